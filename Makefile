@@ -1,0 +1,49 @@
+# make demo: the main job. make test: the tests. Both make .venv and install first; a second call is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+POLYCLINIC_DATA ?= $(wildcard $(abspath ../shared/data))
+export POLYCLINIC_DATA
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: install demo test slow check lint types format generate clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/polyclinic run --compare
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: lint types
+	$(BIN)/python -m pytest -m 'not slow and not flower' -n 2 -q tests/privacy tests/ehr tests/evaluation
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --diff . || true
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+
+generate: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

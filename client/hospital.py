@@ -1,0 +1,127 @@
+"""One hospital as the ClientApp sees it: where its records, policy, ledger and random streams come from.
+
+A real hospital is described by the ``hospital.toml`` that its SuperNode's node-config names; whatever a message says,
+its records, policy and ledger are its own and its noise comes from the operating system. A simulated hospital is one
+partition of a dataset; its ledger lies in the run's folder and its streams follow the run's seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+
+from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Shard, build_shard
+from polyclinic.ehr.sources import read_records
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.messages import Request
+from polyclinic.plugins import dataset_named
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """``seed`` is None at a real hospital, whose streams cannot be reproduced."""
+
+    site: str
+    schema: Schema
+    policy: Policy
+    home: Path
+    shard_source: str
+    seed: int | None
+    key: tuple[str, ...]
+
+    def stream(self, purpose: str, round: int) -> Stream:
+        """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
+        return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)
+
+    def ledger(self) -> Ledger:
+        self.home.mkdir(parents=True, exist_ok=True)
+        policy = self.policy
+        return Ledger(
+            self.home / "ledger.sqlite", self.site, policy.budget, policy.delta, policy.accountant, policy.relation,
+            unit=self.schema.unit,
+        )  # fmt: skip
+
+    def shard(self) -> Shard:
+        """The hospital's records, encoded once per process.
+
+        Raises DataError when they do not fit the schema or the policy's smallest shard or delta.
+        """
+        shard = _real_shard(*self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
+        patients = shard.train.patients
+        if patients < self.policy.smallest_shard:
+            raise DataError(
+                f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
+                f"({self.policy.smallest_shard})."
+            )
+        if self.policy.delta >= 1 / patients:
+            raise DataError(
+                f"{self.site}: delta {self.policy.delta:g} is not below 1/patients of this shard; "
+                "choose a smaller delta (at most a tenth of 1/patients is recommended)."
+            )
+        return shard
+
+
+def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
+    """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
+    named = context.node_config.get("hospital")
+    if named is not None:
+        return _real_hospital(Path(str(named)))
+    if "partition-id" not in context.node_config:
+        raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
+    names = simulated_sites(config)
+    if request.site >= len(names):
+        raise ConfigError(f"Message field 'site' is {request.site}; this run has sites 0 to {len(names) - 1}.")
+    if not request.home:
+        raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
+    site = names[request.site]
+    schema = dataset_named(config.dataset).schema
+    return Hospital(site, schema, simulation_policy(config), Path(request.home) / site, config.dataset,
+                    config.seed, _dataset_key(config))  # fmt: skip
+
+
+def simulation_policy(config: RunConfig) -> Policy:
+    """A simulated hospital spends what the run asks and shows its metrics, since its records are public anyway."""
+    return Policy(
+        budget=config.epsilon if config.dp else None, delta=config.delta, smallest_shard=1, smallest_noise_multiplier=0,
+        allow_without_privacy=not config.dp, release_metrics=True, release_predictions=True,
+    )  # fmt: skip
+
+
+def simulated_sites(config: RunConfig) -> list[str]:
+    """The names of the simulated hospitals in order of their index."""
+    return list(_simulated_shards(*_dataset_key(config)))
+
+
+def _dataset_key(config: RunConfig) -> tuple[str, ...]:
+    return (config.dataset, str(config.sites), config.partitioner, str(config.seed), repr(config.alpha))
+
+
+@lru_cache(maxsize=4)
+def _simulated_shards(dataset: str, sites: str, partitioner: str, seed: str, alpha: str) -> dict[str, Shard]:
+    found = dataset_named(dataset)
+    shards = load_shards(found, int(sites), partitioner or found.default_partitioner, int(seed), float(alpha))
+    return {shard.site: shard for shard in shards}
+
+
+def _real_hospital(path: Path) -> Hospital:
+    described = HospitalFile.read(path)
+    folder = path.resolve().parent
+    schema = Schema.from_toml(folder / described.schema_)
+    policy = Policy.build(described.policy, str(path))
+    key = (described.site, str(folder / described.data), str(folder / described.schema_))
+    return Hospital(described.site, schema, policy, folder / described.home, described.data, None, key)
+
+
+@lru_cache(maxsize=1)
+def _real_shard(site: str, data: str, schema_path: str) -> Shard:
+    schema = Schema.from_toml(Path(schema_path))
+    return build_shard(read_records(Path(data), schema), schema, site, source=data)

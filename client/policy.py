@@ -1,0 +1,72 @@
+"""A hospital's own rules. The policy decides what may be spent and what may leave; the server can only ask."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyclinic.errors import ConfigError
+
+
+class Policy(BaseModel):
+    """Defaults are the strict ones of a real hospital; a simulation states its own.
+
+    ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
+    ``release_metrics``: unperturbed losses and test metrics may leave. ``release_predictions``: scores of held-out
+    patients may leave, for pooled curves in a simulation.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True)
+
+    budget: float | None = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    accountant: Literal["pld", "rdp"] = "pld"
+    relation: Literal["add-remove", "replace-one"] = "add-remove"
+    allowed_tasks: tuple[str, ...] = ("classification", "statistics")
+    smallest_shard: int = Field(20, ge=1)
+    smallest_noise_multiplier: float = Field(0.3, ge=0)
+    allow_without_privacy: bool = False
+    release_metrics: bool = False
+    release_predictions: bool = False
+
+    @classmethod
+    def build(cls, values: dict[str, object], source: str) -> Policy:
+        """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{source}: policy key {key!r}: {first['msg']}, got {first['input']!r}.") from None
+
+
+class HospitalFile(BaseModel):
+    """``hospital.toml`` of a real hospital; paths are relative to the file.
+
+    ``data``: CSV or Parquet file, folder or glob; ``schema``: the public schema in TOML; ``home``: folder of the
+    ledger and of what must outlive a message.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    site: str = Field(min_length=1)
+    data: str
+    schema_: str = Field(alias="schema")
+    home: str
+    policy: dict[str, object]
+
+    @classmethod
+    def read(cls, path: Path) -> HospitalFile:
+        """Raises ConfigError when the file is missing, is not TOML, or lacks a key."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ConfigError(f"The hospital file {path} does not exist; node-config 'hospital' must name one.") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"The hospital file {path} is not valid TOML: {error}.") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"{path}: key {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None

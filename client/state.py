@@ -1,0 +1,38 @@
+"""What a site keeps between rounds (its optimizer's tensors), in files beside its ledger.
+
+Files are named by the round that wrote them, so a round that is run again after a crash starts from the state
+that the round before it left, not from its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_state(home: Path, run: str, round: int) -> Arrays:
+    """The newest state written before ``round`` of ``run``; empty if there is none."""
+    earlier = [(number, path) for number, path in _files(home, run) if number < round]
+    return load_file(max(earlier)[1]) if earlier else {}
+
+
+def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
+    """Write the state after ``round`` and forget all but the round before it. Atomic: a torn file is never seen."""
+    if not state:
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    target = home / f"optimizer-{run}-{round:06d}.safetensors"
+    partial = target.with_suffix(".partial")
+    save_file(state, partial)
+    partial.replace(target)
+    for number, path in _files(home, run):
+        if number < round - 1:
+            path.unlink(missing_ok=True)
+
+
+def _files(home: Path, run: str) -> list[tuple[int, Path]]:
+    return [(int(path.stem.rsplit("-", 1)[1]), path) for path in home.glob(f"optimizer-{run}-*.safetensors")]

@@ -1,0 +1,270 @@
+"""The commands. Each reads its input, calls the library, and prints a table or JSON; the work is done elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import polyclinic
+from polyclinic.cli.terminal import Json, console, print_json
+from polyclinic.config import RunConfig, parse_value, read_toml
+from polyclinic.errors import ConfigError
+
+app = typer.Typer(
+    name="polyclinic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Federated learning for health records, with an epsilon that is true.",
+)  # fmt: skip
+datasets_app = typer.Typer(help="Datasets by name: what there is, what one holds, and fetching its files.")
+ledger_app = typer.Typer(no_args_is_help=True, help="A hospital's privacy ledger.")
+flower_app = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
+app.add_typer(datasets_app, name="datasets")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(flower_app, name="flower")
+
+Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polyclinic {polyclinic.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Federated learning for health records, with an epsilon that is true."""
+
+
+@app.command()
+def run(
+    config: Config = None,
+    sets: Set = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Target delta.")] = None,
+    no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False,
+    strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task by name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train one model over several hospitals; without arguments, the embedded default."""
+    from polyclinic.cli.live import LiveProgress, privacy_sentence, result_table
+    from polyclinic.federation import Federation
+
+    flags = {
+        "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
+        "task": task, "seed": seed, "workers": workers, "out": out,
+    }  # fmt: skip
+    given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})
+    screen = console(as_json)
+    if resume is not None and (config is not None or sets or given or compare):
+        raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
+    with LiveProgress(screen) as progress:
+        if resume is not None:
+            result = Federation.resume(resume, progress=progress)
+        else:
+            resolved = RunConfig.build(read_toml(config) if config else {}, _assignments(sets), given)
+            result = Federation.from_config(resolved).run(progress=progress, comparison=compare)
+    if as_json:
+        print_json(result.summary)
+        return
+    _print_result(screen, result.summary, result_table, privacy_sentence)
+    screen.print(f"Run folder: {result.path}\nReport:     {result.path / 'report.html'}", soft_wrap=True)
+
+
+def _print_result(screen: Any, summary: dict[str, Any], table: Any, sentence: Any) -> None:
+    screen.print(table(summary))
+    screen.print(sentence(summary))
+    for drop in summary["dropouts"]:
+        screen.print(f"[yellow]Dropped out[/] in round {drop['round']}: {drop['site']}: {drop['reason']}", soft_wrap=True)
+    for note in summary["notes"]:
+        screen.print(f"[dim]{note}[/]")
+
+
+def _assignments(sets: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in sets or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"-c takes KEY=VALUE, not {text!r}.")
+        found[key.strip()] = parse_value(value.strip())
+    return found
+
+
+@app.command()
+def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: Json = False) -> None:
+    """Print a finished run."""
+    from polyclinic.cli.live import privacy_sentence, result_table
+    from polyclinic.federation import RunResult
+
+    result = RunResult.read(run)
+    if as_json:
+        print_json(result.summary)
+    else:
+        _print_result(console(), result.summary, result_table, privacy_sentence)
+
+
+@app.command()
+def account(
+    sample_rate: Annotated[float, typer.Option(help="Probability that a patient is in a batch.")],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    delta: Annotated[float, typer.Option(help="Target delta.")],
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise over sensitivity; give this or --target-epsilon.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
+    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    as_json: Json = False,
+) -> None:
+    """The epsilon of DP-SGD, or the noise that a target epsilon needs."""
+    from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, epsilon
+
+    if (noise_multiplier is None) == (target_epsilon is None):
+        raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")
+    if noise_multiplier is None:
+        assert target_epsilon is not None
+        noise_multiplier = calibrate_noise_multiplier(
+            target_epsilon, delta, lambda sigma: dpsgd_event(sample_rate, sigma, steps), accountant, relation  # type: ignore[arg-type]
+        )
+    found = epsilon(dpsgd_event(sample_rate, noise_multiplier, steps), delta, accountant, relation)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"epsilon": found, "delta": delta, "noise_multiplier": noise_multiplier, "sample_rate": sample_rate,
+                    "steps": steps, "accountant": accountant, "relation": relation})  # fmt: skip
+        return
+    console().print(
+        f"ε = {found:.4f} at δ = {delta:g} ({relation}, {accountant.upper()}): "
+        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {noise_multiplier:.4f}"
+    )
+
+
+@datasets_app.callback(invoke_without_command=True)
+def datasets(context: typer.Context, as_json: Json = False) -> None:
+    """List the datasets."""
+    if context.invoked_subcommand is None:
+        _list_datasets(as_json)
+
+
+@datasets_app.command("list")
+def datasets_list(as_json: Json = False) -> None:
+    """List the datasets."""
+    _list_datasets(as_json)
+
+
+def _list_datasets(as_json: bool) -> None:
+    from polyclinic.plugins import dataset_named, plugins
+
+    found = [dataset_named(plugin.name) for plugin in plugins() if plugin.group == "datasets"]
+    rows = [{"name": d.name, "sites": len(d.natural_sites) or d.default_sites, "patients": d.patients, "rows": d.rows,
+             "available": d.available(), "licence": d.licence} for d in found]  # fmt: skip
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=None)
+    for heading in ("name", "sites", "patients", "rows", "available", "licence"):
+        table.add_column(heading, justify="left" if heading in ("name", "licence", "available") else "right")
+    for row in rows:
+        table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
+    console().print(table)
+
+
+@datasets_app.command("show")
+def datasets_show(name: str, as_json: Json = False) -> None:
+    """Describe one dataset: task, hospitals, columns with their public bounds, licence, citation."""
+    from polyclinic.plugins import dataset_named
+
+    found = dataset_named(name)
+    if as_json:
+        print_json({"name": found.name, "title": found.title, "sites": list(found.natural_sites), "patients": found.patients,
+                    "rows": found.rows, "available": found.available(), "licence": found.licence,
+                    "citation": found.citation, "description": found.description, "schema": found.schema.as_dict()})  # fmt: skip
+        return
+    screen = console()
+    screen.print(f"[bold]{found.title}[/] ({found.name})\n{found.description}")
+    screen.print(f"Licence: {found.licence}\nCite: {found.citation}\nSites: {', '.join(found.natural_sites) or 'none of its own'}")
+    table = Table(box=None)
+    for heading in ("column", "kind", "role", "unit", "public bounds or categories"):
+        table.add_column(heading)
+    for column in found.schema.columns:
+        public = f"{column.bounds[0]:g} to {column.bounds[1]:g}" if column.bounds else ", ".join(column.categories)
+        table.add_row(column.name, column.kind, column.role, column.unit, public)
+    screen.print(table)
+
+
+@datasets_app.command("fetch")
+def datasets_fetch(name: str, as_json: Json = False) -> None:
+    """Bring a dataset's files here, checked by sha256."""
+    from polyclinic.plugins import dataset_named
+
+    found = dataset_named(name)
+    path = found.fetch() if found.fetch is not None else None
+    if as_json:
+        print_json({"name": found.name, "path": str(path) if path else None})
+    else:
+        console().print(f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch.")
+
+
+@ledger_app.command("show")
+def ledger_show(path: Path, as_json: Json = False) -> None:
+    """Print a ledger: what was spent, of what budget, on what."""
+    from polyclinic.privacy.ledger import Ledger
+
+    statement = Ledger.read(path).statement()
+    if as_json:
+        print_json(statement)
+        return
+    screen = console()
+    budget = "unlimited" if statement["budget"] is None else f"{statement['budget']:g}"
+    screen.print(f"[bold]{statement['site']}[/]: ε = {statement['epsilon']:.4f} of {budget} at δ = {statement['delta']:g}; "
+                 + ("the record is intact" if statement["intact"] else "[bold red]the record has been altered[/]"))  # fmt: skip
+    table = Table(box=None)
+    for heading in ("seq", "run", "round", "purpose"):
+        table.add_column(heading)
+    for event in statement["events"]:
+        table.add_row(*(str(event[name]) for name in ("seq", "run", "round", "purpose")))
+    screen.print(table)
+
+
+@app.command()
+def plugins(as_json: Json = False) -> None:
+    """List every name that the configuration knows, and the package that brings it."""
+    from polyclinic.plugins import plugins as found
+
+    if as_json:
+        print_json([{"group": p.group, "name": p.name, "package": p.package} for p in found()])
+        return
+    table = Table(box=None)
+    for heading in ("group", "name", "package"):
+        table.add_column(heading)
+    for plugin in found():
+        table.add_row(plugin.group, plugin.name, plugin.package)
+    console().print(table)
+
+
+@flower_app.command("run")
+def flower_run(
+    app_dir: Annotated[Path, typer.Argument(help="Folder of the Flower app: a clone of Polyclinic.")] = Path(),
+    sets: Set = None,
+    as_json: Json = False,
+) -> None:
+    """`flwr run` with the right environment, the true exit status, and the local SuperLink stopped after."""
+    from polyclinic.cli.flower import run_under_flower
+    from polyclinic.cli.live import privacy_sentence, result_table
+
+    result = run_under_flower(app_dir, _assignments(sets), console(as_json))
+    if as_json:
+        print_json(result.summary)
+    else:
+        _print_result(console(), result.summary, result_table, privacy_sentence)
+        console().print(f"Run folder: {result.path}", soft_wrap=True)

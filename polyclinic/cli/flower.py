@@ -1,0 +1,135 @@
+"""``polyclinic flower run``: Flower's own runtime for one run, started, watched and stopped.
+
+``flwr run`` leaves its SuperLink running, exits 0 when a run failed, and by default installs the app's dependencies
+anew; here a private SuperLink serves one run, and the result is read from the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.federation import RunResult
+from polyclinic.plugins import dataset_named
+
+_START_SECONDS = 60.0
+
+
+def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> RunResult:
+    """Submit the Flower app in ``app_dir`` to a SuperLink of its own and wait for its end.
+
+    Raises ConfigError for a folder that is no Flower app or a bad key, PolyclinicError with Flower's status when the
+    run did not complete.
+    """
+    if not (app_dir / "pyproject.toml").is_file():
+        raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml; give the folder of a clone.")
+    config = RunConfig.build(values)
+    sites = config.sites or dataset_named(config.dataset).default_sites
+    with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
+        given = values | {"out": str(Path(config.out).expanduser().resolve())}
+        note = Path(given["out"]) / "latest.txt"
+        note.unlink(missing_ok=True)
+        environment = flower_environment(Path(home))
+        with _superlink(Path(home), environment) as address:
+            (Path(home) / "config.toml").write_text(
+                f'[superlink]\ndefault = "run"\n[superlink.run]\naddress = "{address}"\ninsecure = true\n', encoding="utf-8"
+            )
+            lines = _stream(app_dir, given, sites, environment, screen)
+            status, details = _status(environment)
+        if status != "finished:completed":
+            said = next((line.split("Polyclinic: ", 1)[1] for line in reversed(lines) if "ERROR" in line and "Polyclinic: " in line), "")
+            raise PolyclinicError(said or f"The Flower run ended as {status}: {details or 'no details given'}.")
+        return RunResult.read(note.read_text(encoding="utf-8"))
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The process environment that keeps Flower offline and its files in ``home``."""
+    # Flower's console scripts are beside this Python, which may not be on PATH.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return os.environ | {
+        "PATH": path, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _superlink(home: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A SuperLink for simulations on a free port of the loopback, stopped with all its children."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = home / "superlink.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1",
+             "--port", str(port), "--disable-runtime-dependency-installation"],
+            env=environment, cwd=home, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise PolyclinicError(f"Flower's SuperLink did not start: {log.read_text(errors='replace')[-400:].strip()}")
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _stream(app_dir: Path, values: dict[str, Any], sites: int, environment: dict[str, str], screen: Console) -> list[str]:
+    """Submit and follow the run; Polyclinic's own log lines are the progress shown."""
+    overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
+    command = ["flwr", "run", str(app_dir.resolve()), "run", "--stream", "--run-config", overrides,
+               "--federation-config", f"num-supernodes={sites} client-resources-num-cpus=1"]  # fmt: skip
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if "Polyclinic: " in line or "Round " in line:
+            screen.print(line.rstrip(), markup=False, soft_wrap=True)
+    if process.wait() != 0:
+        raise PolyclinicError(f"Flower refused the run: {' '.join(' '.join(lines[-8:]).split())}")
+    return lines
+
+
+def _status(environment: dict[str, str]) -> tuple[str, str]:
+    """Flower's own word on the newest run; its exit code says nothing."""
+    for _ in range(40):
+        listed = subprocess.run(["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True)
+        try:
+            run = json.loads(listed.stdout)["runs"][0]
+        except (json.JSONDecodeError, KeyError, IndexError):
+            raise PolyclinicError(f"Flower does not list the run: {listed.stdout[-300:]}{listed.stderr[-300:]}") from None
+        if str(run["status"]).startswith("finished"):
+            return str(run["status"]), str(run.get("status-details", ""))
+        time.sleep(0.5)
+    return str(run["status"]), "it is still going on"

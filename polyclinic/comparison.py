@@ -1,0 +1,46 @@
+"""The same hospitals, trained without privacy and each alone: what federation gains and what privacy costs.
+
+Only for simulations: these are extra trainings on the same patients, which no budget of the run covers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polyclinic.config import RunConfig
+from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.sites import Site
+from polyclinic.sim.grid import LocalGrid
+
+
+def compare(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], sites: tuple[Site, ...]) -> dict[str, Any]:
+    """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone`` (same budget, no federation)."""
+    open_config = config.model_copy(update={"dp": False})
+    without = _last(_run(open_config, grid_for, lambda site: True))
+    alone: dict[str, Any] = {}
+    for site in sites:
+        rows = _last(_run(config.model_copy(update={"min_sites": 1}), grid_for, lambda other, name=site.name: other.name == name))
+        alone[site.name] = rows.get(site.name, {})
+    return {
+        "without_dp": {
+            "pooled": without.get("pooled", {}),
+            "sites": {name: row for name, row in without.items() if name not in ("pooled", "macro")},
+        },
+        "alone": {"sites": alone},
+    }
+
+
+def _run(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], choose: Callable[[Site], bool]) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="polyclinic-") as home, grid_for(config) as grid:
+        return federate(grid, config, "comparison", Path(home), choose=choose)
+
+
+def _last(outcome: Outcome) -> dict[str, dict[str, float | None]]:
+    return {
+        row["site"]: {name: row[name] for name in ("auroc", "accuracy", "loss")}
+        for row in outcome.state.rows
+        if row["round"] == outcome.state.round
+    }

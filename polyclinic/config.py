@@ -1,0 +1,168 @@
+"""The configuration of a run: one model that TOML files, ``-c``, flags and Flower's run-config all fill.
+
+Keys are written with dashes outside Python (``sample-rate``) and with underscores inside. Every value is checked
+here, before a hospital is contacted, so a wrong key or an impossible value costs no privacy.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from polyclinic.errors import ConfigError, nearest
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """Everything that decides a run's result. Immutable; every field has a default that works."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_dashed, populate_by_name=True)
+
+    dataset: str = Field("breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`.")
+    sites: int = Field(0, ge=0, description="Number of hospitals; 0 takes the dataset's own number.")
+    partitioner: str = Field(
+        "", description="How records are dealt to hospitals: natural, column:NAME, iid, dirichlet, quantity, "
+        "label-quantity or feature-shift; empty takes the dataset's own."
+    )
+    alpha: Positive = Field(1.0, description="Dirichlet concentration of the skewed partitioners; smaller is more skewed.")
+    task: Literal["classification"] = Field("classification", description="What a hospital does with its shard.")
+    model: str = Field("logistic", description="logistic, mlp, or `package.module:Name`.")
+    hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
+    strategy: str = Field("fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`.")
+    strategy_options: str = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
+    fraction_train: Rate = Field(1.0, description="Share of the hospitals sampled for each round.")
+    min_sites: int = Field(1, ge=1, description="A round with fewer valid replies fails the run.")
+    rounds: int = Field(15, ge=1, description="Federated rounds.")
+    local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
+    sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="The hospitals' optimizer: DP-SGD or DP-Adam.")
+    learning_rate: Positive = Field(0.5, description="The hospitals' learning rate.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
+    proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
+    dp: bool = Field(True, description="Train with differential privacy.")
+    epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
+    delta: float = Field(1e-3, gt=0, lt=1, description="Target delta; must be below 1/patients at every hospital.")
+    max_grad_norm: Positive = Field(1.0, description="Each patient's gradient is clipped to this L2 norm.")
+    standardise: bool = Field(True, description="Standardise features over all hospitals before training.")
+    statistics_share: float = Field(
+        0.1, ge=0, lt=1, description="Share of epsilon paid for the statistics that standardise features and count patients."
+    )
+    patients_per_site: int = Field(
+        0, ge=0, description="A public count that sets the batch divisor where statistics are not paid for; 0 = none."
+    )
+    seed: int = Field(0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system.")
+    workers: int = Field(1, ge=1, description="Processes that train hospitals side by side; results do not depend on it.")
+    timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
+    out: str = Field("runs", description="Folder in which the run's folder is made.")
+
+    @field_validator("hidden")
+    @classmethod
+    def _widths(cls, value: str) -> str:
+        if not all(part.strip().isdigit() and int(part) > 0 for part in value.split(",")):
+            raise ValueError("must be positive whole numbers separated by commas, as in '32' or '64,32'")
+        return value
+
+    @field_validator("partitioner")
+    @classmethod
+    def _partitioner(cls, value: str) -> str:
+        from polyclinic.ehr.partition import PARTITIONERS
+
+        known = [name for name in PARTITIONERS if not name.startswith("column:")]
+        if value and value not in known and not (value.startswith("column:") and len(value) > len("column:")):
+            raise ValueError(f"must be one of {', '.join(known)} or column:NAME.{nearest(value, known)}")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> RunConfig:
+        paid = self.standardise and self.statistics_share > 0
+        if self.dp and self.standardise and self.statistics_share == 0:
+            raise ValueError(
+                "statistics-share is 0 but standardise is true: statistics of private records must be paid for; "
+                "give statistics-share a value above 0 and below 1, or set standardise to false"
+            )
+        if self.dp and not paid and self.patients_per_site == 0:
+            raise ValueError(
+                "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
+                "give patients-per-site a positive whole number"
+            )
+        return self
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.hidden.split(","))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The strategy's keyword arguments. Raises ConfigError when the text is not ``key=value`` pairs."""
+        return {key.replace("-", "_"): value for key, value in parse_assignments(self.strategy_options).items()}
+
+    def flat(self) -> dict[str, bool | int | float | str]:
+        """Dashed keys to plain values, as Flower's run-config carries them."""
+        return dict(self.model_dump(by_alias=True))
+
+    @classmethod
+    def build(cls, *layers: Mapping[str, Any]) -> RunConfig:
+        """The configuration from layers of dashed or underscored keys, later layers first in rank.
+
+        Raises ConfigError with the key, its value, what is allowed and the nearest known name.
+        """
+        known = {_dashed(name) for name in cls.model_fields}
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            for key, value in layer.items():
+                name = _dashed(key)
+                if name not in known:
+                    raise ConfigError(f"Unknown configuration key {key!r}.{nearest(name, known)}")
+                merged[name] = value
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            raise ConfigError(_sentence(error)) from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if not first["loc"]:
+        return f"Impossible configuration: {message}."
+    return f"Configuration key {_dashed(str(first['loc'][0]))!r} has the value {first['input']!r}, which {message}."
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a TOML configuration file. Raises ConfigError if it is missing or is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"The configuration file {path} does not exist.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
+
+
+def parse_assignments(text: str) -> dict[str, Any]:
+    """``"a=1, b='x'"`` as ``{"a": 1, "b": "x"}``; bare words are text. Raises ConfigError on anything else."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{part!r} is not of the form key=value.")
+        found[key.strip()] = parse_value(value.strip())
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,75 @@
+"""The list of built-in datasets, and any of them as the shards of simulated or natural hospitals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.checks import Bools, class_numbers
+from polyclinic.ehr.datasets import breast_cancer, heart_disease, trial
+from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.partition import check_partitioner, partition
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Shard, build_shard, patient_ids
+from polyclinic.ehr.split import split_position
+from polyclinic.errors import ConfigError
+
+TEST_FRACTION = 0.25
+
+
+def builtin() -> dict[str, Dataset]:
+    """The datasets that come with Polyclinic, by name."""
+    datasets = (breast_cancer.DATASET, heart_disease.DATASET, heart_disease.DATASET_920, trial.DATASET)
+    return {dataset.name: dataset for dataset in datasets}
+
+
+def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float) -> list[Shard]:
+    """One shard for each site, sorted by site name; the same for the same arguments.
+
+    sites: for partitioner "natural" the first so many natural sites, 0 for all of them (or, for a simulated dataset,
+    its default number); for "column:NAME" alike; for the others 1 or more. A fixed split of the dataset holds with its
+    natural sites; otherwise patients are split by the hash of their ids, and where a small site would be left without
+    a test patient, or without a class in train, the patient nearest to the threshold changes sides.
+    Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
+    """
+    check_partitioner(partitioner)
+    natural = partitioner == "natural"
+    if sites < 0 or (sites == 0 and not natural and not partitioner.startswith("column:")):
+        raise ConfigError(f"sites is {sites}; it must be 1 or more (0 only with partitioner 'natural', for all).")
+    if natural and not dataset.natural_sites:
+        raise ConfigError(
+            f"Dataset {dataset.name!r} has no natural sites; choose another partitioner, such as "
+            f"{dataset.default_partitioner!r}."
+        )
+    if natural and dataset.generate is None and sites > len(dataset.natural_sites):
+        raise ConfigError(f"sites is {sites}, but dataset {dataset.name!r} has {len(dataset.natural_sites)} hospitals.")
+    if dataset.generate is not None:
+        number = (sites or dataset.default_sites) if natural else dataset.default_sites
+        records = dataset.generate(number, number * dataset.patients // dataset.default_sites, seed)
+    else:
+        records = dataset.load()
+    tables = partition(records, dataset.schema, partitioner, sites, seed, alpha)
+    fixed = dataset.fixed_split if natural else None
+    return [_shard(tables[site], dataset.schema, site, fixed) for site in sorted(tables)]
+
+
+def _shard(records: pd.DataFrame, schema: Schema, site: str, fixed_split: str | None) -> Shard:
+    split = (records[fixed_split] == "test").to_numpy(dtype=bool) if fixed_split else hash_split(records, schema)
+    # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
+    return build_shard(records, schema, site, split=split, allow_one_class=fixed_split is not None)
+
+
+def hash_split(records: pd.DataFrame, schema: Schema, fraction: float = TEST_FRACTION) -> Bools:
+    """(rows,) True for test rows: the split of ``build_shard``, repaired where it leaves a tiny site unusable."""
+    ids = np.array(patient_ids(records, schema, "records"), dtype=object)
+    position = np.array([split_position(patient) for patient in ids])
+    test = position < fraction
+    labels = class_numbers(records, schema.label, "records")
+    for label in np.unique(labels):
+        members = labels == label
+        if test[members].all():
+            test = test & (position != position[members].max())
+    if not test.any():
+        # From the largest class, so that train keeps every class it has.
+        test = position == position[labels == np.argmax(np.bincount(labels))].min()
+    return np.asarray(test, dtype=bool)

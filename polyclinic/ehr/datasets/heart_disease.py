@@ -1,0 +1,246 @@
+"""UCI Heart Disease: four hospitals, 920 patients; as FLamby's 740-row recipe, or with every row and missing cells.
+
+Files come from $POLYCLINIC_DATA/heart_uci or from the user's download cache, and are checked by their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import DataError
+
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+#: site name -> (file, SHA-256), in the order of FLamby's centres.
+FILES = {
+    "cleveland": (
+        "processed.cleveland.data",
+        "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    ),
+    "hungary": (
+        "processed.hungarian.data",
+        "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    ),
+    "switzerland": (
+        "processed.switzerland.data",
+        "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    ),
+    "long-beach": (
+        "processed.va.data",
+        "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+    ),
+}
+SITES = tuple(FILES)
+
+_RAW = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
+_CODES = {
+    "cp": {1: "typical-angina", 2: "atypical-angina", 3: "non-anginal", 4: "asymptomatic"},
+    "restecg": {0: "normal", 1: "st-t-abnormality", 2: "lv-hypertrophy"},
+    "slope": {1: "upsloping", 2: "flat", 3: "downsloping"},
+    "thal": {3: "normal", 6: "fixed-defect", 7: "reversible-defect"},
+}
+
+
+# Bounds are what is physiologically plausible in an adult (or what the instrument can show), not the data's extremes:
+# ages 18 to 100; a systolic pressure up to a hypertensive crisis; cholesterol up to that of familial
+# hypercholesterolaemia; heart rates on exertion; ST depression up to a few millimetres either way. Lower bounds of 0
+# for pressure and cholesterol admit the zeros that hospitals wrote for "not measured" and FLamby's recipe keeps.
+def _schema(name: str, complete: bool) -> Schema:
+    def column(key: str, description: str, unit: str = "", bounds: tuple[float, float] | None = None) -> Column:
+        listed = {"cp": "categorical", "restecg": "categorical", "thal": "categorical", "slope": "ordinal"}
+        kind = listed.get(key, "binary" if bounds is None else "integer" if key == "ca" else "continuous")
+        nullable = not complete and key not in ("age", "sex", "cp")
+        return Column.model_validate(
+            {
+                "name": key,
+                "kind": kind,
+                "unit": unit,
+                "bounds": bounds,
+                "categories": tuple(_CODES.get(key, {}).values()),
+                "nullable": nullable,
+                "drop_first": kind == "categorical" and not nullable,
+                "description": description,
+            }
+        )
+
+    features = [
+        column("age", "age at admission", "years", (18.0, 100.0)),
+        column("sex", "1 male, 0 female"),
+        column("cp", "type of chest pain"),
+        column("trestbps", "resting blood pressure", "mmHg", (0.0, 250.0)),
+        column("chol", "serum cholesterol", "mg/dl", (0.0, 700.0)),
+        column("fbs", "fasting blood sugar above 120 mg/dl"),
+        column("restecg", "resting electrocardiogram"),
+        column("thalach", "largest heart rate on exertion", "beats/min", (40.0, 220.0)),
+        column("exang", "angina on exertion"),
+        column("oldpeak", "ST depression on exertion relative to rest", "mm", (-5.0, 10.0)),
+    ]
+    if not complete:
+        features += [
+            column("slope", "slope of the ST segment at peak exertion"),
+            column("ca", "major vessels coloured by fluoroscopy", "", (0.0, 3.0)),
+            column("thal", "thallium scan"),
+        ]
+    patient = Column(name="patient", kind="categorical", role="patient_id")
+    site = Column(name="site", kind="categorical", role="site")
+    label = Column(name="disease", kind="binary", role="label", description="1 if a vessel is narrowed by over 50 %")
+    return Schema(name=name, columns=(patient, site, *features, label))
+
+
+SCHEMA = _schema("heart-disease", complete=True)
+SCHEMA_920 = _schema("heart-disease-920", complete=False)
+
+
+def _cache() -> Path:
+    import pooch
+
+    return Path(pooch.os_cache("polyclinic")) / "heart_uci"
+
+
+def folder() -> Path | None:
+    """The folder that holds all four files: $POLYCLINIC_DATA/heart_uci, else the download cache, else None."""
+    declared = os.environ.get("POLYCLINIC_DATA")
+    places = [Path(declared) / "heart_uci"] if declared else []
+    for place in (*places, _cache()):
+        if all((place / file).is_file() for file, _ in FILES.values()):
+            return place
+    return None
+
+
+def is_available() -> bool:
+    """Whether the files are at hand."""
+    return folder() is not None
+
+
+def fetch(url: str = URL, target: Path | None = None) -> Path:
+    """The folder with the four files, downloaded from UCI to the user's cache where missing; raises DataError."""
+    import pooch
+
+    target = target or _cache()
+    for file, digest in FILES.values():
+        try:
+            pooch.retrieve(f"{url}{file}", known_hash=f"sha256:{digest}", fname=file, path=target)
+        except (OSError, ValueError) as error:
+            reason = type(error).__name__
+            raise DataError(
+                f"{file} could not be downloaded from {url} ({reason}); go online, or set POLYCLINIC_DATA to a folder "
+                "whose subfolder heart_uci holds the four processed.*.data files."
+            ) from None
+    return target
+
+
+@lru_cache(maxsize=4)
+def _parsed(place: Path) -> pd.DataFrame:
+    """All 920 rows as numbers, '?' as NaN, with patient, site and disease."""
+    frames = []
+    for site, (file, digest) in FILES.items():
+        content = (place / file).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise DataError(f"{place / file} is not UCI's file (its SHA-256 differs); delete it and download it anew.")
+        rows = pd.read_csv(place / file, header=None, names=[*_RAW, "num"], na_values="?")
+        rows.insert(0, "patient", [f"{site}-{row + 1}" for row in range(len(rows))])
+        rows.insert(1, "site", site)
+        frames.append(rows)
+    records = pd.concat(frames, ignore_index=True)
+    records["disease"] = (records.pop("num") > 0).astype("int64")
+    return records
+
+
+def _raw() -> pd.DataFrame:
+    place = folder()
+    if place is None:
+        raise DataError(
+            "The heart-disease files are not at hand; download them once (Dataset.fetch, needs the network), or set "
+            "POLYCLINIC_DATA to a folder whose subfolder heart_uci holds the four processed.*.data files."
+        )
+    return _parsed(place).copy()
+
+
+def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    for name, names in _CODES.items():
+        if name in records:
+            records[name] = records[name].map(names).astype(object)
+    return records[[column.name for column in schema.columns]].copy()
+
+
+def load() -> pd.DataFrame:
+    """740 records of FLamby's recipe (complete in the first ten columns), with its split in the column ``split``.
+
+    FLamby (Ogier du Terrail et al. 2022), fed_heart_disease: slope, ca and thal dropped, then rows with a missing cell;
+    in each centre 66 % train by scikit-learn's train_test_split with seed 43, stratified where every class has more
+    than two rows. Cholesterol 0 is kept.
+    """
+    from sklearn.model_selection import train_test_split
+
+    raw = _raw().drop(columns=["slope", "ca", "thal"])
+    raw = raw[raw.notna().all(axis=1)].reset_index(drop=True)
+    split = np.full(len(raw), "train", dtype=object)
+    for site in SITES:
+        rows = np.flatnonzero(raw["site"] == site)
+        label = raw["disease"].to_numpy()[rows]
+        counts = np.unique(label, return_counts=True)[1]
+        _, test = train_test_split(
+            np.arange(len(rows)),
+            train_size=0.66,
+            test_size=0.34,
+            random_state=43,
+            shuffle=True,
+            stratify=label if (counts > 2).all() else None,
+        )
+        split[rows[test]] = "test"
+    records = _named(raw, SCHEMA)
+    records["split"] = split
+    return records
+
+
+def load_920() -> pd.DataFrame:
+    """All 920 records; a cholesterol or resting pressure of 0 (not measured) is missing."""
+    raw = _raw()
+    measured = ["chol", "trestbps"]
+    raw[measured] = raw[measured].where(raw[measured] > 0)
+    return _named(raw, SCHEMA_920)
+
+
+_LICENCE = "CC BY 4.0"
+_CITATION = "Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI Machine Learning Repository, doi:10.24432/C52P4X"
+
+DATASET = Dataset(
+    name="heart-disease",
+    title="UCI Heart Disease, FLamby's recipe",
+    description="Coronary disease in four hospitals: the 740 patients and the split of FLamby's Fed-Heart-Disease.",
+    schema=SCHEMA,
+    licence=_LICENCE,
+    citation=_CITATION,
+    patients=740,
+    rows=740,
+    default_sites=4,
+    default_partitioner="natural",
+    natural_sites=SITES,
+    load=load,
+    available=is_available,
+    fetch=fetch,
+    fixed_split="split",
+)
+DATASET_920 = Dataset(
+    name="heart-disease-920",
+    title="UCI Heart Disease, every patient",
+    description="Coronary disease in four hospitals: all 920 patients, with missing cells and three more columns.",
+    schema=SCHEMA_920,
+    licence=_LICENCE,
+    citation=_CITATION,
+    patients=920,
+    rows=920,
+    default_sites=4,
+    default_partitioner="natural",
+    natural_sites=SITES,
+    load=load_920,
+    available=is_available,
+    fetch=fetch,
+)

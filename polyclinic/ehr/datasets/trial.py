@@ -1,0 +1,132 @@
+"""A SIMULATED two-arm blood pressure trial in any number of hospitals; no record is of a real person.
+
+Each participant has twelve monthly visits with systolic and diastolic pressure and the number of medicines; hospitals
+differ in size, case mix, effect of treatment and missed visits. The label is whether the pressure is controlled (below
+130 mmHg systolic) at the close-out visit after the twelve, whose measurements are not in the records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError
+
+VISITS = 12
+DEFAULT_SITES = 8
+PATIENTS_PER_SITE = 200
+#: Controlled: systolic pressure at close-out below this, in mmHg.
+CONTROLLED_BELOW = 130.0
+
+# Bounds: what a clinic would accept as a reading, and what an eligibility rule would state.
+SCHEMA = Schema(
+    name="trial",
+    columns=(
+        Column(name="patient", kind="categorical", role="patient_id"),
+        Column(name="site", kind="categorical", role="site"),
+        Column(name="intensive", kind="binary", description="1 intensive arm, 0 standard arm"),
+        Column(name="age", kind="integer", unit="years", bounds=(40.0, 90.0)),
+        Column(name="male", kind="binary"),
+        Column(name="diabetes", kind="binary"),
+        Column(name="sbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(60.0, 240.0), nullable=True),
+        Column(name="dbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(30.0, 150.0), nullable=True),
+        Column(name="medicines", kind="trajectory", steps=VISITS, bounds=(0.0, 8.0), nullable=True),
+        Column(name="controlled", kind="binary", role="label", description="1 if controlled at close-out"),
+    ),
+)
+
+Floats = NDArray[np.float64]
+
+
+def generate_trial(sites: int, patients: int, seed: int) -> pd.DataFrame:
+    """A simulated trial as one table: ``patients`` rows in all, each with its hospital's name in ``site``.
+
+    The same table for the same arguments. Raises ConfigError unless 1 <= sites <= patients and seed >= 0.
+    """
+    if sites < 1 or sites > patients:
+        raise ConfigError(f"sites is {sites}; a trial of {patients} patients needs 1 to {patients} sites.")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or greater.")
+    rng = np.random.default_rng(np.random.SeedSequence([seed, *b"trial"]))
+    site = _enrolment(sites, patients, rng)
+    shift = rng.normal(0.0, 4.0, sites)[site]
+    response = rng.normal(1.0, 0.2, sites)[site]
+    missed = rng.uniform(0.03, 0.15, sites)[site]
+    mean_age = rng.normal(66.0, 3.0, sites)[site]
+
+    intensive = rng.integers(0, 2, patients)
+    male = (rng.random(patients) < 0.6).astype(np.int64)
+    diabetes = (rng.random(patients) < 0.3).astype(np.int64)
+    age = np.clip(np.round(rng.normal(mean_age, 8.0)), 40, 90)
+
+    baseline = 142.0 + shift + 0.2 * (age - 66.0) + 3.0 * diabetes + rng.normal(0.0, 10.0, patients)
+    fall = response * (7.0 + 11.0 * intensive) * rng.gamma(6.0, 1.0 / 6.0, patients)
+    progress = 1.0 - np.exp(-np.arange(VISITS + 1) / 4.0)
+    true_sbp = baseline[:, None] - fall[:, None] * progress
+    noise = rng.normal(0.0, 7.0, (patients, VISITS + 1))
+    sbp = np.clip(np.round(true_sbp + noise), 60, 240)
+    dbp = np.clip(np.round(0.45 * sbp + 16.0 - 0.15 * (age[:, None] - 66.0) + rng.normal(0, 5, sbp.shape)), 30, 150)
+    started = np.round(1.8 + 0.6 * diabetes + rng.normal(0.0, 0.7, patients))
+    added = (0.4 + 1.2 * intensive)[:, None] * progress + rng.normal(0.0, 0.3, sbp.shape)
+    medicines = np.clip(np.round(started[:, None] + added), 0, 8)
+
+    absent = _missed_visits(missed, rng)
+    width = len(str(sites))
+    columns: dict[str, object] = {
+        "patient": [f"trial-{row + 1:0{len(str(patients))}d}" for row in range(patients)],
+        "site": np.array([f"hospital-{i + 1:0{width}d}" for i in range(sites)], dtype=object)[site],
+        "intensive": intensive,
+        "age": age.astype(np.int64),
+        "male": male,
+        "diabetes": diabetes,
+    }
+    for name, values in (("sbp", sbp), ("dbp", dbp), ("medicines", medicines)):
+        seen = np.where(absent, np.nan, values[:, :VISITS])
+        columns |= {f"{name}_{visit:02d}": seen[:, visit] for visit in range(VISITS)}
+    columns["controlled"] = (sbp[:, VISITS] < CONTROLLED_BELOW).astype(np.int64)
+    return pd.DataFrame(columns)
+
+
+def _enrolment(sites: int, patients: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Each patient's hospital, in order: half of the patients evenly, the others in proportion to hospitals' sizes."""
+    even = np.tile(np.arange(sites), patients // 2 // sites + 1)[: max(sites, patients // 2)]
+    others = rng.choice(sites, size=patients - len(even), p=rng.dirichlet(np.full(sites, 2.0)))
+    return np.sort(np.concatenate([even, others])).astype(np.int64)
+
+
+def _missed_visits(rate: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """(patients, visits): visits missed at random, and 5 % of patients who stay away from some visit on."""
+    patients = len(rate)
+    absent = rng.random((patients, VISITS)) < rate[:, None]
+    last = np.where(rng.random(patients) < 0.05, rng.integers(3, VISITS, patients), VISITS)
+    absent |= np.arange(VISITS) >= last[:, None]
+    absent[:, 0] = False
+    return absent
+
+
+def load() -> pd.DataFrame:
+    """The default trial: 8 hospitals, 1600 patients, seed 0."""
+    return generate_trial(DEFAULT_SITES, DEFAULT_SITES * PATIENTS_PER_SITE, 0)
+
+
+DATASET = Dataset(
+    name="trial",
+    title="Simulated blood pressure trial",
+    description="SIMULATED two-arm trial with twelve monthly visits and hospitals that differ; any number of hospitals "
+    f"of about {PATIENTS_PER_SITE} patients each.",
+    schema=SCHEMA,
+    licence="Apache-2.0 (simulated, no real person)",
+    citation="Polyclinic's own generator (polyclinic.ehr.datasets.trial)",
+    patients=DEFAULT_SITES * PATIENTS_PER_SITE,
+    rows=DEFAULT_SITES * PATIENTS_PER_SITE,
+    default_sites=DEFAULT_SITES,
+    default_partitioner="natural",
+    natural_sites=tuple(f"hospital-{i + 1}" for i in range(DEFAULT_SITES)),
+    load=load,
+    available=lambda: True,
+    simulated=True,
+    generate=generate_trial,
+)

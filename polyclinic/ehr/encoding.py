@@ -1,0 +1,150 @@
+"""Records to tensors and back, as a pure function of the schema: nothing is estimated from the records.
+
+Continuous, integer, ordinal and trajectory cells map affinely from their public bounds to [-1, 1]; binary cells to 0
+and 1; categorical cells to one-hot; code sets to multi-hot. Missing cells stay visible: NaN for numeric and binary
+columns, all zeros for one-hot. Imputation is the model's business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from polyclinic.ehr.checks import Floats, Ints, class_numbers, code_sets, codes, numbers, require_columns
+from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
+from polyclinic.errors import DataError
+
+_DIGITS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Encoded records: x (rows, features) float64, may hold NaN; y (rows,) int64 class numbers, None if unlabelled."""
+
+    x: Floats
+    y: Ints | None
+
+
+def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
+    """The features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
+
+    Raises DataError, naming ``source``, column and data row, for any cell that the schema does not allow.
+    """
+    require_columns(records, schema.features, source)
+    blocks = [_encode_column(records, column, source) for column in schema.features]
+    x = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(records), 0))
+    y = class_numbers(records, schema.label, source) if schema.label.name in records.columns else None
+    return Encoded(x, y)
+
+
+def _encode_column(records: pd.DataFrame, column: Column, source: str) -> Floats:
+    cells = [records[name] for name in column.record_names]
+    if column.kind == "code_set":
+        return code_sets(cells[0], column, source)
+    if column.kind == "categorical":
+        return _one_hot(codes(cells[0], column, source), column)
+    if column.kind == "ordinal" or (column.kind == "binary" and column.categories):
+        ranks = codes(cells[0], column, source).astype(np.float64)
+        values = np.where(ranks < 0, np.nan, ranks)[:, None]
+    else:
+        values = np.stack([numbers(series, column, source) for series in cells], axis=1)
+    if column.kind == "binary":
+        return values
+    low, high = _interval(column)
+    return np.asarray(2.0 * (values - low) / (high - low) - 1.0)
+
+
+def _interval(column: Column) -> tuple[float, float]:
+    if column.kind == "ordinal":
+        return 0.0, float(len(column.categories) - 1)
+    if column.bounds is None:
+        raise DataError(f"Schema column {column.name!r}: kind {column.kind!r} needs public bounds.")
+    return column.bounds
+
+
+def _one_hot(indices: Ints, column: Column) -> Floats:
+    out = np.zeros((len(indices), len(column.categories)))
+    rows = np.flatnonzero(indices >= 0)
+    out[rows, indices[rows]] = 1.0
+    return out[:, 1:] if column.drop_first else out
+
+
+def _encoded_names(column: Column) -> tuple[str, ...]:
+    if column.kind in ("categorical", "code_set"):
+        return tuple(f"{column.name}={value}" for value in column.categories[int(column.drop_first) :])
+    return column.record_names
+
+
+def feature_names(schema: Schema) -> tuple[str, ...]:
+    """One name for each encoded column: ``name``, ``name=category`` or ``name_03`` (a trajectory's step)."""
+    return tuple(name for column in schema.features for name in _encoded_names(column))
+
+
+def standardised_mask(schema: Schema) -> NDArray[np.bool_]:
+    """(features,) True for encoded columns that are numeric, hence to be standardised; False for 0/1 columns."""
+    return np.array([c.kind in NUMERIC_KINDS for c in schema.features for _ in _encoded_names(c)], dtype=bool)
+
+
+def decode(encoded_x: Floats, schema: Schema) -> pd.DataFrame:
+    """Records with the feature columns of the schema, from (rows, features) encoded values.
+
+    Exact for records that ``encode`` accepts: whole numbers and categories always, continuous cells that are written
+    with up to 12 digits relative to their bounds. Any other tensor (a generator's) gives the nearest valid records:
+    values are clipped to the bounds, a one-hot goes to its largest entry. Raises DataError if the width is wrong.
+    """
+    width = len(feature_names(schema))
+    if encoded_x.ndim != 2 or encoded_x.shape[1] != width:
+        raise DataError(f"Encoded records have shape {encoded_x.shape}; schema {schema.name!r} needs (rows, {width}).")
+    columns: dict[str, pd.Series] = {}
+    start = 0
+    for column in schema.features:
+        stop = start + len(_encoded_names(column))
+        columns.update(_decode_column(np.asarray(encoded_x[:, start:stop], dtype=np.float64), column))
+        start = stop
+    return pd.DataFrame(columns)
+
+
+def _decode_column(block: Floats, column: Column) -> dict[str, pd.Series]:
+    if column.kind == "code_set":
+        chosen = np.nan_to_num(block) > 0.5
+        cells = [";".join(c for c, on in zip(column.categories, row, strict=True) if on) for row in chosen.tolist()]
+        return {column.name: pd.Series(cells, dtype=object)}
+    if column.kind == "categorical":
+        return {column.name: _categories(_largest(block, column), column)}
+    if column.kind == "binary":
+        values = np.where(np.isnan(block), np.nan, (block > 0.5).astype(np.float64))
+    else:
+        low, high = _interval(column)
+        values = low + (np.clip(block, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+        values = np.round(values) if column.kind in ("integer", "ordinal") else _tidy(values, low, high)
+        values = np.clip(values, low, high)
+    if column.categories:
+        ranks = np.where(np.isnan(values[:, 0]), -1, np.nan_to_num(values[:, 0])).astype(np.int64)
+        return {column.name: _categories(ranks, column)}
+    dtype = {"integer": "int64", "binary": "int64"}.get(column.kind, "float64")
+    if dtype == "int64" and column.nullable:
+        dtype = "Int64"
+    return {name: pd.Series(values[:, i]).astype(dtype) for i, name in enumerate(column.record_names)}
+
+
+def _largest(block: Floats, column: Column) -> Ints:
+    if column.drop_first:
+        block = np.concatenate([0.5 * np.ones((len(block), 1)), block], axis=1)
+    best: Ints = np.argmax(block, axis=1).astype(np.int64)
+    if column.nullable:
+        best[block.max(axis=1) < 0.5 / block.shape[1]] = -1
+    return best
+
+
+def _categories(indices: Ints, column: Column) -> pd.Series:
+    return pd.Series([column.categories[i] if i >= 0 else None for i in indices.tolist()], dtype=object)
+
+
+def _tidy(values: Floats, low: float, high: float) -> Floats:
+    # 2 (v - low) / (high - low) - 1 loses the last bits of v; rounding at 12 digits of the scale restores 233.1.
+    decimals = _DIGITS - math.ceil(math.log10(max(abs(low), abs(high), high - low)))
+    return np.round(values, min(decimals, 22))

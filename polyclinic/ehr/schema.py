@@ -1,0 +1,206 @@
+"""The public description of records: each column's kind, role, unit and public bounds or categories.
+
+Nothing here is ever computed from records: bounds and categories are declared, so that encoding leaks nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from polyclinic.errors import DataError, nearest
+
+Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
+Role = Literal["feature", "label", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"]
+
+#: Kinds mapped affinely from public bounds (for ordinal: from the ranks of its categories) to [-1, 1].
+NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
+_BOUNDED = ("continuous", "integer", "trajectory")
+_LISTED = ("categorical", "ordinal", "code_set")
+_IDENTIFIERS = ("patient_id", "site", "time", "ignore")
+_LABEL_KINDS = ("binary", "categorical", "ordinal")
+
+
+class Column(BaseModel):
+    """One column of a schema; raises DataError if bounds or categories do not suit its kind.
+
+    bounds: public (low, high) of continuous, integer and trajectory columns, in ``unit``.
+    categories: public values of categorical, ordinal (in order) and code_set (the vocabulary) columns; for a binary
+    column optionally the names of 0 and 1. Identifier columns (patient_id, site, time, ignore) need neither.
+    drop_first: the one-hot encoding leaves the first category out.
+    steps: a trajectory ``name`` is read from the columns ``name_00``, ``name_01``, ... one for each step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: Kind
+    role: Role = "feature"
+    unit: str = ""
+    bounds: tuple[float, float] | None = None
+    categories: tuple[str, ...] = ()
+    nullable: bool = False
+    drop_first: bool = False
+    steps: int = 0
+    description: str = ""
+
+    @property
+    def record_names(self) -> tuple[str, ...]:
+        """The names of the columns of a table of records that hold this column."""
+        if self.kind == "trajectory":
+            return tuple(f"{self.name}_{step:02d}" for step in range(self.steps))
+        return (self.name,)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a source must hold this column."""
+        return self.role != "ignore"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        def refuse(text: str) -> DataError:
+            return DataError(f"Schema column {self.name!r}: {text}.")
+
+        if not self.name:
+            raise DataError("Schema column '': every column needs a name of one or more characters.")
+        if self.role in _IDENTIFIERS:
+            return self
+        if self.kind in _BOUNDED:
+            low, high = self.bounds or (math.nan, math.nan)
+            if not (low < high and math.isfinite(high - low)):
+                raise refuse(f"kind {self.kind!r} needs public bounds, two finite numbers [low, high] with low < high")
+        elif self.bounds is not None:
+            raise refuse(f"kind {self.kind!r} takes no bounds; only {', '.join(_BOUNDED)} do")
+        if self.kind in _LISTED and len(self.categories) < (1 if self.kind == "code_set" else 2):
+            raise refuse(f"kind {self.kind!r} needs its public categories, at least two of them (one for a code_set)")
+        if self.kind == "binary" and len(self.categories) not in (0, 2):
+            raise refuse(f"kind 'binary' takes no categories or two, not {len(self.categories)}")
+        if self.kind in _BOUNDED and self.categories:
+            raise refuse(f"kind {self.kind!r} takes no categories")
+        if len(set(self.categories)) < len(self.categories) or any(not c or c != c.strip() for c in self.categories):
+            raise refuse("categories must be distinct, not empty and without spaces at their ends")
+        if self.kind == "code_set" and any(";" in code or code != code.strip() for code in self.categories):
+            raise refuse("codes of a code_set must not contain ';', which separates them in a cell")
+        if self.drop_first and (self.kind != "categorical" or self.nullable):
+            raise refuse("drop_first needs kind 'categorical' and nullable = false, or missing would read as the first")
+        if (self.steps > 0) != (self.kind == "trajectory") or self.steps < 0:
+            raise refuse("steps must be 1 or more for kind 'trajectory' and is not allowed for other kinds")
+        if self.role == "label" and (self.kind not in _LABEL_KINDS or self.nullable):
+            raise refuse(f"a label must be of kind {', '.join(_LABEL_KINDS)} and not nullable")
+        return self
+
+
+class Schema(BaseModel):
+    """The columns of a table of records and the unit of privacy.
+
+    unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a unit).
+    Raises DataError unless there is exactly one label, at most one patient_id and site, and unique column names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    columns: tuple[Column, ...]
+    unit: Literal["patient", "record"] = "patient"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = Counter(name for column in self.columns for name in column.record_names)
+        if repeated := [name for name, count in names.items() if count > 1]:
+            raise DataError(f"Schema {self.name!r}: column {repeated[0]!r} is declared twice; names must be unique.")
+        if (labels := len(self._with_role("label"))) != 1:
+            raise DataError(f"Schema {self.name!r} has {labels} label columns; exactly one must have role 'label'.")
+        if not self.features:
+            raise DataError(f"Schema {self.name!r} has no feature column; at least one must have role 'feature'.")
+        for role in ("patient_id", "site"):
+            if len(self._with_role(role)) > 1:
+                raise DataError(f"Schema {self.name!r} has several {role} columns; at most one is allowed.")
+        if self.unit == "patient" and self.patient_id is None:
+            raise DataError(
+                f"Schema {self.name!r}: unit 'patient' needs a column with role 'patient_id'; declare one, or set "
+                'unit = "record" if each row is a unit of its own.'
+            )
+        return self
+
+    def _with_role(self, role: str) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.role == role)
+
+    @property
+    def features(self) -> tuple[Column, ...]:
+        """The feature columns in declared order: the order of the encoded tensor."""
+        return self._with_role("feature")
+
+    @property
+    def label(self) -> Column:
+        """The one label column."""
+        return self._with_role("label")[0]
+
+    @property
+    def patient_id(self) -> Column | None:
+        """The patient_id column, or None if each row is a unit of its own."""
+        return next(iter(self._with_role("patient_id")), None)
+
+    @property
+    def site(self) -> Column | None:
+        """The column that names the hospital, or None."""
+        return next(iter(self._with_role("site")), None)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of label classes, from the schema alone: 2 for a binary label."""
+        return max(2, len(self.label.categories))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, without what is at its default; ``from_dict`` reads it back."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str = "schema") -> Schema:
+        """The schema that ``as_dict`` gave; raises DataError naming ``source`` and the field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            hint = ""
+            if first["type"] == "extra_forbidden":
+                known = Column.model_fields if "columns" in first["loc"] else cls.model_fields
+                hint = nearest(str(first["loc"][-1]), known)
+            value = "" if isinstance(first["input"], dict | list | tuple) else f" is {first['input']!r}"
+            raise DataError(f"{source}: field {place}{value}: {first['msg']}.{hint}") from None
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Schema:
+        """The schema in a TOML file (``name``, ``unit`` and one ``[[columns]]`` table each); raises DataError."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: there is no such schema file; give the path of a TOML file.") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise DataError(f"{path}: the schema cannot be read as TOML: {error}.") from None
+        return cls.from_dict(values, source=str(path))
+
+    def to_toml(self, path: str | Path) -> None:
+        """Write the schema so that ``from_toml`` gives an equal one."""
+        Path(path).write_text(tomli_w.dumps(self.as_dict()), encoding="utf-8")
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the canonical JSON: equal at all sites exactly if the schemas are equal."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def label_names(schema: Schema) -> tuple[str, ...]:
+    """The names of the label's classes, in the order of their numbers."""
+    return schema.label.categories or ("0", "1")
+
+
+__all__ = ["NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]

@@ -1,0 +1,132 @@
+"""One hospital's records under a schema, checked, encoded and split by patient.
+
+The patient is the unit of privacy: rows carry the index of their patient, and a patient is wholly train or wholly test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.checks import Bools, Floats, Ints, identifiers, require_columns
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.split import is_test_patient
+from polyclinic.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one side of a split: x (rows, features), y (rows,), patient (rows,) in 0..patients-1."""
+
+    x: Floats
+    y: Ints
+    patient: Ints
+    patients: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A hospital's encoded records.
+
+    x: (rows, features) float64, may hold NaN. y: (rows,) int64 class numbers. patient: (rows,) int64 in 0..patients-1,
+    numbered by first appearance (one number a row where the schema's unit is "record"). is_test: (patients,) bool.
+    """
+
+    site: str
+    schema: Schema
+    x: Floats
+    y: Ints
+    patient: Ints
+    is_test: Bools
+
+    @property
+    def patients(self) -> int:
+        """The number of units of privacy: patients, or rows where the schema's unit is "record"."""
+        return len(self.is_test)
+
+    @property
+    def train(self) -> Rows:
+        """The training patients' rows, in the order of the records."""
+        return self._side(~self.is_test)
+
+    @property
+    def test(self) -> Rows:
+        """The held-out patients' rows, in the order of the records."""
+        return self._side(self.is_test)
+
+    def _side(self, chosen: Bools) -> Rows:
+        rows = chosen[self.patient]
+        renumbered = np.cumsum(chosen) - 1
+        return Rows(self.x[rows], self.y[rows], renumbered[self.patient[rows]], int(chosen.sum()))
+
+
+def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]:
+    """Each row's patient id as text; the row's number (from 1) if the schema has no patient_id column."""
+    if schema.patient_id is None:
+        return [str(row + 1) for row in range(len(records))]
+    require_columns(records, (schema.patient_id,), source)
+    return identifiers(records[schema.patient_id.name], source)
+
+
+def build_shard(
+    records: pd.DataFrame,
+    schema: Schema,
+    site: str,
+    source: str | None = None,
+    test_fraction: float = 0.25,
+    split: Bools | None = None,
+    allow_one_class: bool = False,
+) -> Shard:
+    """The shard of ``site``: records checked against the schema, encoded and split by patient.
+
+    source: the file's name for error messages (the site's name if None). test_fraction: share of patients, by hash of
+    their ids, that is held out. split: (rows,) bool, True for test rows, instead of the hash. allow_one_class: accept
+    training rows that all have one label (a published split may leave a small hospital so; it still helps the others).
+    Raises DataError, with the row but never the cell, for records that the schema does not allow, for an empty shard,
+    for a side of the split without rows, for one class only among the training rows (unless allowed), and for a
+    patient on both sides; ConfigError if ``test_fraction`` is not between 0 and 1.
+    """
+    source = site if source is None else source
+    if not 0.0 < test_fraction < 1.0:
+        raise ConfigError(f"test_fraction is {test_fraction!r}; it must lie between 0 and 1, both excluded.")
+    require_columns(records, tuple(c for c in (*schema.features, schema.label, schema.patient_id) if c), source)
+    if records.empty:
+        raise DataError(f"{source}: there are no records; give a file with at least one row under its header.")
+    encoded = encode(records, schema, source)
+    if encoded.y is None:
+        raise DataError(f"{source}: the label column {schema.label.name!r} is missing.")
+    ids = patient_ids(records, schema, source)
+    if split is None:
+        test_rows = np.array([is_test_patient(patient, test_fraction) for patient in ids], dtype=bool)
+    else:
+        test_rows = np.asarray(split, dtype=bool)
+    if test_rows.shape != (len(records),):
+        raise DataError(f"{source}: the split has shape {test_rows.shape}; it must have one entry for each row.")
+    person = pd.factorize(np.array(ids, dtype=object))[0].astype(np.int64)
+    _check_split(test_rows, person, source)
+    if not allow_one_class and len(np.unique(encoded.y[~test_rows])) < 2:
+        raise DataError(
+            f"{source}: all training rows have the same label, so nothing can be learned here; "
+            "give records of at least two classes."
+        )
+    patient = np.arange(len(records), dtype=np.int64) if schema.unit == "record" else person
+    is_test = np.zeros(int(patient.max()) + 1, dtype=bool)
+    is_test[patient[test_rows]] = True
+    return Shard(site, schema, encoded.x, encoded.y, patient, is_test)
+
+
+def _check_split(test_rows: Bools, person: Ints, source: str) -> None:
+    tested = np.zeros(int(person.max()) + 1, dtype=bool)
+    tested[person[test_rows]] = True
+    astray = tested[person] & ~test_rows
+    if astray.any():
+        raise DataError(
+            f"{source}: data row {int(np.argmax(astray)) + 1}: this patient has rows both in train and in test; "
+            "put all rows of a patient on one side of the split."
+        )
+    for side, rows in (("train", ~test_rows), ("test", test_rows)):
+        if not rows.any():
+            raise DataError(f"{source}: the split leaves no rows in {side}; give more patients or another test share.")

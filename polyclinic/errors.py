@@ -1,0 +1,36 @@
+"""The errors that a user sees: one clear sentence each, with the exit code that the command line returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PolyclinicError(Exception):
+    """Work that failed for a reason the user can act on; the message is one sentence."""
+
+    exit_code = 1
+
+
+class ConfigError(PolyclinicError):
+    """A configuration value is unknown, of the wrong type or impossible."""
+
+    exit_code = 2
+
+
+class DataError(PolyclinicError):
+    """Records, a schema or a file do not have the declared form; never quotes a patient's cell."""
+
+    exit_code = 2
+
+
+class BudgetRefused(PolyclinicError):
+    """A charge would exceed a hospital's privacy budget; nothing was spent and no data was read."""
+
+    exit_code = 3
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or an empty string."""
+    match = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,284 @@
+"""Figures of a run over its rounds: held-out AUROC and loss of every site, and epsilon against the budget.
+
+Each function takes the ``rounds`` table of a run folder and returns a ``matplotlib.figure.Figure``; nothing here
+touches pyplot or a global backend. Lines carry their names at their ends in place of a legend.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+POOLED, MACRO = "pooled", "macro"
+INK, MUTED, FAINT, GRID = "#1a1a1a", "#555555", "#b4b4b4", "#e6e6e6"
+# Paul Tol's "muted" scheme: told apart under the common colour-vision deficiencies; black is kept for the pooled line.
+PALETTE = ("#332288", "#cc6677", "#117733", "#882255", "#44aa99", "#999933", "#aa4499", "#88ccee")
+LABEL_POINTS = 9.0
+LONGEST_NAME = 19
+SITES_WITH_OWN_COLOUR = len(PALETTE)
+MARKED_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One named series: x (rounds) and y, both (m,) finite with m >= 1; an empty name is drawn without a label."""
+
+    name: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    colour: str
+    width: float = 1.5
+    dashed: bool = False
+    bold: bool = False
+
+
+def plot_auroc(rounds: pd.DataFrame, floor: float | None = None) -> Figure:
+    """AUROC on held-out patients by round: one line a site, the pooled line bold, ``floor`` as a dashed line.
+
+    rounds: columns round, site, auroc; rows without a value are left out.
+    """
+    lines = _site_lines(rounds, "auroc")
+    caption = _caption(rounds, "auroc", "Higher is better; 0.5 is a coin toss.")
+    references = {} if floor is None else {"no-skill floor": floor}
+    return _draw(lines, "AUROC on held-out patients", caption, references, ceiling=1.0)
+
+
+def plot_loss(rounds: pd.DataFrame) -> Figure:
+    """Mean cross-entropy on held-out patients by round: one line a site, the pooled line bold.
+
+    rounds: columns round, site, loss, and optionally train_loss, drawn dashed for the pooled row where present.
+    """
+    lines = _site_lines(rounds, "loss")
+    training = _series(rounds, "train_loss").get(POOLED)
+    if lines and training is not None:
+        lines.append(Line("pooled, training", *training, MUTED, dashed=True))
+    return _draw(lines, "Loss on held-out patients", _caption(rounds, "loss", "Lower is better."))
+
+
+def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None] | None = None) -> Figure:
+    """Epsilon spent by each site up to each round, with the budget as a dashed line.
+
+    rounds: columns round, site, epsilon (cumulative).  budget: one for all sites, or one for each site by name.
+    Sites with the same course share a line. A budget over four times the largest epsilon is named, not drawn,
+    so that the course stays readable.
+    """
+    series = {name: xy for name, xy in _series(rounds, "epsilon").items() if name != POOLED}
+    same: dict[tuple[bytes, bytes], list[str]] = {}
+    for name, (x, y) in series.items():
+        same.setdefault((x.tobytes(), y.tobytes()), []).append(name)
+    groups = list(same.values())
+    crowded = len(groups) > SITES_WITH_OWN_COLOUR
+    top = max((xy[1].max() for xy in series.values()), default=0.0)
+    largest = max(groups, key=lambda names: series[names[0]][1][-1], default=[])
+    lines = [
+        Line(
+            "" if crowded and names is not largest else _group_name(names, len(series)),
+            *series[names[0]],
+            FAINT if crowded and names is not largest else PALETTE[i % len(PALETTE)],
+            width=2.0,
+        )
+        for i, names in enumerate(groups)
+    ]
+    budgets = _budget_lines(budget, list(series))
+    near = {name: value for name, value in budgets.items() if value <= 4 * top}
+    beyond = [f"{name} of {value:g} is above the chart" for name, value in budgets.items() if name not in near]
+    caption = "; ".join(["Adds up over rounds; the hospital refuses what would pass its budget", *beyond]) + "."
+    return _draw(lines, "Privacy spent (epsilon)", caption, near, ground=0.0)
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as one SVG document, the same text for the same figure (no date, no random ids)."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyclinic"}), io.StringIO() as out:
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        return out.getvalue()
+
+
+def to_png(figure: Figure, dpi: int = 160) -> bytes:
+    """The figure as PNG bytes."""
+    with io.BytesIO() as out:
+        figure.savefig(out, format="png", dpi=dpi)
+        return out.getvalue()
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places at least ``gap`` apart, in the order of ``wanted`` and as near to it as can be (least squares).
+
+    Kept within low..high if they fit. Isotonic regression of wanted minus rank times gap, by pooling neighbours.
+    """
+    order = np.argsort(np.asarray(wanted, dtype=np.float64), kind="stable")
+    blocks: list[tuple[float, int]] = []
+    for rank, index in enumerate(order):
+        mean, size = float(wanted[index]) - rank * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        blocks.append((mean, size))
+    bases = np.repeat([mean for mean, _ in blocks], [size for _, size in blocks]) if blocks else np.empty(0)
+    bases = bases.clip(low, max(low, high - (len(order) - 1) * gap))
+    places = [0.0] * len(order)
+    for rank, index in enumerate(order):
+        places[index] = float(bases[rank]) + rank * gap
+    return places
+
+
+def _series(rounds: pd.DataFrame, metric: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Finite values of ``metric`` by round for each site that has any, sites sorted, the pooled row last."""
+    if metric not in rounds.columns:
+        return {}
+    table = pd.DataFrame(
+        {
+            "site": rounds["site"].astype(str),
+            "x": pd.to_numeric(rounds["round"], errors="coerce").astype("float64"),
+            "y": pd.to_numeric(rounds[metric], errors="coerce").astype("float64"),
+        }
+    )
+    table = table[(table["site"] != MACRO) & np.isfinite(table["x"]) & np.isfinite(table["y"])].sort_values("x")
+    found = {str(name): (rows["x"].to_numpy(), rows["y"].to_numpy()) for name, rows in table.groupby("site")}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == POOLED, name))}
+
+
+def _site_lines(rounds: pd.DataFrame, metric: str) -> list[Line]:
+    series = _series(rounds, metric)
+    sites = [name for name in series if name != POOLED]
+    crowded = len(sites) > SITES_WITH_OWN_COLOUR
+    last = {name: float(series[name][1][-1]) for name in sites}
+    named: dict[str, str] = {}
+    if crowded:
+        named = {max(sites, key=last.__getitem__): PALETTE[0], min(sites, key=last.__getitem__): PALETTE[1]}
+    lines = []
+    for i, name in enumerate(sites):
+        if not crowded:
+            lines.append(Line(name, *series[name], PALETTE[i]))
+        elif name not in named:
+            lines.append(Line("", *series[name], FAINT, width=0.9))
+    lines += [Line(name, *series[name], colour) for name, colour in named.items()]
+    if POOLED in series:
+        lines.append(Line(POOLED, *series[POOLED], INK, width=3.0, bold=True))
+    return lines
+
+
+def _caption(rounds: pd.DataFrame, metric: str, words: str) -> str:
+    sites = len(_series(rounds, metric).keys() - {POOLED})
+    crowded = f" {sites} hospitals; the highest and the lowest at the end are named."
+    return words + (crowded if sites > SITES_WITH_OWN_COLOUR else "")
+
+
+def _group_name(names: Sequence[str], sites: int) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"all {sites} hospitals" if len(names) == sites else f"{len(names)} hospitals"
+
+
+def _budget_lines(budget: float | Mapping[str, float | None] | None, sites: Sequence[str]) -> dict[str, float]:
+    if not isinstance(budget, Mapping):
+        return {} if budget is None else {"budget": float(budget)}
+    owners: dict[float, list[str]] = {}
+    for name in sites:
+        value = budget.get(name)
+        if value is not None:
+            owners.setdefault(float(value), []).append(name)
+    if len(owners) == 1 and len(next(iter(owners.values()))) == len(sites):
+        return {"budget": next(iter(owners))}
+    if len(owners) > 3:
+        return {"lowest budget": min(owners), "highest budget": max(owners)}
+    return {f"budget, {_group_name(names, len(sites))}": value for value, names in owners.items()}
+
+
+def _short(name: str) -> str:
+    plain = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return plain if len(plain) <= LONGEST_NAME else plain[: LONGEST_NAME - 1] + "…"
+
+
+def _draw(
+    lines: Sequence[Line],
+    title: str,
+    caption: str,
+    references: Mapping[str, float] | None = None,
+    ground: float | None = None,
+    ceiling: float | None = None,
+) -> Figure:
+    figure = Figure(figsize=(7.6, 3.7), facecolor="white")
+    axes = figure.add_axes((0.075, 0.135, 0.655, 0.68))
+    figure.text(0.012, 0.955, title, fontsize=12, fontweight="bold", color=INK, va="center")
+    figure.text(0.012, 0.885, caption, fontsize=9, color=MUTED, va="center")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=MUTED, labelsize=9, length=3, color=FAINT)
+    if not lines:
+        axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", color=MUTED, fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return figure
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("round", color=MUTED, fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    references = references or {}
+    _set_limits(axes, lines, list(references.values()), ground, ceiling)
+    marked = len({float(x) for line in lines for x in line.x}) <= MARKED_ROUNDS
+    for line in lines:
+        style = "--" if line.dashed else "-"
+        axes.plot(line.x, line.y, style, color=line.colour, linewidth=line.width, solid_capstyle="round", zorder=3)
+        dots = slice(None) if marked and line.name else slice(-1, None)
+        axes.plot(
+            line.x[dots], line.y[dots], "o", color=line.colour, markersize=2.2 + line.width, clip_on=False, zorder=3
+        )
+    for value in references.values():
+        axes.axhline(value, color=MUTED, linewidth=1.1, linestyle=(0, (5, 4)), zorder=2)
+    _label_ends(figure, axes, lines, references)
+    return figure
+
+
+def _set_limits(
+    axes: Axes, lines: Sequence[Line], references: Sequence[float], ground: float | None, ceiling: float | None
+) -> None:
+    first, last = min(line.x.min() for line in lines), max(line.x.max() for line in lines)
+    axes.set_xlim(first - 0.5 if first == last else first - 0.01 * (last - first), last + (0.5 if first == last else 0))
+    values = np.concatenate([line.y for line in lines] + [np.asarray(references, dtype=np.float64)])
+    low, high = float(values.min()), float(values.max())
+    room = 0.06 * (high - low) or 0.05 * max(abs(high), 0.1)
+    top = high + room if ceiling is None else min(high + room, ceiling + room / 6)
+    axes.set_ylim(low - room if ground is None else ground, top)
+
+
+def _label_ends(figure: Figure, axes: Axes, lines: Sequence[Line], references: Mapping[str, float]) -> None:
+    right = axes.get_xlim()[1]
+    ends = [(f"{_short(n.name)}  {_number(n.y[-1])}", n.x[-1], n.y[-1], n.colour, n.bold) for n in lines if n.name]
+    ends += [(f"{_short(name)}  {_number(value)}", right, value, MUTED, False) for name, value in references.items()]
+    low, high = axes.get_ylim()
+    height_points = axes.get_position().height * figure.get_figheight() * 72
+    places = spread([end[2] for end in ends], 1.25 * LABEL_POINTS / height_points * (high - low), low, high)
+    for (text, x, y, colour, bold), place in zip(ends, places, strict=True):
+        axes.annotate(
+            text,
+            xy=(x, y),
+            xytext=(1.06, place),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=LABEL_POINTS,
+            fontweight="bold" if bold else "normal",
+            color=INK,
+            annotation_clip=False,
+            parse_math=False,  # a site may have a dollar sign in its name
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.9,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 2,
+                "shrinkB": 2,
+            },
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"

@@ -1,0 +1,94 @@
+"""What a run's privacy statement says in plain words: what epsilon covers, what it does not, and what to beware of.
+
+Only sentences; the numbers come from the accountants and the ledgers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RELATIONS = {
+    "add-remove": "it compares training with and without the whole of one {unit}.",
+    "replace-one": "it compares training with one {unit} and with another in that one's place.",
+}
+
+
+def relation_meaning(relation: str, unit: str) -> str:
+    """One clause on what two neighbouring data sets are under ``relation``."""
+    return RELATIONS.get(relation, "see the accountant's documentation.").format(unit=unit)
+
+
+def covered(unit: str) -> list[str]:
+    """Sentences on what epsilon bounds, for one ``unit`` of one hospital."""
+    return [
+        "All that a hospital sent in training: its noisy updates and, if it was asked for them, its noisy statistics.",
+        f"The final model and every model on the way, whoever sees them, with respect to any one {unit} whose "
+        "records a hospital trained on.",
+        "Anything computed later from the model alone, at no further cost.",
+    ]
+
+
+def not_covered(unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool) -> list[str]:
+    """Sentences on what no epsilon of the run bounds.
+
+    compared: the report shows models that were trained without this run's protection.
+    train_loss: the run recorded the loss on the patients trained on.
+    """
+    items = [
+        "The metrics in this report: they are exact numbers about held-out patients. "
+        + (
+            "In this simulation they left the hospitals without noise, as the simulation's policy allows."
+            if simulation
+            else "They left a hospital only where its own policy lets metrics without noise leave."
+        ),
+        "The number of patients of each hospital and which rounds it joined, which are treated as public.",
+    ]
+    if compared:
+        items.append(
+            "The columns of comparison: those models saw the same patients without this run's protection, so treat "
+            "their numbers as confidential unless the data are public."
+        )
+    if not private:
+        return items
+    if train_loss:
+        items.append(
+            f"The training loss: it was computed on the very {unit}s trained on and is not part of what was charged."
+        )
+    if simulation:
+        items.append(
+            "This very model against someone who knows the seed: a simulation draws its noise from the seed so that "
+            "it can be repeated, and who can repeat the noise can take it away. Epsilon says what the same training "
+            "costs with noise from the operating system's entropy, as in production."
+        )
+    return [
+        *items,
+        f"One person who is a {unit} of several hospitals: what they spent adds up.",
+        "Choices made by looking at several runs on the same patients, beyond what each ledger was charged.",
+        "What the model says about patients in general: a finding true of a population can be used on anyone in it.",
+    ]
+
+
+def warnings(
+    sites: Mapping[str, Mapping[str, Any]], ledgers: Sequence[Mapping[str, Any]], delta: float | None
+) -> list[str]:
+    """Sentences a reader of a private run must not miss.
+
+    sites: by name, with ``patients``, ``epsilon`` and ``rounds_joined``.  ledgers: each with ``name`` and ``intact``,
+    which is "broken" where its chain of entries does not verify.  delta: of the run, ``None`` if not known.
+    """
+    found = [
+        f"The ledger of {ledger['name']} does not verify: its entries were changed after they were written."
+        for ledger in ledgers
+        if ledger["intact"] == "broken"
+    ]
+    bare = [name for name, site in sites.items() if site.get("epsilon") is None and site.get("rounds_joined")]
+    if bare:
+        found.append(f"No privacy guarantee holds for the patients of {', '.join(bare)}, trained on without noise.")
+    loose = [name for name, site in sites.items() if delta and delta * float(site.get("patients") or 0) >= 1]
+    if loose:
+        found.append(
+            f"Delta is not below one over the number of patients at {', '.join(loose)}: at that size the guarantee "
+            "permits revealing one patient outright."
+        )
+    return found

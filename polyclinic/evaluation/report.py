@@ -1,0 +1,268 @@
+"""The report of a run: one page that opens without a network, written from the files of its run folder.
+
+It only reads what the run left (summary.json, rounds.parquet, config.toml, versions.json); it measures nothing and
+touches no record. What the privacy statement does not cover is said on the page, next to what it does.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from polyclinic.errors import DataError
+from polyclinic.evaluation.metrics import macro_average
+from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
+from polyclinic.evaluation.privacy_text import covered, not_covered, relation_meaning, warnings
+from polyclinic.evaluation.report_template import STYLE, TEMPLATE
+
+Summary = Mapping[str, Any]
+COMPARISONS = {
+    "without_dp": ("Without privacy", "the same federated training without noise."),
+    "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
+}
+
+
+def render_report(run_dir: Path) -> Path:
+    """Writes ``report.html`` into a run folder and returns its path.
+
+    Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
+    """
+    run_dir = Path(run_dir)
+    summary, rounds = read_run(run_dir)
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters.update(metric=_metric, epsilon=_epsilon, budget=_budget, delta=_delta, count=_count)
+    context = report_context(summary, rounds) | {
+        "config": _text(run_dir / "config.toml"),
+        "versions": _text(run_dir / "versions.json"),
+        "style": Markup(STYLE),  # ours alone: no run's text in it
+    }
+    page = run_dir / "report.html"
+    page.write_text(environment.from_string(TEMPLATE).render(context), encoding="utf-8")
+    return page
+
+
+def write_plots(run_dir: Path) -> list[Path]:
+    """Writes ``plots/{auroc,loss,epsilon}.svg`` and ``.png`` into a run folder and returns their paths.
+
+    Epsilon is left out when no site spent any. Raises DataError as ``render_report`` does.
+    """
+    folder = Path(run_dir) / "plots"
+    figures = run_figures(*read_run(Path(run_dir)))
+    folder.mkdir(exist_ok=True)
+    written = []
+    for name, figure in figures.items():
+        written += [folder / f"{name}.svg", folder / f"{name}.png"]
+        written[-2].write_text(to_svg(figure), encoding="utf-8")
+        written[-1].write_bytes(to_png(figure))
+    return written
+
+
+def read_run(run_dir: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The summary and the rounds table of a run folder; DataError if either is missing or cannot be read."""
+    for name in ("summary.json", "rounds.parquet"):
+        if not (run_dir / name).is_file():
+            raise DataError(f"{run_dir} is not a finished run: it has no {name}.")
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        rounds = pd.read_parquet(run_dir / "rounds.parquet")
+    except (ValueError, OSError) as error:  # pyarrow's errors are both
+        raise DataError(f"{run_dir} holds a summary.json or rounds.parquet that cannot be read.") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{run_dir / 'summary.json'} must hold one JSON object.")
+    return summary, rounds
+
+
+def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
+    """The figures of a run by name: auroc, loss, and epsilon where some site spent any."""
+    sites = _part(_part(summary, "metrics"), "sites")
+    floor = _part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
+    figures = {"auroc": plot_auroc(rounds, _finite(floor)), "loss": plot_loss(rounds)}
+    if "epsilon" in rounds.columns and bool(pd.to_numeric(rounds["epsilon"], errors="coerce").gt(0).any()):
+        budgets = {name: _finite(site.get("budget")) for name, site in sites.items()}
+        figures["epsilon"] = plot_epsilon(rounds, budgets)
+    return figures
+
+
+def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
+    """What the template shows of a summary and its rounds table, as plain values. A missing key reads as not known."""
+    metrics, statement = _part(summary, "metrics"), _part(summary, "statement")
+    known = {key: value for key, value in _part(summary, "privacy").items() if value is not None}
+    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", **statement, **known}
+    private = _finite(privacy["epsilon"]) is not None
+    unit = str(privacy.get("unit") or "patient")
+    simulation = summary.get("simulation", True) is not False
+    sites, pooled, macro = (_part(metrics, key) for key in ("sites", "pooled", "macro"))
+    comparisons = _comparisons(_part(summary, "comparison"))
+    ledgers = _ledgers(_part(statement, "sites"))
+    shown = [pooled, macro, *sites.values()]
+    for comparison in comparisons:
+        shown += [comparison["pooled"], comparison["macro"], *(comparison["sites"].get(name, {}) for name in sites)]
+    cells = [_metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
+    strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
+    return {
+        "title": f"{dataset}, trained by {strategy} over {len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
+        "subtitle": _subtitle(summary, simulation),
+        "sentence": _sentence(summary, len(sites), simulation),
+        "private": private,
+        "privacy": privacy,
+        "unit": unit,
+        "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
+        "simulation": simulation,
+        "warnings": warnings(sites, ledgers, _finite(privacy["delta"])) if private else [],
+        "rounds": summary.get("rounds"),
+        "patients": sum(int(site.get("patients") or 0) for site in sites.values()),
+        "pooled": pooled,
+        "macro": macro,
+        "floor_accuracy": _finite(_part(summary, "floor").get("accuracy")),
+        "hospitals": [{"name": name, "spent": _spent(site), **site} for name, site in sites.items()],
+        "comparisons": comparisons,
+        "has_undefined": "undefined" in cells,
+        "has_missing": "–" in cells,
+        "plots": [_embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
+        "dropouts": _dropouts(summary.get("dropouts") or []),
+        "ledgers": ledgers,
+        "covers": covered(unit),
+        "does_not_cover": not_covered(unit, private, simulation, bool(comparisons), _has_train_loss(rounds)),
+        "notes": list(summary.get("notes") or []),
+        "facts": [
+            (label, summary[key])
+            for label, key in (("Run folder", "run"), ("Seed", "seed"), ("Model, SHA-256", "model_sha256"))
+            if summary.get(key) is not None
+        ],
+    }
+
+
+def _subtitle(summary: Summary, simulation: bool) -> str:
+    parts = [Path(str(summary["run"])).name] if summary.get("run") else []
+    parts += ["simulation on one machine" if simulation else "federated run", f"seed {summary.get('seed', 'not set')}"]
+    seconds, pace = _finite(summary.get("seconds")), _finite(summary.get("rounds_per_second"))
+    if seconds is not None:
+        parts.append(f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
+    if pace is not None:
+        parts.append(f"{pace:.3g} rounds per second")
+    return " · ".join(parts)
+
+
+def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
+    rounds = _count(summary.get("rounds"))
+    where = (
+        "The hospitals were simulated on one machine, each with its own share of the records."
+        if simulation
+        else "Records stayed at their hospital; updates of the model are what travelled."
+    )
+    return (
+        f"One shared model for {summary.get('dataset', 'the records')} was trained by {sites} "
+        f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
+        f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
+    )
+
+
+def _has_train_loss(rounds: pd.DataFrame) -> bool:
+    return "train_loss" in rounds.columns and bool(rounds["train_loss"].notna().any())
+
+
+def _dropouts(dropouts: Sequence[Summary]) -> list[dict[str, str]]:
+    """One row for each site and reason, its rounds written as ranges: a refused budget repeats to the last round."""
+    missed: dict[tuple[str, str], list[int]] = {}
+    for dropout in dropouts:
+        missed.setdefault((str(dropout["site"]), str(dropout["reason"])), []).append(int(dropout["round"]))
+    return [{"site": site, "reason": reason, "rounds": _ranges(found)} for (site, reason), found in missed.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+
+
+def _ledgers(sites: Mapping[str, Any]) -> list[dict[str, Any]]:
+    words = {True: "intact", False: "broken", None: "not checked"}
+    return [
+        {
+            "name": name,
+            "epsilon": site.get("epsilon"),
+            "budget": site.get("budget"),
+            "delta": site.get("delta"),
+            "charges": len(site["events"]) if isinstance(site.get("events"), list) else site.get("events"),
+            "intact": words.get(site.get("intact"), "not checked"),
+        }
+        for name, site in sites.items()
+    ]
+
+
+def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
+    found = []
+    for key, (title, meaning) in COMPARISONS.items():
+        if comparison.get(key):
+            part = _part(comparison, key)
+            sites = _part(part, "sites")
+            macro = macro_average([{m: _finite(s.get(m)) for m in ("auroc", "accuracy")} for s in sites.values()])
+            given = {"title": title, "meaning": meaning, "sites": sites, "pooled": _part(part, "pooled")}
+            found.append(given | {"macro": _part(part, "macro") or macro})
+    return found
+
+
+def _embedded(name: str, figure: Figure) -> dict[str, str]:
+    encoded = base64.b64encode(to_svg(figure).encode()).decode()
+    words = {"auroc": "AUROC on held-out patients", "loss": "Loss on held-out patients", "epsilon": "Epsilon spent"}
+    alt = f"{words[name]} by round, one line for each hospital; the numbers are in rounds.csv."
+    return {"source": f"data:image/svg+xml;base64,{encoded}", "alt": alt}
+
+
+def _part(mapping: Summary, key: str) -> dict[str, Any]:
+    value = mapping.get(key)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"
+
+
+def _finite(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _metric(value: object) -> str:
+    number = _finite(value)
+    # jinja2 passes its Undefined for a key that is absent, which is neither None nor a number
+    return f"{number:.3f}" if number is not None else "undefined" if value is None or isinstance(value, float) else "–"
+
+
+def _epsilon(value: object) -> str:
+    number = _finite(value)
+    return "no guarantee" if number is None else f"{number:.2f}" if number >= 0.01 or number == 0 else f"{number:.1e}"
+
+
+def _budget(value: object) -> str:
+    number = _finite(value)
+    return "no limit" if number is None else f"{number:g}"
+
+
+def _spent(site: Summary) -> str:
+    if _finite(site.get("epsilon")) is None:
+        return "no guarantee"
+    budget = _finite(site.get("budget"))
+    return _epsilon(site["epsilon"]) + (f" of {budget:g}" if budget is not None else " (no limit)")
+
+
+def _delta(value: object) -> str:
+    number = _finite(value)
+    return "–" if number is None else f"{number:.1e}".replace("e-0", "e-")
+
+
+def _count(value: object) -> str:
+    number = _finite(value)
+    return "–" if number is None else f"{number:,.0f}"

@@ -1,0 +1,152 @@
+"""Run a federation from Python: ``Federation.from_dataset("heart-disease").run(rounds=15, epsilon=3.0)``."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from polyclinic.comparison import compare
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.report import render_report
+from polyclinic.plugins import build_model, dataset_named
+from polyclinic.server.app import coordinate
+from polyclinic.server.federate import Progress, check_names
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.summary import summarise
+from polyclinic.sim.grid import AppReference, LocalGrid
+
+_CLIENT = AppReference("polyclinic.client_app")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run, read from its folder.
+
+    >>> result = Federation.from_dataset("breast-cancer").run(rounds=2)  # doctest: +SKIP
+    >>> result.sites[["patients", "auroc", "epsilon"]]  # doctest: +SKIP
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunResult:
+        """Raises ConfigError when ``path`` is not the folder of a finished run."""
+        folder = RunFolder.existing(Path(path))
+        return cls(folder, folder.summary())
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def config(self) -> RunConfig:
+        return self.folder.config()
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row for each round and site (and ``pooled`` and ``macro``): loss, AUROC, epsilon spent, ..."""
+        return self.folder.rounds()
+
+    @property
+    def sites(self) -> pd.DataFrame:
+        """One row for each hospital: patients, final metrics, epsilon spent, budget, rounds joined."""
+        return pd.DataFrame.from_dict(self.summary["metrics"]["sites"], orient="index").rename_axis("site")
+
+    @property
+    def pooled(self) -> dict[str, float | None]:
+        """Metrics over all held-out patients together."""
+        return dict(self.summary["metrics"]["pooled"])
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """Epsilon (the largest over sites; None without privacy) with its delta, unit, relation and accountant."""
+        return dict(self.summary["privacy"])
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """Everything in model.safetensors: the model's arrays and the standardiser's mean and std."""
+        return dict(load_file(self.path / "model.safetensors"))
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
+        module = build_model(self.config, dataset_named(self.config.dataset).schema)()
+        module.load_state_dict({k: v for k, v in self.arrays.items() if not k.startswith("standardiser.")})
+        return module.eval()
+
+    def report(self) -> Path:
+        """Render report.html again and give its path."""
+        return render_report(self.path)
+
+    def _repr_html_(self) -> str:
+        spent, pooled = self.privacy["epsilon"], self.pooled
+        promise = (
+            f"&epsilon; = {spent:.3f} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
+            f"({self.privacy['relation']}, {self.privacy['accountant'].upper()})"
+            if spent is not None
+            else "no privacy guarantee"
+        )
+        auroc = "undefined" if pooled["auroc"] is None else f"{pooled['auroc']:.3f}"
+        head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled AUROC {auroc}; {promise}</p>"
+        return head + str(self.sites.round(3).to_html())
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Simulated hospitals in this process. Immutable: ``with_options`` and ``run`` take configuration keys as keywords."""
+
+    config: RunConfig = RunConfig()
+
+    @classmethod
+    def from_dataset(cls, name: str, **options: Any) -> Federation:
+        """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``)."""
+        return cls(RunConfig.build({"dataset": name}, options))
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Federation:
+        return cls(config)
+
+    def with_options(self, **options: Any) -> Federation:
+        """The same federation with other configuration keys. Raises ConfigError for one that does not exist."""
+        return replace(self, config=RunConfig.build(self.config.flat(), options))
+
+    def run(self, *, progress: Progress | None = None, comparison: bool = False, **options: Any) -> RunResult:
+        """Train, write the run's folder, and return the result.
+
+        ``comparison`` also trains without privacy and with each hospital alone. Raises PolyclinicError in one sentence.
+        """
+        config = self.with_options(**options).config
+        check_names(config)
+        grid = self._grid(config)
+        folder = RunFolder.create(config)
+        with grid:
+            outcome, summary = coordinate(grid, config, folder, progress=progress)
+        if comparison:
+            found = compare(config, self._grid, outcome.sites)
+            summary = summarise(outcome, folder.path, folder.sites, found)
+            folder.add_comparison(summary)
+        return RunResult(folder, summary)
+
+    @staticmethod
+    def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
+        """Go on with a run from its last checkpoint; its ledgers keep what was charged before."""
+        folder = RunFolder.existing(Path(path))
+        config = folder.config()
+        if not folder.checkpoint.is_file():
+            raise ConfigError(f"{folder.path} holds no checkpoint: the run stopped before it began; start it anew.")
+        with Federation._grid(config) as grid:
+            _, summary = coordinate(grid, config, folder, resume=True, progress=progress)
+        return RunResult(folder, summary)
+
+    @staticmethod
+    def _grid(config: RunConfig) -> LocalGrid:
+        dataset = dataset_named(config.dataset)
+        return LocalGrid(_CLIENT, config.sites or dataset.default_sites, config.flat(), config.workers)

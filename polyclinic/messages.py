@@ -1,0 +1,75 @@
+"""What the server asks of a hospital, and what a hospital may answer: the contract of every message.
+
+Requests travel in one ConfigRecord named ``polyclinic`` beside whatever the strategy sends, so that a strategy needs
+to know nothing of privacy. A hospital checks a request against its own policy; a request never widens a policy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyclinic.errors import ConfigError
+
+RECORD = "polyclinic"
+ENROL = "query.enrol"
+STATISTICS = "query.statistics"
+
+# Codes of Flower's Error replies; Flower itself uses codes below 100.
+REFUSED = 403
+FAILED = 500
+
+
+class Request(BaseModel):
+    """``run``: identifier of the run; ``site``: index of the hospital, which only a simulated node takes from here;
+    ``home``: folder in which a simulated hospital keeps its ledger."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str = Field(min_length=1)
+    site: int = Field(ge=0)
+    home: str = ""
+
+    def record(self) -> ConfigRecord:
+        return ConfigRecord({key: value for key, value in self.model_dump().items() if value is not None})
+
+
+class EnrolRequest(Request):
+    """Who is there? Answered with the hospital's name, schema digest and policy, before any data is read."""
+
+
+class StatisticsRequest(Request):
+    """Sums that standardise features; ``noise_multiplier`` None asks for exact sums (no privacy)."""
+
+    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class TrainRequest(Request):
+    """One round of local training; ``public_patients`` is the paid or declared count that divides batch sums."""
+
+    round: int = Field(ge=1)
+    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False)
+    public_patients: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class EvaluateRequest(Request):
+    """Metrics of the model on the hospital's held-out patients."""
+
+    round: int = Field(ge=0)
+
+
+R = TypeVar("R", bound=Request)
+
+
+def read_request(kind: type[R], content: RecordDict) -> R:
+    """The request in a message. Raises ConfigError naming the field that is missing, wrong or unknown."""
+    record: Any = content.get(RECORD)
+    if not isinstance(record, ConfigRecord):
+        raise ConfigError(f"The message carries no ConfigRecord named {RECORD!r}; it was not sent by Polyclinic's server.")
+    try:
+        return kind.model_validate(dict(record))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"Message field {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None

@@ -1,0 +1,1 @@
+"""Torch modules that hospitals train; they know nothing of records, privacy or Flower."""

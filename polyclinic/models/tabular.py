@@ -1,0 +1,36 @@
+"""Classifiers of encoded tables: logistic regression and a multilayer perceptron.
+
+Both are plain stacks of linear layers without batch norm, so one patient's gradient depends on that patient alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+ModelBuilder = Callable[[int, int, Sequence[int]], nn.Module]
+
+
+def logistic(features: int, classes: int, widths: Sequence[int] = ()) -> nn.Module:
+    """Multinomial logistic regression: (B, features) float to (B, classes) logits; ``widths`` is not used."""
+    return nn.Sequential(nn.Linear(features, classes))
+
+
+def mlp(features: int, classes: int, widths: Sequence[int] = (32,)) -> nn.Module:
+    """Perceptron with tanh units (they train better than ReLU under clipping, Papernot et al. 2021).
+
+    (B, features) float to (B, classes) logits.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((features, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def initialise(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
+    """The parameters and buffers of a new module, a function of ``seed`` alone; global random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        return {name: value.detach().clone() for name, value in build().state_dict().items()}

@@ -1,0 +1,118 @@
+"""The registry: what a name in the configuration stands for.
+
+Built-in names resolve without installed metadata, since a Flower bundle has none. Other packages add names by Python
+entry points; any object can be named as ``package.module:Name``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr import datasets
+from polyclinic.ehr.datasets import Dataset
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.models import tabular
+from polyclinic.strategies.registry import BUILT_IN
+from polyclinic.training import classification
+
+Builder = Callable[[], nn.Module]
+GROUPS = ("datasets", "models", "strategies", "tasks")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One name of one group, and the package that brings it."""
+
+    group: str
+    name: str
+    package: str
+
+
+def _built_in(group: str) -> Mapping[str, Any]:
+    return {
+        "datasets": datasets.builtin(),
+        "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
+        "strategies": BUILT_IN,
+        "tasks": {"classification": classification},
+    }[group]
+
+
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"polyclinic.{group}")}
+
+
+def plugins() -> list[Plugin]:
+    """Every name that the configuration may use, built-in first."""
+    found = [Plugin(group, name, "polyclinic") for group in GROUPS for name in _built_in(group)]
+    for group in GROUPS:
+        for name, point in _entry_points(group).items():
+            found.append(Plugin(group, name, point.dist.name if point.dist else point.module))
+    return found
+
+
+def resolve(group: str, name: str) -> Any:
+    """The object that ``name`` stands for in ``group``. Raises ConfigError with the nearest known name."""
+    built_in = _built_in(group)
+    if name in built_in:
+        return built_in[name]
+    key = {"datasets": "dataset", "models": "model", "strategies": "strategy", "tasks": "task"}[group]
+    points = _entry_points(group)
+    try:
+        if name in points:
+            return points[name].load()
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"Configuration key {key!r} has the value {name!r}, which does not load: {error}.") from None
+    known = [*built_in, *points]
+    raise ConfigError(
+        f"Configuration key {key!r} has the value {name!r}; known are {', '.join(known)}, "
+        f"or package.module:Name.{nearest(name, known)}"
+    )
+
+
+def dataset_named(name: str) -> Dataset:
+    found = resolve("datasets", name)
+    if callable(found) and not isinstance(found, Dataset):
+        found = found()
+    if not isinstance(found, Dataset):
+        raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
+    return found
+
+
+def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
+    """A function of (features, classes, widths) that makes a module."""
+    found: Callable[[int, int, tuple[int, ...]], nn.Module] = resolve("models", name)
+    return found
+
+
+def build_model(config: RunConfig, schema: Schema) -> Builder:
+    """A builder of empty modules of the run's model, as wide as the schema's encoding."""
+    make, features = model_named(config.model), len(feature_names(schema))
+    return lambda: make(features, schema.num_classes, config.widths)
+
+
+def strategy_named(name: str) -> type[Strategy]:
+    found = resolve("strategies", name)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
+    return found
+
+
+def task_named(name: str) -> Any:
+    found = resolve("tasks", name)
+    missing = [part for part in ("event", "check", "train", "evaluate") if not hasattr(found, part)]
+    if missing:
+        raise ConfigError(f"Configuration key 'task' has the value {name!r}, which lacks {', '.join(missing)}.")
+    return found

@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, accounting and the ledger. Knows nothing of records, models or messages."""

@@ -1,0 +1,211 @@
+"""What releases cost: epsilon of a composition, the noise for a target, and the plan of a whole run.
+
+Every epsilon is an upper bound for one patient's protection, under a stated delta and neighbouring relation:
+"add-remove" hides whether a patient is there; "replace-one" hides what a patient's records say, against an adversary who
+may swap them for others, and costs about twice as much. Events' noise is relative to the clip norm in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import dp_accounting as dpa
+from dp_accounting import DpEvent
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.privacy.bounds import Relation, pld_epsilon, quick_epsilon, rdp_epsilon
+from polyclinic.privacy.events import (
+    Composition,
+    dpsgd_event,
+    event_from_json,
+    event_to_json,
+    gaussian_event,
+    merged,
+)
+
+__all__ = [
+    "ACCOUNTANTS", "RELATIONS", "Accountant", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",
+    "dpsgd_event", "epsilon", "event_from_json", "event_to_json", "gaussian_event", "plan",
+]  # fmt: skip
+
+Accountant = Literal["pld", "rdp"]
+ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
+RELATIONS: tuple[str, ...] = get_args(Relation)
+_TOLERANCE = 1e-3
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e6
+
+
+def check_terms(delta: float, accountant: str, relation: str) -> None:
+    """Raises ConfigError if ``delta`` is outside (0, 1), or the accountant or the relation is unknown."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie in (0, 1), got {delta}.")
+    if accountant not in ACCOUNTANTS:
+        raise ConfigError(f"accountant must be one of {ACCOUNTANTS}, got {accountant!r}.{nearest(accountant, ACCOUNTANTS)}")
+    if relation not in RELATIONS:
+        raise ConfigError(f"relation must be one of {RELATIONS}, got {relation!r}.{nearest(relation, RELATIONS)}")
+
+
+def epsilon(
+    event: DpEvent, delta: float, accountant: Accountant = "pld", relation: Relation = "add-remove", quick: bool = False
+) -> float:
+    """An upper bound on the epsilon that ``event`` spends at ``delta``; infinite if any part has no noise.
+
+    accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound. ``quick`` lets "pld" round on a
+    coarse grid or answer with RDP, whichever is smaller: still an upper bound, for decisions made often.
+    Raises ConfigError for bad terms and for events that cannot be accounted under the relation.
+    """
+    check_terms(delta, accountant, relation)
+    events = merged(event)
+    if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in events):
+        return math.inf
+    if relation == "add-remove" and any(isinstance(part, dpa.RandomizedResponseDpEvent) for part, _ in events):
+        raise ConfigError("Randomised response answers for a patient who is there: relation must be 'replace-one'.")
+    return _epsilon(events, delta, accountant, relation, quick) if events else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(events: Composition, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
+    if accountant == "rdp":
+        return rdp_epsilon(events, delta, relation)
+    return (quick_epsilon if quick else pld_epsilon)(events, delta, relation)
+
+
+def calibrate_noise_multiplier(
+    target_epsilon: float,
+    delta: float,
+    event_of: Callable[[float], DpEvent],
+    accountant: Accountant = "pld",
+    relation: Relation = "add-remove",
+) -> float:
+    """The smallest noise multiplier, to 0.1 %, whose ``event_of(noise)`` spends at most ``target_epsilon``.
+
+    The answer is on the safe side: its epsilon never exceeds the target. More noise must not cost more.
+    Raises ConfigError if the target is not positive and finite, or no noise reaches it.
+    """
+    check_terms(delta, accountant, relation)
+    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
+        raise ConfigError(f"target_epsilon must be positive and finite, got {target_epsilon}.")
+
+    def cost(noise: float, by: Accountant = accountant) -> float:
+        return epsilon(event_of(noise), delta, by, relation)
+
+    # RDP finds the neighbourhood in milliseconds, then the accountant asked for decides.
+    near = _boundary(lambda noise: cost(noise, "rdp"), target_epsilon, 1.0, 2.0)
+    return near if accountant == "rdp" else _boundary(cost, target_epsilon, near, 1.08)
+
+
+def _boundary(cost: Callable[[float], float], target: float, start: float, step: float) -> float:
+    """The least noise, within the tolerance, with ``cost(noise) <= target``; ``start`` is a guess."""
+    noise, spent = start, cost(start)
+    low, high, low_cost, high_cost = start, start, spent, spent
+    if spent > target:
+        while high_cost > target:
+            if high >= _LARGEST_NOISE:
+                raise ConfigError(f"target_epsilon {target} cannot be reached with any noise_multiplier.")
+            low, low_cost, high = high, high_cost, high * step
+            high_cost = cost(high)
+    else:
+        while low_cost <= target:
+            if low <= _SMALLEST_NOISE:
+                return low
+            high, high_cost, low = low, low_cost, low / step
+            low_cost = cost(low)
+    side = 1.0
+    while high / low > 1 + _TOLERANCE:
+        # Epsilon is nearly a power of the noise: interpolate between logarithms, a little to one side and then the
+        # other, so that both ends of the bracket close in.
+        span, share = math.log(high / low), 0.5
+        if math.isfinite(low_cost) and high_cost > 0 and span < 0.5:
+            share = math.log(low_cost / target) / math.log(low_cost / high_cost)
+        share = min(max(share + side * 0.4 * _TOLERANCE / span, 0.02), 0.98)
+        noise = low * math.exp(share * span)
+        spent = cost(noise)
+        if spent <= target:
+            high, high_cost, side = noise, spent, -1.0
+        else:
+            low, low_cost, side = noise, spent, 1.0
+    return high
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """One hospital's spending over a run: at most ``epsilon`` at ``delta`` for each patient.
+
+    Noise multipliers are relative to one patient's clipped contribution; no statistics are released when theirs is None.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    relation: Relation
+    sample_rate: float
+    steps_per_round: int
+    rounds: int
+    noise_multiplier: float
+    statistics_noise_multiplier: float | None
+
+    @property
+    def round_event(self) -> DpEvent:
+        """What one round of training spends."""
+        return dpsgd_event(self.sample_rate, self.noise_multiplier, self.steps_per_round)
+
+    @property
+    def statistics_event(self) -> DpEvent:
+        """What the statistics before training spend."""
+        noise = self.statistics_noise_multiplier
+        return dpa.NoOpDpEvent() if noise is None else gaussian_event(noise)
+
+    @property
+    def total_event(self) -> DpEvent:
+        """What the whole run spends."""
+        return dpa.ComposedDpEvent([self.statistics_event, dpa.SelfComposedDpEvent(self.round_event, self.rounds)])
+
+    def statement(self) -> dict[str, Any]:
+        """The promise in the words that go into reports."""
+        return {
+            "epsilon": self.epsilon, "delta": self.delta, "unit": "patient", "relation": self.relation,
+            "accountant": self.accountant,
+        }  # fmt: skip
+
+
+def plan(
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps_per_round: int,
+    rounds: int,
+    statistics_share: float = 0.0,
+    accountant: Accountant = "pld",
+    relation: Relation = "add-remove",
+) -> PrivacyPlan:
+    """The plan with the least training noise whose statistics and rounds together spend at most ``epsilon``.
+
+    statistics_share: the statistics alone would spend this fraction of ``epsilon``; 0 means that none are released.
+    Raises ConfigError naming the value that is out of range.
+    """
+    if not 0 <= statistics_share < 1:
+        raise ConfigError(f"statistics_share must lie in [0, 1), got {statistics_share}.")
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigError(f"epsilon must be positive and finite, got {epsilon}.")
+    dpsgd_event(sample_rate, 1.0, steps_per_round)  # refuses bad values under their own names
+    statistics_noise = None
+    if statistics_share > 0:
+        statistics_noise = calibrate_noise_multiplier(
+            statistics_share * epsilon, delta, gaussian_event, accountant, relation
+        )
+
+    def with_noise(noise: float) -> PrivacyPlan:
+        return PrivacyPlan(
+            epsilon, delta, accountant, relation, sample_rate, steps_per_round, rounds, noise, statistics_noise
+        )
+
+    return with_noise(
+        calibrate_noise_multiplier(epsilon, delta, lambda z: with_noise(z).total_event, accountant, relation)
+    )

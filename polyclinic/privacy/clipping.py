@@ -1,0 +1,70 @@
+"""The subsampled Gaussian mechanism in its three parts: Poisson sample, clipped sum, noise.
+
+A clipped sum carries its own sensitivity, and the noise takes it from there. Accounting is elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from polyclinic.privacy.streams import Stream
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """``total``: (P,) sum; ``sensitivity``: most that adding or removing one patient moves it in L2."""
+
+    total: Tensor
+    sensitivity: float
+
+
+def poisson_sample(n: int, sample_rate: float, stream: Stream) -> npt.NDArray[np.int64]:
+    """Sorted indices out of ``n``, each taken independently with probability ``sample_rate``; may be empty.
+
+    An empty sample is a step like any other: it gets its noise and is charged.
+    Raises ValueError if ``sample_rate`` is outside (0, 1].
+    """
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
+    return np.flatnonzero(stream.uniform(n) < sample_rate).astype(np.int64)
+
+
+def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
+    """Sum of rows scaled to L2 norm at most ``max_norm``.
+
+    per_example: (B, P) float, one row per patient (a patient's records already combined); B may be 0; rows with a
+    non-finite entry count as zero.
+    Returns the (P,) sum and its sensitivity: ``max_norm`` when one patient is added or removed. Replacing one moves it
+    by up to twice that; the accountant's "replace-one" relation allows for it.
+    Raises ValueError if ``max_norm`` is not positive and finite, or the rows are not a matrix.
+    Abadi et al. 2016, Algorithm 1; the 1e-6 is Opacus' and keeps rounding below the bound.
+    """
+    if not (math.isfinite(max_norm) and max_norm > 0):
+        raise ValueError(f"max_norm must be positive and finite, got {max_norm}.")
+    if per_example.ndim != 2:
+        raise ValueError(f"per_example must have shape (B, P), got {tuple(per_example.shape)}.")
+    rows = torch.where(torch.isfinite(per_example).all(dim=1, keepdim=True), per_example, 0.0)
+    # float64, for the square of a large float32 is infinite.
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+    return ClippedSum(scale.to(rows.dtype) @ rows, float(max_norm))
+
+
+def privatise(clipped: ClippedSum, noise_multiplier: float, stream: Stream) -> Tensor:
+    """The sum plus N(0, (noise_multiplier * sensitivity)^2) in every coordinate, in the sum's dtype.
+
+    Accounted as one Gaussian event of ``noise_multiplier``; 0 adds nothing and is not private.
+    Raises ValueError if ``noise_multiplier`` is negative or not finite, or the sum is not of a floating type.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}.")
+    if not clipped.total.is_floating_point():
+        raise ValueError(f"Only floating point sums can be privatised, got {clipped.total.dtype}.")
+    noise = torch.from_numpy(stream.normal(tuple(clipped.total.shape)) * (noise_multiplier * clipped.sensitivity))
+    return (clipped.total.double() + noise.to(clipped.total.device)).to(clipped.total.dtype)

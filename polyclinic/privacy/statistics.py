@@ -1,0 +1,76 @@
+"""Paid statistics for standardising: one noisy sum of bounded per-patient contributions, and mean and std from it.
+
+Takes encoded values in [-1, 1] with NaN for missing cells; what the columns mean is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from polyclinic.privacy.streams import FloatArray, Stream
+
+_SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """``total``: (1 + k + 2 d,) sum over patients; ``sensitivity``: most that adding or removing one patient moves it.
+
+    Layout: patients, observed share of the k nullable columns, sums of the d values, sums of the d squares.
+    """
+
+    total: FloatArray
+    sensitivity: float
+
+
+def moments(
+    x: FloatArray, patient: npt.NDArray[np.int64], patients: int, nullable: npt.NDArray[np.bool_] | None = None
+) -> Moments:
+    """Sum over patients of (1, observed, value, value^2), each patient's rows averaged first.
+
+    x: (rows, d) in [-1, 1], anything beyond is clipped; NaN or infinite counts as missing and adds zero.
+    patient: (rows,) index below ``patients``. nullable: (d,) columns that may be missing, all by default; only those
+    need an observed count. However many rows a patient has, the contribution's L2 norm is at most sqrt(1 + k + 2 d).
+    """
+    nullable = np.ones(x.shape[1], dtype=bool) if nullable is None else nullable
+    observed = np.isfinite(x)
+    value = np.where(observed, np.clip(x, -1.0, 1.0), 0.0)
+    rows = np.concatenate([np.ones((len(x), 1)), observed[:, nullable], value, value**2], axis=1)
+    counts = np.bincount(patient, minlength=patients)
+    # Weights of a patient's rows add up to one.
+    return Moments((1.0 / counts[patient]) @ rows, math.sqrt(1 + int(nullable.sum()) + 2 * x.shape[1]))
+
+
+def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> FloatArray:
+    """The total plus N(0, (noise_multiplier * sensitivity)^2) noise; unchanged, and not private, when it is None.
+
+    Accounted as one Gaussian event of ``noise_multiplier``. Raises ValueError if that is not positive and finite.
+    """
+    if noise_multiplier is None:
+        return exact.total
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
+    return exact.total + noise_multiplier * exact.sensitivity * stream.normal(len(exact.total))
+
+
+def standardiser(
+    total: FloatArray, nullable: npt.NDArray[np.bool_], noisy: bool = True
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and std, (d,) each, from a total (of several sites, added up) in the layout of ``Moments``.
+
+    Robust to noise of any size: counts are at least 1, means lie in [-1, 1], stds in [1/25, 1]. With ``noisy=False``
+    they are the exact ones, and 1 for a constant or never observed column. Pure post-processing.
+    """
+    d, k = len(nullable), int(nullable.sum())
+    observed = np.full(d, total[0])
+    observed[nullable] = total[1 : 1 + k]
+    observed = np.maximum(observed, 1.0 if noisy else np.finfo(float).tiny)
+    mean = np.clip(total[1 + k : 1 + k + d] / observed, -1.0, 1.0)
+    variance = total[1 + k + d :] / observed - mean**2
+    if noisy:
+        return mean, np.sqrt(np.clip(variance, _SMALLEST_STD**2, 1.0))
+    return mean, np.sqrt(np.where(variance > 1e-12, variance, 1.0))

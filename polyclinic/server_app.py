@@ -1,0 +1,6 @@
+"""Flower ServerApp: the app that pyproject.toml names. The app itself is in server/app.py."""
+
+import polyclinic  # noqa: F401, I001 - must come first: it waits until polyclinic.__path__ is complete
+from polyclinic.server.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,41 @@
+"""Preparation that looks at records: the sums a site pays for, and the standardisation that follows from them.
+
+The sums go through the ledger; applying the standardiser is a pure function of public numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from polyclinic.ehr.encoding import standardised_mask
+from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
+from polyclinic.ehr.shard import Rows, Shard
+from polyclinic.privacy.statistics import Moments, moments, patient_count, standardiser
+
+Standardiser = tuple[np.ndarray, np.ndarray]
+
+
+def contributions(shard: Shard) -> Moments:
+    """The training patients' summed contributions and their sensitivity (add/remove one patient)."""
+    numeric, rows = standardised_mask(shard.schema), shard.train
+    return moments(rows.x[:, numeric], rows.patient, rows.patients, _nullable(shard.schema))
+
+
+def combine(totals: list[np.ndarray], schema: Schema, noisy: bool) -> tuple[Standardiser, list[float]]:
+    """The standardiser of all encoded columns (identity where they are not numeric), and each site's patient count."""
+    numeric = standardised_mask(schema)
+    mean, std = np.zeros(len(numeric)), np.ones(len(numeric))
+    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), _nullable(schema), noisy)
+    return (mean, std), [patient_count(total, _nullable(schema)) for total in totals]
+
+
+def standardised(rows: Rows, by: Standardiser | None) -> Rows:
+    """The rows with every numeric column centred and scaled; missing cells stay NaN."""
+    return rows if by is None else replace(rows, x=(rows.x - by[0]) / by[1])
+
+
+def _nullable(schema: Schema) -> np.ndarray:
+    """(numeric columns,) True where a cell may be missing."""
+    return np.array([c.nullable for c in schema.features if c.kind in NUMERIC_KINDS for _ in c.record_names], dtype=bool)

@@ -1,0 +1,80 @@
+"""The shape of a task: what one site brings to a call, what it gets back, and the functions a task consists of.
+
+A task works on a list of sites, of which a real hospital is one; its ``event`` says what one call of ``train`` will
+spend, so that the ledger can be charged before any record is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from torch import nn
+
+from dp_accounting import DpEvent
+from polyclinic.ehr.shard import Rows
+from polyclinic.privacy.streams import Stream
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise."""
+
+    sample_rate: float
+    local_steps: int
+    learning_rate: float
+    max_grad_norm: float
+    noise_multiplier: float | None
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class SiteWork:
+    """One site's part of a call.
+
+    ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` and ``noise`` are the
+    site's own streams; ``optimizer_state`` is what the site kept from its last round.
+    """
+
+    rows: Rows
+    sampling: Stream
+    noise: Stream
+    public_patients: float | None = None
+    optimizer_state: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteUpdate:
+    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, its optimizer's state."""
+
+    arrays: Arrays
+    steps: int
+    loss: float
+    optimizer_state: Arrays
+
+
+class Task(Protocol):
+    """The functions of a task. ``build`` makes an empty module into which arrays are loaded."""
+
+    name: str
+
+    def event(self, settings: TrainSettings) -> DpEvent:
+        """What one call of ``train`` spends at each site (add/remove one patient)."""
+
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays) -> None:
+        """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""
+
+    def train(
+        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """Each site's update of the same global arrays, in the order of ``work``."""
+
+    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities."""

@@ -1,0 +1,69 @@
+"""The coordinator's Flower ServerApp: ``flwr run`` arrives here with a Grid and the run's configuration.
+
+``coordinate`` is the same for every runtime; the command line and notebooks call it with the in-process grid.
+"""
+
+from __future__ import annotations
+
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.errors import PolyclinicError
+from polyclinic.server.federate import Outcome, Progress, federate
+from polyclinic.server.rounds import RunState
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.summary import summarise
+
+app = ServerApp()
+
+
+def coordinate(
+    grid: Grid, config: RunConfig, folder: RunFolder, *, resume: bool = False, progress: Progress | None = None,
+) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
+    """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
+    outcome = federate(
+        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume, progress=progress
+    )
+    summary = summarise(outcome, folder.path, folder.sites)
+    folder.write(outcome.state, summary, feature_names(outcome.sites[0].schema))
+    return outcome, summary
+
+
+class _Logged:
+    """Progress as Flower's log lines."""
+
+    def started(self, config: RunConfig, sites: Any, privacy: Any) -> None:
+        noise = f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
+        log(INFO, "Polyclinic: %d hospitals, %d rounds, %s", len(sites), config.rounds, noise)
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        pooled = next((row for row in reversed(state.rows) if row["site"] in ("pooled", "macro")), {})
+        spent = f", epsilon spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
+        log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
+            _short(pooled.get("auroc")), spent)  # fmt: skip
+
+
+def _short(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that Flower's run-config describes; the results are in the run's folder."""
+    try:
+        config = RunConfig.build(context.run_config)
+        folder = RunFolder.create(config)
+        log(INFO, "Polyclinic: results go to %s", folder.path)
+        (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
+        coordinate(grid, config, folder, progress=_Logged())
+    except PolyclinicError as error:
+        log(ERROR, "Polyclinic: %s", error)
+        raise
+    log(INFO, "Polyclinic: finished; the report is %s", folder.path / "report.html")

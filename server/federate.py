@@ -1,0 +1,163 @@
+"""A whole run, as phases: enrol, calibrate the noise, standardise, train round by round, and hand over the outcome.
+
+The noise is calibrated before the first hospital is asked for anything private, so that the statistics and all rounds
+together spend at most epsilon at every hospital.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.messages import STATISTICS, StatisticsRequest
+from polyclinic.models.tabular import initialise
+from polyclinic.plugins import build_model, model_named, strategy_named, task_named
+from polyclinic.privacy.accounting import PrivacyPlan, plan
+from polyclinic.privacy.streams import torch_seed
+from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
+from polyclinic.server.rounds import RunFailed, RunState, from_record, run_rounds
+from polyclinic.server.sites import Site, SiteGrid, enrol
+from polyclinic.strategies.registry import make_strategy
+from polyclinic.training.preparation import combine
+
+# A noisy count can fall near zero; a divisor below this would blow the step up.
+_FEWEST_PATIENTS = 10.0
+
+
+class Progress(Protocol):
+    """Who watches a run; every method may do nothing."""
+
+    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None: ...
+
+    def round_done(self, config: RunConfig, state: RunState) -> None: ...
+
+
+class Silent:
+    """Nobody watches."""
+
+    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
+        pass
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy)."""
+
+    config: RunConfig
+    run: str
+    sites: tuple[Site, ...]
+    privacy: PrivacyPlan | None
+    state: RunState
+
+
+def check_names(config: RunConfig) -> None:
+    """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
+    model_named(config.model)
+    task_named(config.task)
+    make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+
+
+def federate(
+    grid: Grid, config: RunConfig, run: str, home: Path, *, checkpoint: Path | None = None, resume: bool = False,
+    progress: Progress | None = None, choose: Callable[[Site], bool] = lambda site: True,
+) -> Outcome:  # fmt: skip
+    """Run ``config`` over the hospitals behind ``grid``.
+
+    ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round, from
+    which ``resume`` continues; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
+    """
+    watcher = progress or Silent()
+    check_names(config)
+    strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+    sites = [site for site in enrol(grid, run, str(home), config.min_sites, config.timeout) if choose(site)]
+    if len(sites) < config.min_sites:
+        raise ConfigError(f"Configuration key 'min-sites' has the value {config.min_sites}, but the run has {len(sites)} sites.")
+    privacy = calibrate(config) if config.dp else None
+    watcher.started(config, sites, privacy)
+    if resume:
+        if checkpoint is None:
+            raise ValueError("resume needs a checkpoint.")
+        state = load_checkpoint(checkpoint, strategy)
+    else:
+        state = _first_state(grid, sites, config, run, home, privacy)
+
+    def after_round(now: RunState) -> None:
+        if checkpoint is not None:
+            save_checkpoint(checkpoint, now, strategy)
+        watcher.round_done(config, now)
+
+    if checkpoint is not None and not resume:
+        save_checkpoint(checkpoint, state, strategy)
+    taking_part = [site for site in sites if site.name not in _gone(state)]
+    run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
+    return Outcome(config, run, tuple(sites), privacy, state)
+
+
+def calibrate(config: RunConfig) -> PrivacyPlan:
+    """The noise that spends ``config.epsilon`` over the statistics and all rounds, composed by PLD."""
+    return plan(
+        epsilon=config.epsilon, delta=config.delta, sample_rate=config.sample_rate, steps_per_round=config.local_steps,
+        rounds=config.rounds, statistics_share=config.statistics_share if config.standardise else 0.0,
+    )  # fmt: skip
+
+
+def _first_state(
+    grid: Grid, sites: Sequence[Site], config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+) -> RunState:
+    build = build_model(config, sites[0].schema)
+    arrays = {name: value.numpy() for name, value in initialise(build, torch_seed(config.seed, "model")).items()}
+    state = RunState(arrays, noise_multiplier=privacy.noise_multiplier if privacy else None)
+    if config.standardise:
+        _standardise(grid, sites, state, config, run, home, privacy)
+    elif privacy:
+        state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
+    return state
+
+
+def _standardise(
+    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+) -> None:
+    """Ask every site for its sums; a site that refuses takes no part in the run."""
+    noise = privacy.statistics_noise_multiplier if privacy else None
+
+    def request(site: Site) -> StatisticsRequest:
+        return StatisticsRequest(run=run, site=site.index, home=str(home), noise_multiplier=noise)
+
+    view = SiteGrid(grid, sites, request, {})
+    exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
+    state.dropouts += [{"round": 0, "site": site.name, "reason": reason} for site, reason in exchange.dropped]
+    if len(exchange.replies) < config.min_sites:
+        reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
+        raise RunFailed(f"Statistics: {len(exchange.replies)} hospitals replied, min-sites is {config.min_sites}. {reasons}")
+    totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
+    state.standardiser, counts = combine(totals, sites[0].schema, noisy=privacy is not None)
+    for (site, reply), count in zip(exchange.replies, counts, strict=True):
+        state.epsilon[site.name] = float(reply.content.config_records["polyclinic"]["epsilon"])  # type: ignore[arg-type]
+        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count
+
+
+def _gone(state: RunState) -> set[str]:
+    """Sites that dropped out before the first round, for good."""
+    return {str(drop["site"]) for drop in state.dropouts if drop["round"] == 0}
+
+
+def sha256_of(arrays: dict[str, np.ndarray]) -> str:
+    """Digest of a model: its arrays' names, types, shapes and bytes, in order of name."""
+    digest = sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}|{value.dtype}|{value.shape}|".encode() + value.tobytes())
+    return digest.hexdigest()
+

@@ -1,0 +1,117 @@
+"""A run's folder: what it holds, and how it is written so that nothing half-written is taken for a result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import platform, python_version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+from safetensors.numpy import save_file
+
+import polyclinic
+from polyclinic.config import RunConfig, read_toml
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.report import render_report, write_plots
+from polyclinic.server.rounds import RunState
+
+_PACKAGES = ("flwr", "torch", "opacus", "dp-accounting", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. ``sites`` holds the ledgers of simulated hospitals; real ones keep theirs."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: RunConfig) -> RunFolder:
+        """A new folder under ``config.out`` with the resolved configuration and the packages' versions."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_plain(config.dataset)}-{secrets.token_hex(3)}"
+        folder = cls(Path(config.out).expanduser().resolve() / name)
+        try:
+            folder.path.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}.") from None
+        (folder.path / "config.toml").write_text(tomli_w.dumps(config.flat()), encoding="utf-8")
+        (folder.path / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """Raises ConfigError when ``path`` is not a run's folder."""
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is not a run's folder: it holds no config.toml.")
+        return cls(path.resolve())
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def sites(self) -> Path:
+        return self.path / "sites"
+
+    def config(self) -> RunConfig:
+        return RunConfig.build(read_toml(self.path / "config.toml"))
+
+    def summary(self) -> dict[str, Any]:
+        """Raises ConfigError when the run has not finished."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            return found
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path} has no summary.json: the run has not finished; resume it with --resume.") from None
+
+    def rounds(self) -> pd.DataFrame:
+        return pd.read_parquet(self.path / "rounds.parquet")
+
+    def write(self, state: RunState, summary: dict[str, Any], features: tuple[str, ...]) -> None:
+        """All results; the summary goes last, so its presence means that the run is whole."""
+        frame = pd.DataFrame(state.rows)
+        frame.to_parquet(self.path / "rounds.parquet", index=False)
+        frame.to_csv(self.path / "rounds.csv", index=False)
+        arrays = {name: np.ascontiguousarray(value) for name, value in state.arrays.items()}
+        if state.standardiser is not None:
+            arrays |= {"standardiser.mean": state.standardiser[0], "standardiser.std": state.standardiser[1]}
+        save_file(arrays, self.path / "model.safetensors", {"features": json.dumps(features)})
+        (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
+        self._write_summary(summary)
+        write_plots(self.path)
+        render_report(self.path)
+
+    def add_comparison(self, summary: dict[str, Any]) -> None:
+        """Write a summary that has gained a comparison, and its report."""
+        self._write_summary(summary)
+        render_report(self.path)
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        partial = self.path / "summary.json.partial"
+        partial.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        partial.replace(self.path / "summary.json")
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result may depend on."""
+    found = {"polyclinic": polyclinic.__version__, "python": python_version(), "platform": platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name.rsplit(":", 1)[-1])

@@ -1,0 +1,189 @@
+"""Which hospitals take part, and a Grid that shows a strategy sites instead of Flower's nodes.
+
+Flower's node ids are new random numbers in every run, and one simulated node can host several sites. A strategy sees
+stable ids (1, 2, ... in order of the sites' names or partitions), and replies come back in that order, so that sums
+do not depend on who answered first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.messages import ENROL, RECORD, EnrolRequest, Request
+
+NO_REPLY = 504
+
+
+@dataclass(frozen=True)
+class Site:
+    """A hospital taking part: what it said of itself when it enrolled. ``budget`` None is unlimited."""
+
+    index: int
+    name: str
+    node: int
+    simulated: bool
+    schema: Schema
+    delta: float
+    budget: float | None
+    relation: str
+    accountant: str
+
+    @property
+    def id(self) -> int:
+        """The node id that strategies see."""
+        return self.index + 1
+
+
+def enrol(grid: Grid, run: str, home: str, min_sites: int, timeout: float) -> list[Site]:
+    """Every hospital that answers, in a stable order.
+
+    Raises PolyclinicError when too few answer in ``timeout`` seconds, ConfigError when their schemas or privacy
+    units differ, or simulated and real hospitals are mixed.
+    """
+    nodes = _wait_for_nodes(grid, min_sites, timeout)
+    probes = [(node, EnrolRequest(run=run, site=0, home=home)) for node in nodes]
+    replies, reasons = _ask(grid, probes, timeout)
+    if not replies:
+        raise PolyclinicError(f"No hospital could enrol: {'; '.join(sorted(set(reasons))) or 'no reply'}.")
+    if all(record["simulated"] for _, record in replies):
+        hosts = sorted(node for node, _ in replies)
+        total = int(replies[0][1]["sites"])
+        requests = [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)]
+        replies, reasons = _ask(grid, requests, timeout)
+        if len(replies) < total:
+            raise PolyclinicError(f"Only {len(replies)} of {total} simulated hospitals enrolled: {'; '.join(reasons)}.")
+    elif any(record["simulated"] for _, record in replies):
+        raise ConfigError("Simulated and real hospitals answered in one run; every node needs a hospital file, or none.")
+    else:
+        replies.sort(key=lambda found: str(found[1]["site"]))
+    sites = [_site(index, node, record) for index, (node, record) in enumerate(replies)]
+    _check_alike(sites)
+    return sites
+
+
+def _wait_for_nodes(grid: Grid, needed: int, timeout: float) -> list[int]:
+    deadline = time.monotonic() + timeout
+    while len(nodes := list(grid.get_node_ids())) < 1 or (len(nodes) < needed and time.monotonic() < deadline):
+        if time.monotonic() >= deadline:
+            raise PolyclinicError(f"No hospital's node connected within {timeout:g} seconds.")
+        time.sleep(0.5)
+    return nodes
+
+
+def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) -> tuple[list[tuple[int, Any]], list[str]]:
+    messages = [
+        Message(RecordDict({RECORD: request.record()}), node, ENROL, group_id=str(request.site)) for node, request in requests
+    ]
+    answers = sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: _number(m.metadata.group_id))
+    good = [(m.metadata.src_node_id, m.content[RECORD]) for m in answers if m.has_content()]
+    return good, [m.error.reason or "no reason given" for m in answers if m.has_error()]
+
+
+def _site(index: int, node: int, record: Mapping[str, Any]) -> Site:
+    return Site(
+        index, str(record["site"]), node, bool(record["simulated"]), Schema.from_dict(json.loads(record["schema"])),
+        float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
+    )  # fmt: skip
+
+
+def _check_alike(sites: Sequence[Site]) -> None:
+    first = sites[0]
+    for site in sites[1:]:
+        if site.schema != first.schema:
+            raise ConfigError(f"Hospitals {first.name!r} and {site.name!r} have different schemas; all need the same one.")
+    names = [site.name for site in sites]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Two hospitals have the name {max(names, key=names.count)!r}; every hospital needs its own.")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Replies of one exchange in order of site, and why each other site gave none."""
+
+    replies: list[tuple[Site, Message]]
+    dropped: list[tuple[Site, str]] = field(default_factory=list)
+
+
+class SiteGrid(Grid):
+    """The cohort of one exchange, as a Grid.
+
+    ``request`` is added to each site's message under the name ``polyclinic``, ``shared`` arrays under their own names.
+    """
+
+    def __init__(
+        self, grid: Grid, cohort: Sequence[Site], request: Callable[[Site], Request], shared: Mapping[str, ArrayRecord]
+    ) -> None:
+        self._grid = grid
+        self._cohort = {site.id: site for site in cohort}
+        self._request = request
+        self._shared = shared
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self._cohort)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages([self._addressed(message)[1] for message in messages])
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return [message for _, message in self.exchange(messages, timeout).replies]
+
+    def exchange(self, messages: Iterable[Message], timeout: float | None) -> Exchange:
+        """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""
+        addressed = sorted((self._addressed(message) for message in messages), key=lambda pair: pair[0].index)
+        by_index = {site.index: site for site, _ in addressed}
+        by_node: dict[int, list[Site]] = {}
+        for site, _ in addressed:
+            by_node.setdefault(site.node, []).append(site)
+        found: dict[int, Message] = {}
+        for reply in self._grid.send_and_receive([message for _, message in addressed], timeout=timeout):
+            index = _number(reply.metadata.group_id)
+            hosts = by_node.get(reply.metadata.src_node_id, [])
+            # An error made by Flower itself may have lost its group; one site on a node is still known by the node.
+            site = by_index.get(index) or (hosts[0] if len(hosts) == 1 else None)
+            if site is not None:
+                reply.metadata.__dict__["_src_node_id"] = site.id
+                found[site.index] = reply
+        exchange = Exchange([])
+        for site, message in addressed:
+            reply = found.get(site.index) or Message(
+                Error(NO_REPLY, f"no reply within {timeout or 0:g} seconds"), reply_to=message
+            )
+            if reply.has_error():
+                exchange.dropped.append((site, reply.error.reason or "no reason given"))
+            else:
+                exchange.replies.append((site, reply))
+        return exchange
+
+    def _addressed(self, message: Message) -> tuple[Site, Message]:
+        site = self._cohort[message.metadata.dst_node_id]
+        content = RecordDict({**message.content, **self._shared, RECORD: self._request(site).record()})
+        kind = message.metadata.message_type
+        return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))

@@ -1,0 +1,100 @@
+"""A run's outcome as the JSON that the command line prints and the report reads (keys: docs/reference/json.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.server.federate import Outcome, sha256_of
+from polyclinic.server.sites import Site
+
+_SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
+
+
+def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The summary of a finished run; ``home`` holds the ledgers of simulated hospitals."""
+    config, state, privacy = outcome.config, outcome.state, outcome.privacy
+    last = {row["site"]: row for row in state.rows if row["round"] == state.round}
+    private = privacy is not None
+    epsilons = [state.epsilon[site.name] for site in outcome.sites if site.name in state.epsilon]
+    site = outcome.sites[0]
+    return {
+        "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
+        "dataset": config.dataset,
+        "metrics": {
+            "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),
+            "sites": {found.name: _site_metrics(found, outcome, last.get(found.name)) for found in outcome.sites},
+        },
+        "privacy": {
+            "epsilon": max(epsilons) if private and epsilons else None, "delta": config.delta if private else None,
+            "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
+            "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
+            "sample_rate": config.sample_rate, "steps": config.local_steps * config.rounds,
+        },
+        "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
+        "rounds_per_second": state.round / state.seconds if state.seconds else None,
+        "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts,
+        "simulation": all(found.simulated for found in outcome.sites),
+        "statement": _statement(outcome, home), "notes": _notes(outcome, comparison),
+    }  # fmt: skip
+
+
+def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:
+    return {name: row.get(name) if row else None for name in _SHOWN}
+
+
+def _site_metrics(site: Site, outcome: Outcome, row: dict[str, Any] | None) -> dict[str, Any]:
+    state, private = outcome.state, outcome.privacy is not None
+    return {
+        "patients": state.patients.get(site.name), **_metrics(row),
+        "epsilon": state.epsilon.get(site.name) if private else None, "delta": site.delta if private else None,
+        "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),
+    }  # fmt: skip
+
+
+def _floor(rows: list[dict[str, Any]]) -> dict[str, float] | None:
+    majority = [row["majority"] for row in rows if row["site"] == "pooled" and row.get("majority") is not None]
+    return {"accuracy": majority[-1]} if majority else None
+
+
+def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
+    """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
+    sites: dict[str, Any] = {}
+    for site in outcome.sites:
+        path = home / site.name / "ledger.sqlite"
+        if site.simulated and path.exists():
+            sites[site.name] = Ledger.read(path).statement()
+        else:
+            sites[site.name] = {"site": site.name, "epsilon": outcome.state.epsilon.get(site.name), "delta": site.delta,
+                                "budget": site.budget, "relation": site.relation, "accountant": site.accountant}  # fmt: skip
+    first = outcome.sites[0]
+    return {
+        "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,
+        "delta": outcome.config.delta, "sites": sites,
+    }  # fmt: skip
+
+
+def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
+    """What a reader must know beside the numbers."""
+    notes = []
+    simulated = all(site.simulated for site in outcome.sites)
+    if outcome.privacy is None:
+        notes.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
+    else:
+        notes.append(
+            "Epsilon covers the training patients' records in everything that the hospitals sent: the statistics that "
+            "standardise features and every model update."
+        )
+    if simulated:
+        notes.append(
+            "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
+            "knows it, so the guarantee is that of the method, not of these very numbers."
+        )
+    if any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
+        notes.append("Metrics are of held-out patients and left the hospitals without noise; epsilon does not cover them.")
+    if outcome.privacy is not None and any(row.get("train_loss") is not None for row in outcome.state.rows):
+        notes.append("Training losses left the hospitals without noise, as a simulation's policy allows; epsilon does not cover them.")
+    if comparison:
+        notes.append("The comparison without privacy and with each hospital alone is extra training that epsilon does not cover.")
+    return notes

@@ -1,0 +1,47 @@
+"""Which strategies have a name, and how one is made from a run's configuration.
+
+The round loop samples hospitals itself, from the run's seed, so a strategy is always told to take every node it sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from polyclinic.errors import ConfigError
+
+BUILT_IN: dict[str, type[Strategy]] = {
+    "fedavg": flower.FedAvg,  # McMahan et al. 2017
+    "fedprox": flower.FedProx,  # Li et al. 2020
+    "fedavgm": flower.FedAvgM,  # Hsu et al. 2019
+    "fedadam": flower.FedAdam,  # Reddi et al. 2021
+    "fedadagrad": flower.FedAdagrad,
+    "fedyogi": flower.FedYogi,
+    "fedmedian": flower.FedMedian,  # Yin et al. 2018
+    "fedtrimmedavg": flower.FedTrimmedAvg,
+}
+
+# The loop's cohort decides who takes part; without these Flower would sample again, or wait for ever for a second node.
+_EVERY_NODE = {
+    "fraction_train": 1.0, "fraction_evaluate": 1.0, "min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1,
+}  # fmt: skip
+
+
+def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: float = 0.0) -> Strategy:
+    """An instance with ``options`` as its keyword arguments. Raises ConfigError naming an argument it does not take."""
+    accepted = inspect.signature(kind).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    unknown = [name for name in options if name not in accepted and not open_ended]
+    if unknown:
+        allowed = ", ".join(name.replace("_", "-") for name in accepted if name not in _EVERY_NODE)
+        raise ConfigError(f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}.")
+    defaults = {name: value for name, value in _EVERY_NODE.items() if name in accepted}
+    if "proximal_mu" in accepted:
+        defaults["proximal_mu"] = proximal_mu
+    try:
+        return kind(**{**defaults, **options})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"strategy-options do not make a {kind.__name__}: {error}.") from None

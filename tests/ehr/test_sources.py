@@ -1,0 +1,144 @@
+"""Sources: the three file types, folders and patterns, typing, and errors that name file and row but no cell."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+
+from polyclinic.ehr import Schema, build_shard, encode, read_records
+from polyclinic.errors import DataError
+
+
+@pytest.fixture
+def csv(records: pd.DataFrame, tmp_path: Path) -> Path:
+    path = tmp_path / "north.csv"
+    records.assign(unrelated="x").to_csv(path, index=False)
+    return path
+
+
+def test_the_file_types_give_equal_records(schema: Schema, records: pd.DataFrame, csv: Path) -> None:
+    with gzip.open(csv.with_suffix(".csv.gz"), "wb") as packed:
+        packed.write(csv.read_bytes())
+    records.to_parquet(csv.with_suffix(".parquet"))
+    tables = [read_records(csv.with_suffix(suffix), schema) for suffix in (".csv", ".csv.gz", ".parquet")]
+    assert_frame_equal(tables[0], tables[1])
+    assert_frame_equal(tables[0], tables[2])
+    assert "unrelated" not in tables[0] and "note" not in tables[0]
+    expected, found = encode(records, schema), encode(tables[0], schema)
+    pd.testing.assert_frame_equal(pd.DataFrame(found.x), pd.DataFrame(expected.x))
+    assert tables[0]["age"].dtype == "int64" and tables[0]["chol"].dtype == "float64"
+    build_shard(tables[0], schema, "north")
+
+
+def test_a_folder_and_a_pattern_read_files_in_order(schema: Schema, records: pd.DataFrame, tmp_path: Path) -> None:
+    for name, rows in (("b.csv", records.iloc[6:]), ("a.csv", records.iloc[:6])):
+        rows.to_csv(tmp_path / name, index=False)
+    (tmp_path / "README.txt").write_text("not records")
+    for path in (tmp_path, tmp_path / "*.csv", f"{tmp_path}/[ab].csv"):
+        assert read_records(path, schema)["id"].tolist() == records["id"].tolist()
+
+
+@pytest.mark.parametrize("mark", ["", "NA", "?", "NaN", "null"])
+def test_marks_of_missing_cells(schema: Schema, records: pd.DataFrame, tmp_path: Path, mark: str) -> None:
+    records.to_csv(tmp_path / "a.csv", index=False, na_rep=mark)
+    read = read_records(tmp_path / "a.csv", schema)
+    assert read["chol"].isna().tolist() == records["chol"].isna().tolist()
+    assert read["stage"].isna().tolist() == records["stage"].isna().tolist()
+
+
+def test_a_category_called_none_is_not_missing(schema: Schema, csv: Path) -> None:
+    assert read_records(csv, schema)["pain"].tolist()[:3] == ["none", "typical", "atypical"]
+
+
+def test_spaces_in_header_blank_lines_and_bom_are_harmless(schema: Schema, csv: Path) -> None:
+    text = "\n".join(["", csv.read_text().replace("id,ward", " id , ward", 1).replace("\n", "\n\n", 1)])
+    plain = read_records(csv, schema)
+    csv.write_text(text, encoding="utf-8")
+    assert_frame_equal(read_records(csv, schema), plain)
+    csv.write_text(text.lstrip(), encoding="utf-8-sig")
+    assert_frame_equal(read_records(csv, schema), plain)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "sentence"),
+    [
+        ("age", "seventy-seven", "not a number"),
+        ("age", "4711", "outside the public bounds"),
+        ("chol", "inf", "infinite"),
+        ("pain", "throbbing", "category is unknown"),
+        ("male", "", "not nullable"),
+        ("died", "", "label is missing"),
+        ("id", "", "identifier is missing"),
+        ("codes", "Z99", "vocabulary"),
+    ],
+)
+def test_bad_cell_names_file_and_row(
+    schema: Schema, records: pd.DataFrame, tmp_path: Path, column: str, cell: str, sentence: str
+) -> None:
+    changed = records.astype(object)
+    changed.loc[7, column] = cell
+    changed.to_csv(tmp_path / "bad.csv", index=False)
+    records.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(DataError, match=sentence) as caught:
+        read_records(tmp_path, schema)
+    message = str(caught.value)
+    assert f"bad.csv: column {column!r}, data row 8:" in message
+    assert not cell or re.search(rf"(?<!\w){re.escape(cell)}(?!\w)", message) is None
+
+
+def test_missing_columns_are_named_for_each_type(schema: Schema, records: pd.DataFrame, tmp_path: Path) -> None:
+    records.drop(columns="sbp_02").to_csv(tmp_path / "a.csv", index=False)
+    records.drop(columns="sbp_02").to_parquet(tmp_path / "b.parquet")
+    for name in ("a.csv", "b.parquet"):
+        with pytest.raises(DataError, match=f"{name}: column 'sbp_02' is missing"):
+            read_records(tmp_path / name, schema)
+
+
+def test_repeated_header_is_refused(schema: Schema, csv: Path) -> None:
+    csv.write_text(csv.read_text().replace("unrelated", "age", 1))
+    with pytest.raises(DataError, match="'age' appears more than once"):
+        read_records(csv, schema)
+
+
+def test_file_without_header_does_not_leak_its_first_row(schema: Schema, records: pd.DataFrame, tmp_path: Path) -> None:
+    records.assign(id="secret").to_csv(tmp_path / "a.csv", index=False, header=False)
+    with pytest.raises(DataError, match="column 'id' is missing") as caught:
+        read_records(tmp_path / "a.csv", schema)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("every_line", [True, False])
+def test_line_with_too_many_cells_is_refused(schema: Schema, csv: Path, every_line: bool) -> None:
+    header, *lines = csv.read_text().splitlines()
+    longer = [f"{line},secret" if every_line or row == 5 else line for row, line in enumerate(lines)]
+    csv.write_text("\n".join([header, *longer]))
+    with pytest.raises(DataError, match="more cells than the header") as caught:
+        read_records(csv, schema)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"", "the file is empty"),
+        ("a.csv", b"\xff\xfe\x00secret", "cannot be read"),
+        ("a.csv.gz", b"not gzip", "cannot be read"),
+        ("a.parquet", b"not parquet", "cannot be read"),
+        ("a.xlsx", b"", "type is not known"),
+    ],
+)
+def test_damaged_files_are_refused(schema: Schema, tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        read_records(tmp_path / name, schema)
+
+
+def test_nothing_to_read_is_refused(schema: Schema, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.csv", tmp_path / "*.csv"):
+        with pytest.raises(DataError, match="no records found"):
+            read_records(path, schema)

@@ -1,0 +1,112 @@
+"""Figures of a run: labels that do not overlap, references that are drawn, and odd tables that do not break them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, spread, to_png, to_svg
+
+
+def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
+    names = [*(f"hospital-{i:02d}" for i in range(sites)), "pooled", "macro"]
+    rows = itertools.product(range(1, rounds + 1), enumerate(names))
+    return pd.DataFrame(
+        [
+            {"round": r, "site": name, "auroc": 0.7 + 0.02 * r + apart * i, "loss": 0.7 - 0.02 * r, "epsilon": 0.3 * r}
+            for r, (i, name) in rows
+        ]
+    )
+
+
+def labels(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_labels_of_close_lines_do_not_overlap_nor_leave_the_figure() -> None:
+    figure = plot_auroc(table(8), floor=0.5)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [Text.get_window_extent(text, renderer) for text in figure.axes[0].texts]  # without the leader lines
+    heights = sorted((box.y0, box.y1) for box in boxes)
+    assert len(boxes) == 10
+    assert all(below[1] <= above[0] + 1 for below, above in itertools.pairwise(heights))
+    assert min(box.y0 for box in boxes) >= 0
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+
+
+def test_pooled_line_is_the_widest_and_macro_is_not_drawn() -> None:
+    figure = plot_auroc(table(3))
+    assert len(labels(figure)) == 4 and any(text.startswith("pooled") for text in labels(figure))
+    widths = {float(line.get_linewidth()) for line in figure.axes[0].lines if line.get_linestyle() == "-"}
+    assert max(widths) >= 2 * sorted(widths)[0]
+
+
+def test_many_hospitals_name_only_the_highest_the_lowest_and_pooled() -> None:
+    figure = plot_auroc(table(40))
+    assert [text.split()[0] for text in labels(figure)] == ["hospital-39", "hospital-00", "pooled"]
+
+
+def test_floor_and_budget_are_drawn_dashed() -> None:
+    for figure, height in ((plot_auroc(table(2), floor=0.5), 0.5), (plot_epsilon(table(2), budget=4.0), 4.0)):
+        dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+        assert [float(line.get_ydata()[0]) for line in dashed] == [height]
+        low, high = figure.axes[0].get_ylim()
+        assert low <= height <= high
+
+
+def test_hospitals_that_spend_alike_share_one_line() -> None:
+    assert labels(plot_epsilon(table(5), budget=4.0)) == ["all 5 hospitals  3.00", "budget  4.00"]
+
+
+def test_budgets_of_each_hospital_are_told_apart() -> None:
+    found = labels(plot_epsilon(table(3), budget={"hospital-00": 4.0, "hospital-01": 4.0, "hospital-02": 5.0}))
+    assert {"budget, 2 hospitals  4.00", "budget, hospital-02  5.00"} <= {text.replace("…", "") for text in found}
+
+
+def test_budget_far_above_is_named_and_not_drawn() -> None:
+    figure = plot_epsilon(table(2), budget=1000.0)
+    assert figure.axes[0].get_ylim()[1] < 10
+    assert any("1000" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("plot", [plot_auroc, plot_loss, plot_epsilon])
+def test_empty_tables_missing_values_and_one_round_are_drawn(plot) -> None:  # type: ignore[no-untyped-def]
+    empty = pd.DataFrame({"round": [], "site": []})
+    nothing = table(2).assign(auroc=None, loss=np.nan, epsilon=None)
+    for rounds in (empty, nothing, table(2, rounds=1), table(1, rounds=1).assign(auroc=1.0, loss=np.inf)):
+        assert to_png(plot(rounds)).startswith(b"\x89PNG")
+
+
+def test_odd_names_are_drawn_as_they_are() -> None:
+    rounds = table(1).replace({"site": {"hospital-00": "$\\frac$ <b>&\n" + "x" * 60}})
+    svg = to_svg(plot_auroc(rounds))
+    assert "<b>" not in svg and "&lt;b&gt;" in svg and "x" * 20 not in svg
+
+
+def test_svg_of_the_same_table_is_the_same_text() -> None:
+    assert to_svg(plot_auroc(table(3))) == to_svg(plot_auroc(table(3)))
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.08))
+def test_spread_keeps_order_gap_and_range(wanted: list[float], gap: float) -> None:
+    places = spread(wanted, gap, 0.0, 1.0)
+    assert len(places) == len(wanted)
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(sorted(places)))
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
+    assert all(
+        (places[i] <= places[j]) for i, j in itertools.permutations(range(len(wanted)), 2) if wanted[i] < wanted[j]
+    )
+
+
+def test_spread_leaves_places_that_are_far_enough() -> None:
+    assert spread([0.9, 0.1, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.9, 0.1, 0.5])

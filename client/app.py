@@ -117,8 +117,8 @@ def train(message: Message, hospital: Hospital, request: TrainRequest, config: R
     update = task.train(build, arrays, [work], settings)[0]
     write_state(hospital.home, request.run, request.round, update.optimizer_state)
     metrics: dict[str, float] = {"steps": update.steps}
-    if hospital.policy.release_metrics and math.isfinite(update.loss):
-        metrics["train-loss"] = update.loss
+    if request.noise_multiplier is None and hospital.policy.release_metrics and math.isfinite(update.loss):
+        metrics["train-loss"] = update.loss  # never in a private run: it is computed on the patients that epsilon protects
     metrics["num-examples"] = float(rows.patients if request.noise_multiplier is None else request.public_patients or 1.0)
     return _reply(hospital, update.arrays, metrics, spent, key)
 

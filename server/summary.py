@@ -92,9 +92,8 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "knows it, so the guarantee is that of the method, not of these very numbers."
         )
     if any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
-        notes.append("Metrics are of held-out patients and left the hospitals without noise; epsilon does not cover them.")
-    if outcome.privacy is not None and any(row.get("train_loss") is not None for row in outcome.state.rows):
-        notes.append("Training losses left the hospitals without noise, as a simulation's policy allows; epsilon does not cover them.")
+        notes.append("Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as a "
+            "simulation's policy allows. Epsilon does not cover them.")
     if comparison:
         notes.append("The comparison without privacy and with each hospital alone is extra training that epsilon does not cover.")
     return notes

@@ -1,6 +1,6 @@
 """Health records: schemas, encoding, shards, partitioners and built-in datasets; knows nothing of training."""
 
-from polyclinic.ehr.encoding import Encoded, decode, encode, feature_names, standardised_mask
+from polyclinic.ehr.encoding import Encoded, decode, encode, feature_names, nullable_mask, standardised_mask
 from polyclinic.ehr.partition import PARTITIONERS, partition
 from polyclinic.ehr.schema import Column, Kind, Role, Schema
 from polyclinic.ehr.shard import Rows, Shard, build_shard
@@ -19,6 +19,7 @@ __all__ = [
     "decode",
     "encode",
     "feature_names",
+    "nullable_mask",
     "partition",
     "read_records",
     "standardised_mask",

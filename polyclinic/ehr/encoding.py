@@ -89,6 +89,12 @@ def standardised_mask(schema: Schema) -> NDArray[np.bool_]:
     return np.array([c.kind in NUMERIC_KINDS for c in schema.features for _ in _encoded_names(c)], dtype=bool)
 
 
+def nullable_mask(schema: Schema) -> NDArray[np.bool_]:
+    """(features,) True for encoded columns that may hold NaN: those of nullable columns, but never a one-hot's."""
+    may_be_nan = {c.name: c.nullable and c.kind not in ("categorical", "code_set") for c in schema.features}
+    return np.array([may_be_nan[c.name] for c in schema.features for _ in _encoded_names(c)], dtype=bool)
+
+
 def decode(encoded_x: Floats, schema: Schema) -> pd.DataFrame:
     """Records with the feature columns of the schema, from (rows, features) encoded values.
 

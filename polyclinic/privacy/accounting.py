@@ -1,8 +1,8 @@
 """What releases cost: epsilon of a composition, the noise for a target, and the plan of a whole run.
 
 Every epsilon is an upper bound for one patient's protection, under a stated delta and neighbouring relation:
-"add-remove" hides whether a patient is there; "replace-one" hides what a patient's records say, against an adversary who
-may swap them for others, and costs about twice as much. Events' noise is relative to the clip norm in both.
+"add-remove" hides whether a patient is there; "replace-one" hides a patient's records among all records that could have
+stood in their place, and costs about twice as much. Events' noise is relative to the clip norm in both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def check_terms(delta: float, accountant: str, relation: str) -> None:
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}.")
     if accountant not in ACCOUNTANTS:
-        raise ConfigError(f"accountant must be one of {ACCOUNTANTS}, got {accountant!r}.{nearest(accountant, ACCOUNTANTS)}")
+        hint = nearest(accountant, ACCOUNTANTS)
+        raise ConfigError(f"accountant must be one of {ACCOUNTANTS}, got {accountant!r}.{hint}")
     if relation not in RELATIONS:
         raise ConfigError(f"relation must be one of {RELATIONS}, got {relation!r}.{nearest(relation, RELATIONS)}")
 
@@ -90,29 +91,32 @@ def calibrate_noise_multiplier(
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon must be positive and finite, got {target_epsilon}.")
 
-    def cost(noise: float, by: Accountant = accountant) -> float:
-        return epsilon(event_of(noise), delta, by, relation)
+    def cost(by: Accountant, quick: bool = False) -> Callable[[float], float]:
+        return lambda noise: epsilon(event_of(noise), delta, by, relation, quick)
 
-    # RDP finds the neighbourhood in milliseconds, then the accountant asked for decides.
-    near = _boundary(lambda noise: cost(noise, "rdp"), target_epsilon, 1.0, 2.0)
-    return near if accountant == "rdp" else _boundary(cost, target_epsilon, near, 1.08)
+    # The cheap bounds find the neighbourhood, so that the dear one is asked only a few times.
+    near = _boundary(cost("rdp"), target_epsilon, 1.0, 2.0)
+    if accountant == "rdp":
+        return near
+    near = _boundary(cost("pld", quick=True), target_epsilon, near, 1.08)
+    return _boundary(cost("pld"), target_epsilon, near, 1 + _TOLERANCE)
 
 
 def _boundary(cost: Callable[[float], float], target: float, start: float, step: float) -> float:
-    """The least noise, within the tolerance, with ``cost(noise) <= target``; ``start`` is a guess."""
-    noise, spent = start, cost(start)
-    low, high, low_cost, high_cost = start, start, spent, spent
-    if spent > target:
+    """The least noise, within the tolerance, with ``cost(noise) <= target``; ``start`` is off by about ``step``."""
+    low = high = start
+    low_cost = high_cost = cost(start)
+    if low_cost > target:
         while high_cost > target:
             if high >= _LARGEST_NOISE:
                 raise ConfigError(f"target_epsilon {target} cannot be reached with any noise_multiplier.")
-            low, low_cost, high = high, high_cost, high * step
+            low, low_cost, high, step = high, high_cost, high * step, step**2
             high_cost = cost(high)
     else:
         while low_cost <= target:
             if low <= _SMALLEST_NOISE:
                 return low
-            high, high_cost, low = low, low_cost, low / step
+            high, high_cost, low, step = low, low_cost, low / step, step**2
             low_cost = cost(low)
     side = 1.0
     while high / low > 1 + _TOLERANCE:
@@ -135,7 +139,7 @@ def _boundary(cost: Callable[[float], float], target: float, start: float, step:
 class PrivacyPlan:
     """One hospital's spending over a run: at most ``epsilon`` at ``delta`` for each patient.
 
-    Noise multipliers are relative to one patient's clipped contribution; no statistics are released when theirs is None.
+    Noise multipliers are relative to one patient's clipped contribution; None means that no statistics are released.
     """
 
     epsilon: float

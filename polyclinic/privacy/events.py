@@ -148,6 +148,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _within(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and low <= value <= high):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and low <= value <= high):
         raise ConfigError(f"{name} of a privacy event must lie in [{low}, {high}] and be finite, got {value!r}.")
     return float(value)

@@ -58,7 +58,7 @@ class Ledger:
         for name, value in fixed.items():
             if found[name] != value:
                 raise ConfigError(
-                    f"The ledger {self.path} was opened with {name} {found[name]!r}, so {name} must stay that, got {value!r}."
+                    f"The ledger {self.path} was begun with {name} {found[name]!r}; it must stay so, got {value!r}."
                 )
         if any(found[name] != value for name, value in terms.items()):
             with self._transaction() as db:
@@ -151,7 +151,8 @@ class Ledger:
     def _connection(self) -> Iterator[sqlite3.Connection]:
         with _explained(self.path):
             # "rw" never creates a file, and rolls back what a killed process left half done.
-            db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
+            address = f"{self.path.absolute().as_uri()}?mode=rw"
+            db = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
             try:
                 db.execute("PRAGMA synchronous = EXTRA")
                 yield db
@@ -196,7 +197,7 @@ def _create(path: Path, terms: dict[str, Any]) -> None:
             finally:
                 db.close()
         with suppress(FileExistsError):
-            os.link(aside, path)
+            path.hardlink_to(aside)
     finally:
         aside.unlink(missing_ok=True)
 

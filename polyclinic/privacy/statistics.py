@@ -20,7 +20,8 @@ _SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
 class Moments:
     """``total``: (1 + k + 2 d,) sum over patients; ``sensitivity``: most that adding or removing one patient moves it.
 
-    Layout: patients, observed share of the k nullable columns, sums of the d values, sums of the d squares.
+    Layout: patients times ``count_weight``, observed share of the k nullable columns, sums of the d values, sums of
+    the d squares.
     """
 
     total: FloatArray
@@ -30,19 +31,38 @@ class Moments:
 def moments(
     x: FloatArray, patient: npt.NDArray[np.int64], patients: int, nullable: npt.NDArray[np.bool_] | None = None
 ) -> Moments:
-    """Sum over patients of (1, observed, value, value^2), each patient's rows averaged first.
+    """Sum over patients of (w, observed, value, value^2), each patient's rows averaged first.
 
     x: (rows, d) in [-1, 1], anything beyond is clipped; NaN or infinite counts as missing and adds zero.
     patient: (rows,) index below ``patients``. nullable: (d,) columns that may be missing, all by default; only those
-    need an observed count. However many rows a patient has, the contribution's L2 norm is at most sqrt(1 + k + 2 d).
+    need an observed count. However many rows a patient has, the contribution's L2 norm is at most sqrt(w^2 + k + 2 d).
     """
     nullable = np.ones(x.shape[1], dtype=bool) if nullable is None else nullable
     observed = np.isfinite(x)
     value = np.where(observed, np.clip(x, -1.0, 1.0), 0.0)
-    rows = np.concatenate([np.ones((len(x), 1)), observed[:, nullable], value, value**2], axis=1)
+    weight = count_weight(nullable)
+    rows = np.concatenate([np.full((len(x), 1), weight), observed[:, nullable], value, value**2], axis=1)
     counts = np.bincount(patient, minlength=patients)
     # Weights of a patient's rows add up to one.
-    return Moments((1.0 / counts[patient]) @ rows, math.sqrt(1 + int(nullable.sum()) + 2 * x.shape[1]))
+    return Moments((1.0 / counts[patient]) @ rows, math.hypot(weight, math.sqrt(_others(nullable))))
+
+
+def count_weight(nullable: npt.NDArray[np.bool_]) -> float:
+    """The weight of the number of patients in a contribution: half the norm of all the rest.
+
+    At weight 1 the noise on the count would grow with the number of columns; at half the norm it is sqrt(5) times the
+    noise multiplier whatever the columns, and the noise on the rest grows by 12 %.
+    """
+    return max(1.0, 0.5 * math.sqrt(_others(nullable)))
+
+
+def patient_count(total: FloatArray, nullable: npt.NDArray[np.bool_]) -> float:
+    """The number of patients in a total, as noisy as the total is."""
+    return float(total[0]) / count_weight(nullable)
+
+
+def _others(nullable: npt.NDArray[np.bool_]) -> int:
+    return int(nullable.sum()) + 2 * len(nullable)
 
 
 def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> FloatArray:
@@ -66,7 +86,7 @@ def standardiser(
     they are the exact ones, and 1 for a constant or never observed column. Pure post-processing.
     """
     d, k = len(nullable), int(nullable.sum())
-    observed = np.full(d, total[0])
+    observed = np.full(d, patient_count(total, nullable))
     observed[nullable] = total[1 : 1 + k]
     observed = np.maximum(observed, 1.0 if noisy else np.finfo(float).tiny)
     mean = np.clip(total[1 + k : 1 + k + d] / observed, -1.0, 1.0)

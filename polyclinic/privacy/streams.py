@@ -44,7 +44,7 @@ class _System:
     def uniform(self, size: Size) -> FloatArray:
         shape = (size,) if isinstance(size, int) else size
         words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
-        return ((words >> np.uint64(11)) * 2.0**-53).reshape(shape)
+        return ((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
 
     def normal(self, size: Size) -> FloatArray:
         shape = (size,) if isinstance(size, int) else size

@@ -77,6 +77,7 @@ def _train_site(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, 
     _restore(optimizer, site.optimizer_state)
 
     x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(parameters[0].dtype)
+    x.requires_grad_(private)  # Opacus' backward hooks want an input that has a gradient
     y = torch.from_numpy(site.rows.y)
     patient = site.rows.patient
     divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)

@@ -218,6 +218,11 @@ def test_tiny_sites_still_have_both_sides_and_classes(partitioner: str) -> None:
         assert shard.test.patients >= 1 and np.unique(shard.train.y).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("partitioner", ["iid", "label-quantity"])
+def test_zero_sites_means_the_datasets_own_number(partitioner: str) -> None:
+    assert _same(load_shards(CANCER, 0, partitioner, 0, 1.0), load_shards(CANCER, 4, partitioner, 0, 1.0))
+
+
 def test_shards_are_deterministic() -> None:
     assert _same(load_shards(CANCER, 5, "dirichlet", 7, 0.5), load_shards(CANCER, 5, "dirichlet", 7, 0.5))
     assert not _same(load_shards(CANCER, 5, "dirichlet", 7, 0.5), load_shards(CANCER, 5, "dirichlet", 8, 0.5))
@@ -228,7 +233,6 @@ def test_shards_are_deterministic() -> None:
     [
         (CANCER, 4, "quantty", 1.0, "Did you mean 'quantity'"),
         (CANCER, 4, "label_quantity", 1.0, "Did you mean 'label-quantity'"),
-        (CANCER, 0, "iid", 1.0, "sites is 0"),
         (CANCER, -2, "label-quantity", 1.0, "sites is -2"),
         (HEART, -1, "natural", 1.0, "sites is -1"),
         (HEART, 5, "natural", 1.0, "has 4 hospitals"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
-from polyclinic.ehr import Column, Schema, decode, encode, feature_names, standardised_mask
+from polyclinic.ehr import Column, Schema, decode, encode, feature_names, nullable_mask, standardised_mask
 from polyclinic.errors import DataError
 
 PATIENT = Column(name="id", kind="categorical", role="patient_id")
@@ -32,7 +32,9 @@ def columns_with_cells(draw: st.DrawFn) -> tuple[Column, list[object]]:
         tenths = st.integers(low * 1000, high * 1000).map(lambda n: n / 1000)
         cell = st.integers(low, high) if kind == "integer" else tenths
         steps = 1 if kind == "trajectory" else 0
-        column = Column(name="f", kind=kind, bounds=(low, high), nullable=nullable, steps=steps)  # type: ignore[arg-type]
+        column = Column.model_validate(
+            {"name": "f", "kind": kind, "bounds": (low, high), "nullable": nullable, "steps": steps}
+        )
     elif kind == "binary":
         column, cell = Column(name="f", kind="binary", nullable=nullable), st.integers(0, 1)
     elif kind == "code_set":
@@ -43,7 +45,9 @@ def columns_with_cells(draw: st.DrawFn) -> tuple[Column, list[object]]:
     else:
         values = tuple(draw(NAMES))
         drop = kind == "categorical" and not nullable and draw(st.booleans())
-        column = Column(name="f", kind=kind, categories=values, nullable=nullable, drop_first=drop)  # type: ignore[arg-type]
+        column = Column.model_validate(
+            {"name": "f", "kind": kind, "categories": values, "nullable": nullable, "drop_first": drop}
+        )
         cell = st.sampled_from(values)
     cells = draw(st.lists(st.none() | cell if nullable else cell, min_size=6, max_size=6))
     return column, cells
@@ -81,7 +85,11 @@ def test_names_and_mask_match_the_encoded_columns(schema: Schema, records: pd.Da
     )  # fmt: skip
     numeric = {"age", "chol", "stage", "sbp_00", "sbp_01", "sbp_02"}
     assert standardised_mask(schema).tolist() == [name in numeric for name in names]
-    assert encode(records, schema).x.shape == (12, len(names))
+    x = encode(records, schema).x
+    assert x.shape == (12, len(names))
+    may_be_nan = {"chol", "smoker", "stage", "sbp_00", "sbp_01", "sbp_02"}
+    assert nullable_mask(schema).tolist() == [name in may_be_nan for name in names]
+    assert not np.isnan(x[:, ~nullable_mask(schema)]).any()
 
 
 def test_each_kind_becomes_what_the_schema_says(schema: Schema, records: pd.DataFrame) -> None:
@@ -129,3 +137,46 @@ def test_decode_of_any_tensor_gives_valid_records(schema: Schema) -> None:
 def test_decode_refuses_a_wrong_width(schema: Schema) -> None:
     with pytest.raises(DataError, match="needs \\(rows, 15\\)"):
         decode(np.zeros((2, 3)), schema)
+
+
+WEIRD = st.one_of(
+    st.text(max_size=20),
+    st.integers(),
+    st.floats(),
+    st.binary(max_size=4),
+    st.booleans(),
+    st.dates(),
+    st.lists(st.integers(), max_size=2),
+    st.sampled_from(["9" * 400, 10**400, "1e999", "-inf", "0x10", "1_0", "\u0661\u0662", "nan", "True", 1j, object()]),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(["age", "chol", "male", "smoker", "pain", "stage", "codes", "sbp_01"]), WEIRD, st.booleans())
+def test_any_cell_is_encoded_within_bounds_or_refused_in_one_sentence(column: str, cell: object, alone: bool) -> None:
+    schema, records = _clinic()
+    cells = pd.Series([cell] if alone else [cell, records[column].iloc[1]], dtype=object)
+    table = records.iloc[: len(cells)].reset_index(drop=True).assign(**{column: cells})
+    try:
+        x = encode(table, schema).x
+    except DataError as error:
+        assert f"column {column!r}, data row 1:" in str(error)
+        assert error.__cause__ is None
+    else:
+        assert np.nanmax(np.abs(x)) <= 1.0
+
+
+def _clinic() -> tuple[Schema, pd.DataFrame]:
+    columns = (
+        Column(name="age", kind="integer", bounds=(0, 240), nullable=True),
+        Column(name="chol", kind="continuous", bounds=(0, 240), nullable=True),
+        Column(name="sbp", kind="trajectory", steps=2, bounds=(0, 240), nullable=True),
+        Column(name="pain", kind="categorical", categories=("a", "b"), nullable=True),
+        Column(name="stage", kind="ordinal", categories=("a", "b"), nullable=True),
+        Column(name="codes", kind="code_set", categories=("a", "b")),
+        Column(name="male", kind="binary"),
+        Column(name="smoker", kind="binary", categories=("no", "yes"), nullable=True),
+    )
+    table = {"age": 40, "chol": 1.5, "sbp_00": 120.0, "sbp_01": 90.0, "pain": "a", "stage": "b", "codes": "a;b"}
+    records = pd.DataFrame([table | {"male": 1, "smoker": "yes"}] * 2)
+    return Schema(name="clinic", columns=(PATIENT, *columns, LABEL)), records

@@ -26,16 +26,17 @@ def builtin() -> dict[str, Dataset]:
 def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float) -> list[Shard]:
     """One shard for each site, sorted by site name; the same for the same arguments.
 
-    sites: for partitioner "natural" the first so many natural sites, 0 for all of them (or, for a simulated dataset,
-    its default number); for "column:NAME" alike; for the others 1 or more. A fixed split of the dataset holds with its
-    natural sites; otherwise patients are split by the hash of their ids, and where a small site would be left without
-    a test patient, or without a class in train, the patient nearest to the threshold changes sides.
+    sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
+    means all that are in the data or, for simulated and dealt out sites, the dataset's default number. A fixed split
+    of the dataset holds with its natural sites; otherwise patients are split by the hash of their ids, and where a
+    small site would be left without a test patient, or without a class in train, the patient nearest to the threshold
+    changes sides.
     Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
     """
     check_partitioner(partitioner)
     natural = partitioner == "natural"
-    if sites < 0 or (sites == 0 and not natural and not partitioner.startswith("column:")):
-        raise ConfigError(f"sites is {sites}; it must be 1 or more (0 only with partitioner 'natural', for all).")
+    if sites < 0:
+        raise ConfigError(f"sites is {sites}; it must be 1 or more, or 0 for the dataset's own number.")
     if natural and not dataset.natural_sites:
         raise ConfigError(
             f"Dataset {dataset.name!r} has no natural sites; choose another partitioner, such as "
@@ -48,6 +49,8 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
         records = dataset.generate(number, number * dataset.patients // dataset.default_sites, seed)
     else:
         records = dataset.load()
+    if not natural and not partitioner.startswith("column:"):
+        sites = sites or dataset.default_sites
     tables = partition(records, dataset.schema, partitioner, sites, seed, alpha)
     fixed = dataset.fixed_split if natural else None
     return [_shard(tables[site], dataset.schema, site, fixed) for site in sorted(tables)]

@@ -157,8 +157,8 @@ def _raw() -> pd.DataFrame:
     place = folder()
     if place is None:
         raise DataError(
-            "The heart-disease files are not at hand; download them once (Dataset.fetch, needs the network), or set "
-            "POLYCLINIC_DATA to a folder whose subfolder heart_uci holds the four processed.*.data files."
+            "The heart-disease files are not at hand; run `polyclinic datasets fetch heart-disease` (online) or "
+            "set POLYCLINIC_DATA to a folder whose subfolder heart_uci holds the four processed.*.data files."
         )
     return _parsed(place).copy()
 

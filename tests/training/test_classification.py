@@ -1,0 +1,157 @@
+"""Local training: agreement with Opacus, the patient as the unit, empty batches, and what is refused."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import initialise, logistic, mlp
+from polyclinic.privacy.streams import keyed_stream
+from polyclinic.training import classification
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+
+
+def double(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: build().double()
+
+
+BUILD = double(lambda: mlp(4, 3, (5,)))
+START = {name: value.double().numpy() for name, value in initialise(BUILD, 7).items()}
+
+
+def settings(**changes: object) -> TrainSettings:
+    values: dict[str, object] = {
+        "sample_rate": 1.0, "local_steps": 1, "learning_rate": 0.3, "max_grad_norm": 0.2, "noise_multiplier": 1e-12,
+    }  # fmt: skip
+    return TrainSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+def rows(patients: int = 12, repeats: int = 1, seed: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(patients, 4)), rng.integers(0, 3, patients)
+    order = np.repeat(np.arange(patients), repeats)
+    return Rows(x[order], y[order], order, patients)
+
+
+def work(data: Rows, site: str = "a", **changes: object) -> SiteWork:
+    return SiteWork(data, keyed_stream(0, "batches", site), keyed_stream(0, "noise", site), data.patients, **changes)  # type: ignore[arg-type]
+
+
+def one(data: Rows, **changes: object) -> SiteUpdate:
+    return classification.train(BUILD, START, [work(data)], settings(**changes))[0]
+
+
+def distance(a: SiteUpdate, b: SiteUpdate) -> float:
+    return float(np.sqrt(sum(np.sum((a.arrays[k] - b.arrays[k]) ** 2) for k in a.arrays)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_private_step_equals_opacus(optimizer: str) -> None:
+    data = rows()
+    module = GradSampleModule(classification.load(BUILD, START))
+    inner = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](module.parameters(), lr=0.3)
+    theirs = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=0.2, expected_batch_size=data.patients)
+    for _ in range(3):
+        theirs.zero_grad()
+        functional.cross_entropy(module(torch.from_numpy(data.x)), torch.from_numpy(data.y)).backward()
+        theirs.step()
+    ours = one(data, local_steps=3, optimizer=optimizer)
+    for name, value in module._module.state_dict().items():
+        np.testing.assert_allclose(ours.arrays[name], value.numpy(), atol=1e-6)
+
+
+def test_repeating_a_patients_rows_does_not_change_the_update() -> None:
+    assert distance(one(rows()), one(rows(repeats=5))) < 1e-9
+
+
+def test_removing_a_patient_moves_the_update_by_at_most_the_clip() -> None:
+    data = rows(repeats=3)
+    data.x[data.patient == 11] *= 1e4
+    kept = data.patient != 11
+    without = Rows(data.x[kept], data.y[kept], data.patient[kept], 11)
+    step = settings()
+    with_all = classification.train(BUILD, START, [work(data)], step)[0]
+    less = SiteWork(without, keyed_stream(0, "b"), keyed_stream(0, "noise", "a"), 12)
+    moved = distance(with_all, classification.train(BUILD, START, [less], step)[0])
+    assert moved <= step.learning_rate * step.max_grad_norm / 12 * (1 + 1e-6)
+
+
+def test_a_record_that_is_not_finite_contributes_nothing() -> None:
+    data = rows()
+    data.x[3, 1] = 1e300
+    assert all(np.isfinite(value).all() for value in one(data, noise_multiplier=1.0).arrays.values())
+
+
+def test_empty_batches_add_noise_and_count_as_steps() -> None:
+    update = one(rows(patients=3), sample_rate=1e-9, local_steps=4, noise_multiplier=1.0)
+    assert update.steps == 4
+    assert all(np.any(update.arrays[name] != START[name]) for name in START)
+
+
+def test_steps_taken_equal_steps_in_the_event() -> None:
+    chosen = settings(local_steps=7, sample_rate=0.5, noise_multiplier=1.1)
+    assert classification.event(chosen).count == one(rows(), local_steps=7).steps == 7
+
+
+def test_sites_do_not_share_noise() -> None:
+    data = rows()
+    first, second = classification.train(BUILD, START, [work(data, "a"), work(data, "b")], settings(noise_multiplier=1.0))
+    assert distance(first, second) > 1e-3
+
+
+def test_the_divisor_is_public_not_the_realised_batch() -> None:
+    data = rows(patients=12)
+    doubled = classification.train(
+        BUILD, START, [SiteWork(data, keyed_stream(0, "b"), keyed_stream(0, "n"), 24.0)], settings()
+    )[0]
+    moved = {name: value - START[name] for name, value in doubled.arrays.items()}
+    for name, value in one(data).arrays.items():
+        np.testing.assert_allclose(value - START[name], 2 * moved[name], atol=1e-9)
+
+
+def test_without_privacy_a_full_batch_step_is_plain_gradient_descent() -> None:
+    data = rows()
+    module = classification.load(BUILD, START)
+    functional.cross_entropy(module(torch.from_numpy(data.x)), torch.from_numpy(data.y)).backward()
+    ours = one(data, noise_multiplier=None)
+    for name, p in module.named_parameters():
+        assert p.grad is not None
+        np.testing.assert_allclose(ours.arrays[name], START[name] - 0.3 * p.grad.numpy(), atol=1e-9)
+
+
+def test_optimizer_state_continues_where_it_stopped() -> None:
+    data = rows()
+    two = one(data, local_steps=2, optimizer="adam")
+    first = one(data, optimizer="adam")
+    second = classification.train(
+        BUILD, first.arrays, [work(data, optimizer_state=first.optimizer_state)], settings(optimizer="adam")
+    )[0]
+    assert distance(two, second) < 1e-9
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=False, track_running_stats=True)])
+def test_modules_that_mix_patients_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(ConfigError, match="mixes patients"):
+        classification.check_module(nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2)))
+
+
+def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
+    wrong = {**START, "0.weight": np.zeros((2, 2))}
+    with pytest.raises(ConfigError, match=r"'0.weight' has shape \(2, 2\); allowed is \(5, 4\)"):
+        classification.load(BUILD, wrong)
+    with pytest.raises(ConfigError, match="not finite"):
+        classification.load(BUILD, {**START, "0.bias": np.full(5, np.nan)})
+
+
+def test_initial_parameters_follow_the_seed_and_leave_global_state() -> None:
+    before = torch.random.get_rng_state()
+    a, b, c = (initialise(lambda: logistic(3, 2), seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(a["0.weight"], b["0.weight"]) and not torch.equal(a["0.weight"], c["0.weight"])

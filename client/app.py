@@ -1,6 +1,7 @@
 """The hospital's Flower ClientApp: message in, policy, ledger, shard, task, reply out.
 
-The order is fixed: a message is checked, then the policy, then the ledger is charged, and only then is a record read.
+The order is fixed: a message is checked, then the policy, then the ledger is charged, and only then is anything
+computed from a record. Enrolling checks the records against schema and policy, and tells only whether they fit.
 A hospital that refuses or fails answers with Flower's Error and one sentence; no patient's value is ever in it.
 """
 
@@ -13,6 +14,7 @@ from functools import wraps
 from logging import ERROR
 
 import numpy as np
+from dp_accounting import NonPrivateDpEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
@@ -34,11 +36,10 @@ from polyclinic.messages import (
     read_request,
 )
 from polyclinic.plugins import build_model, task_named
-from polyclinic.privacy.statistics import noisy_moments
-from polyclinic.training.task import Arrays, SiteWork, TrainSettings
-from polyclinic.training.preparation import contributions, standardised
 from polyclinic.privacy.accounting import gaussian_event
-from dp_accounting import NonPrivateDpEvent
+from polyclinic.privacy.statistics import noisy_moments
+from polyclinic.training.preparation import contributions, standardised
+from polyclinic.training.task import Arrays, SiteWork, TrainSettings
 
 app = ClientApp()
 Answer = Callable[[Message, Hospital, R, RunConfig], RecordDict]
@@ -53,7 +54,9 @@ def _answers(kind: type[R]) -> Callable[[Answer[R]], Callable[[Message, Context]
             try:
                 config = RunConfig.build(context.run_config)
                 request = read_request(kind, message.content)
-                return Message(answer(message, open_hospital(context, request, config), request, config), reply_to=message)
+                return Message(
+                    answer(message, open_hospital(context, request, config), request, config), reply_to=message
+                )
             except PolyclinicError as error:
                 code = REFUSED if isinstance(error, BudgetRefused) else FAILED
                 return Message(Error(code, str(error)), reply_to=message)
@@ -71,10 +74,11 @@ def _answers(kind: type[R]) -> Callable[[Answer[R]], Callable[[Message, Context]
 @app.query("enrol")
 @_answers(EnrolRequest)
 def enrol(message: Message, hospital: Hospital, request: EnrolRequest, config: RunConfig) -> RecordDict:
-    """The hospital's name, public schema and policy. Reads no record."""
+    """The hospital's name, public schema and policy. Checks that its records fit them, so that no later charge is lost."""
     policy = hospital.policy
+    hospital.shard()
     return RecordDict({RECORD: ConfigRecord({
-        "site": hospital.site, "simulated": hospital.seed is not None,
+        "site": hospital.site, "index": request.site, "simulated": hospital.seed is not None,
         "sites": len(simulated_sites(config)) if hospital.seed is not None else 1,
         "schema": json.dumps(hospital.schema.as_dict()), "delta": policy.delta, "budget": policy.budget or 0.0,
         "relation": policy.relation, "accountant": policy.accountant,
@@ -118,8 +122,12 @@ def train(message: Message, hospital: Hospital, request: TrainRequest, config: R
     write_state(hospital.home, request.run, request.round, update.optimizer_state)
     metrics: dict[str, float] = {"steps": update.steps}
     if request.noise_multiplier is None and hospital.policy.release_metrics and math.isfinite(update.loss):
-        metrics["train-loss"] = update.loss  # never in a private run: it is computed on the patients that epsilon protects
-    metrics["num-examples"] = float(rows.patients if request.noise_multiplier is None else request.public_patients or 1.0)
+        metrics["train-loss"] = (
+            update.loss
+        )  # never in a private run: it is computed on the patients that epsilon protects
+    metrics["num-examples"] = float(
+        rows.patients if request.noise_multiplier is None else request.public_patients or 1.0
+    )
     return _reply(hospital, update.arrays, metrics, spent, key)
 
 
@@ -185,10 +193,12 @@ def _record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
 
 
-def _reply(hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays") -> RecordDict:
+def _reply(
+    hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays"
+) -> RecordDict:
     """``spent`` is the ledger's epsilon after this call, in its own record so that strategies do not average it."""
     content = RecordDict({
-        "metrics": MetricRecord(metrics),
+        "metrics": MetricRecord({**metrics}),
         RECORD: ConfigRecord({"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}),
     })  # fmt: skip
     if arrays:

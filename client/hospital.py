@@ -20,7 +20,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.ehr.sources import read_records
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.messages import Request
+from polyclinic.messages import Request, site_home
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
@@ -84,7 +84,7 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
     site = names[request.site]
     schema = dataset_named(config.dataset).schema
-    return Hospital(site, schema, simulation_policy(config), Path(request.home) / site, config.dataset,
+    return Hospital(site, schema, simulation_policy(config), site_home(request.home, site), config.dataset,
                     config.seed, _dataset_key(config))  # fmt: skip
 
 
@@ -94,6 +94,16 @@ def simulation_policy(config: RunConfig) -> Policy:
         budget=config.epsilon if config.dp else None, delta=config.delta, smallest_shard=1, smallest_noise_multiplier=0,
         allow_without_privacy=not config.dp, release_metrics=True, release_predictions=True,
     )  # fmt: skip
+
+
+def check_simulation(config: RunConfig) -> None:
+    """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
+    largest = max(_simulated_shards(*_dataset_key(config)).values(), key=lambda shard: shard.train.patients)
+    if config.dp and config.delta >= 1 / largest.train.patients:
+        raise ConfigError(
+            f"Configuration key 'delta' has the value {config.delta:g}, which must be below 1/patients at every "
+            f"hospital: {largest.site} has {largest.train.patients} training patients."
+        )
 
 
 def simulated_sites(config: RunConfig) -> list[str]:

@@ -19,7 +19,9 @@ class Policy(BaseModel):
     patients may leave, for pooled curves in a simulation.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
+    )
 
     budget: float | None = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(gt=0, lt=1)
@@ -64,7 +66,9 @@ class HospitalFile(BaseModel):
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise ConfigError(f"The hospital file {path} does not exist; node-config 'hospital' must name one.") from None
+            raise ConfigError(
+                f"The hospital file {path} does not exist; node-config 'hospital' must name one."
+            ) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"The hospital file {path} is not valid TOML: {error}.") from None
         except ValidationError as error:

@@ -28,8 +28,12 @@ def reference() -> str:
             "(`polyclinic run FILE`), from `-c KEY=VALUE`, and from Flower's `--run-config`; a flag of "
             "`polyclinic run` has the name of its key.", "", "| key | default | meaning |", "|---|---|---|"]  # fmt: skip
     for name, field in RunConfig.model_fields.items():
-        default = str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')
-        rows.append(f"| `{name.replace('_', '-')}` | `{default}` | {(field.description or '').replace('|', chr(92) + '|')} |")
+        default = (
+            str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')
+        )
+        rows.append(
+            f"| `{name.replace('_', '-')}` | `{default}` | {(field.description or '').replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(rows) + "\n"
 
 

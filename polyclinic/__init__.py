@@ -3,16 +3,16 @@
 The front door: ``Federation`` runs a federation in this process and ``RunConfig`` is its configuration.
 """
 
-import os as _os
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.1.0"
 __all__ = ["Federation", "RunConfig", "RunResult", "__version__"]
 
 # In a wheel the four federation rooms are directories in here; in a source tree or Flower bundle they stand beside it.
-_inside = _os.path.join(__path__[0], "server")
-if _os.path.islink(_inside) or not _os.path.isdir(_inside):
-    __path__.insert(0, _os.path.dirname(__path__[0]))
+_here = _Path(__path__[0])
+if (_here / "server").is_symlink() or not (_here / "server").is_dir():
+    __path__.insert(0, str(_here.parent))
 
 if _TYPE_CHECKING:
     from polyclinic.config import RunConfig

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def compare(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], sites
     without = _last(_run(open_config, grid_for, lambda site: True))
     alone: dict[str, Any] = {}
     for site in sites:
-        rows = _last(_run(config.model_copy(update={"min_sites": 1}), grid_for, lambda other, name=site.name: other.name == name))
+        rows = _last(_run(config.model_copy(update={"min_sites": 1}), grid_for, partial(_is_named, site.name)))
         alone[site.name] = rows.get(site.name, {})
     return {
         "without_dp": {
@@ -31,6 +32,10 @@ def compare(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], sites
         },
         "alone": {"sites": alone},
     }
+
+
+def _is_named(name: str, site: Site) -> bool:
+    return site.name == name
 
 
 def _run(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], choose: Callable[[Site], bool]) -> Outcome:

@@ -28,17 +28,24 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_dashed, populate_by_name=True)
 
-    dataset: str = Field("breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`.")
+    dataset: str = Field(
+        "breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`."
+    )
     sites: int = Field(0, ge=0, description="Number of hospitals; 0 takes the dataset's own number.")
     partitioner: str = Field(
-        "", description="How records are dealt to hospitals: natural, column:NAME, iid, dirichlet, quantity, "
-        "label-quantity or feature-shift; empty takes the dataset's own."
+        "",
+        description="How records are dealt to hospitals: natural, column:NAME, iid, dirichlet, quantity, "
+        "label-quantity or feature-shift; empty takes the dataset's own.",
     )
-    alpha: Positive = Field(1.0, description="Dirichlet concentration of the skewed partitioners; smaller is more skewed.")
+    alpha: Positive = Field(
+        1.0, description="Dirichlet concentration of the skewed partitioners; smaller is more skewed."
+    )
     task: Literal["classification"] = Field("classification", description="What a hospital does with its shard.")
     model: str = Field("logistic", description="logistic, mlp, or `package.module:Name`.")
     hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
-    strategy: str = Field("fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`.")
+    strategy: str = Field(
+        "fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`."
+    )
     strategy_options: str = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
     fraction_train: Rate = Field(1.0, description="Share of the hospitals sampled for each round.")
     min_sites: int = Field(1, ge=1, description="A round with fewer valid replies fails the run.")
@@ -46,7 +53,7 @@ class RunConfig(BaseModel):
     local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
     sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="The hospitals' optimizer: DP-SGD or DP-Adam.")
-    learning_rate: Positive = Field(0.5, description="The hospitals' learning rate.")
+    learning_rate: Positive = Field(0.3, description="The hospitals' learning rate.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
@@ -56,13 +63,20 @@ class RunConfig(BaseModel):
     max_grad_norm: Positive = Field(1.0, description="Each patient's gradient is clipped to this L2 norm.")
     standardise: bool = Field(True, description="Standardise features over all hospitals before training.")
     statistics_share: float = Field(
-        0.1, ge=0, lt=1, description="Share of epsilon paid for the statistics that standardise features and count patients."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of epsilon paid for the statistics that standardise features and count patients.",
     )
     patients_per_site: int = Field(
         0, ge=0, description="A public count that sets the batch divisor where statistics are not paid for; 0 = none."
     )
-    seed: int = Field(0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system.")
-    workers: int = Field(1, ge=1, description="Processes that train hospitals side by side; results do not depend on it.")
+    seed: int = Field(
+        0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system."
+    )
+    workers: int = Field(
+        1, ge=1, description="Processes that train hospitals side by side; results do not depend on it."
+    )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import html
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pandas as pd
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polyclinic.client.hospital import check_simulation
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
@@ -23,6 +27,18 @@ from polyclinic.server.summary import summarise
 from polyclinic.sim.grid import AppReference, LocalGrid
 
 _CLIENT = AppReference("polyclinic.client_app")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's strategies log four lines a round; progress is shown by whoever asked for it."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @dataclass(frozen=True)
@@ -125,12 +141,14 @@ class Federation:
         """
         config = self.with_options(**options).config
         check_names(config)
+        check_simulation(config)
         grid = self._grid(config)
         folder = RunFolder.create(config)
-        with grid:
+        with _quiet(), grid:
             outcome, summary = coordinate(grid, config, folder, progress=progress)
         if comparison:
-            found = compare(config, self._grid, outcome.sites)
+            with _quiet():
+                found = compare(config, self._grid, outcome.sites)
             summary = summarise(outcome, folder.path, folder.sites, found)
             folder.add_comparison(summary)
         return RunResult(folder, summary)
@@ -142,7 +160,7 @@ class Federation:
         config = folder.config()
         if not folder.checkpoint.is_file():
             raise ConfigError(f"{folder.path} holds no checkpoint: the run stopped before it began; start it anew.")
-        with Federation._grid(config) as grid:
+        with _quiet(), Federation._grid(config) as grid:
             _, summary = coordinate(grid, config, folder, resume=True, progress=progress)
         return RunResult(folder, summary)
 

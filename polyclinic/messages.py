@@ -6,7 +6,9 @@ to know nothing of privacy. A hospital checks a request against its own policy; 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,7 +39,7 @@ class Request(BaseModel):
 
 
 class EnrolRequest(Request):
-    """Who is there? Answered with the hospital's name, schema digest and policy, before any data is read."""
+    """Who is there? Answered with the hospital's name, schema digest and policy, once its records are found to fit them."""
 
 
 class StatisticsRequest(Request):
@@ -60,6 +62,11 @@ class EvaluateRequest(Request):
     round: int = Field(ge=0)
 
 
+def site_home(home: str | Path, site: str) -> Path:
+    """The folder of a simulated site's ledger under ``home``; a site's name may hold anything, a folder's may not."""
+    return Path(home) / quote(site, safe="").replace(".", "%2E")
+
+
 R = TypeVar("R", bound=Request)
 
 
@@ -67,7 +74,9 @@ def read_request(kind: type[R], content: RecordDict) -> R:
     """The request in a message. Raises ConfigError naming the field that is missing, wrong or unknown."""
     record: Any = content.get(RECORD)
     if not isinstance(record, ConfigRecord):
-        raise ConfigError(f"The message carries no ConfigRecord named {RECORD!r}; it was not sent by Polyclinic's server.")
+        raise ConfigError(
+            f"The message carries no ConfigRecord named {RECORD!r}; it was not sent by Polyclinic's server."
+        )
     try:
         return kind.model_validate(dict(record))
     except ValidationError as error:

@@ -39,12 +39,13 @@ class Plugin:
 
 
 def _built_in(group: str) -> Mapping[str, Any]:
-    return {
+    groups: dict[str, Mapping[str, Any]] = {
         "datasets": datasets.builtin(),
         "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
         "strategies": BUILT_IN,
         "tasks": {"classification": classification},
-    }[group]
+    }
+    return groups[group]
 
 
 def _entry_points(group: str) -> dict[str, EntryPoint]:

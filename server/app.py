@@ -40,11 +40,13 @@ class _Logged:
     """Progress as Flower's log lines."""
 
     def started(self, config: RunConfig, sites: Any, privacy: Any) -> None:
-        noise = f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
+        noise = (
+            f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
+        )
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s", len(sites), config.rounds, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
-        pooled = next((row for row in reversed(state.rows) if row["site"] in ("pooled", "macro")), {})
+        pooled: dict[str, Any] = next((row for row in reversed(state.rows) if row["site"] in ("pooled", "macro")), {})
         spent = f", epsilon spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
         log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
             _short(pooled.get("auroc")), spent)  # fmt: skip

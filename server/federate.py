@@ -81,9 +81,13 @@ def federate(
     watcher = progress or Silent()
     check_names(config)
     strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
-    sites = [site for site in enrol(grid, run, str(home), config.min_sites, config.timeout) if choose(site)]
+    enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
+    sites = [site for site in enrolled if choose(site)]
     if len(sites) < config.min_sites:
-        raise ConfigError(f"Configuration key 'min-sites' has the value {config.min_sites}, but the run has {len(sites)} sites.")
+        reasons = "".join(f" {name}: {why}" for name, why in absent)
+        raise ConfigError(
+            f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
+        )
     privacy = calibrate(config) if config.dp else None
     watcher.started(config, sites, privacy)
     if resume:
@@ -92,6 +96,7 @@ def federate(
         state = load_checkpoint(checkpoint, strategy)
     else:
         state = _first_state(grid, sites, config, run, home, privacy)
+        state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
 
     def after_round(now: RunState) -> None:
         if checkpoint is not None:
@@ -127,7 +132,13 @@ def _first_state(
 
 
 def _standardise(
-    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+    grid: Grid,
+    sites: Sequence[Site],
+    state: RunState,
+    config: RunConfig,
+    run: str,
+    home: Path,
+    privacy: PrivacyPlan | None,
 ) -> None:
     """Ask every site for its sums; a site that refuses takes no part in the run."""
     noise = privacy.statistics_noise_multiplier if privacy else None
@@ -140,7 +151,9 @@ def _standardise(
     state.dropouts += [{"round": 0, "site": site.name, "reason": reason} for site, reason in exchange.dropped]
     if len(exchange.replies) < config.min_sites:
         reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
-        raise RunFailed(f"Statistics: {len(exchange.replies)} hospitals replied, min-sites is {config.min_sites}. {reasons}")
+        raise RunFailed(
+            f"Statistics: {len(exchange.replies)} hospitals replied, min-sites is {config.min_sites}. {reasons}"
+        )
     totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
     state.standardiser, counts = combine(totals, sites[0].schema, noisy=privacy is not None)
     for (site, reply), count in zip(exchange.replies, counts, strict=True):
@@ -160,4 +173,3 @@ def sha256_of(arrays: dict[str, np.ndarray]) -> str:
         value = np.ascontiguousarray(arrays[name])
         digest.update(f"{name}|{value.dtype}|{value.shape}|".encode() + value.tobytes())
     return digest.hexdigest()
-

@@ -71,7 +71,11 @@ def run_rounds(
         elapsed = time.perf_counter() - started
         state.seconds += elapsed
         for row in rows:
-            row |= {"train_loss": losses.get(row["site"]), "epsilon": state.epsilon.get(row["site"]), "seconds": elapsed}
+            row |= {
+                "train_loss": losses.get(row["site"]),
+                "epsilon": state.epsilon.get(row["site"]),
+                "seconds": elapsed,
+            }
         state.rows += rows
         after_round(state)
     return state
@@ -135,7 +139,7 @@ def _evaluate(
         metrics = next(iter(reply.content.metric_records.values()))
         rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "patients" in metrics:
-            state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type, call-overload]
+            state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
         if "predictions" in reply.content:
             predictions.append(from_record(reply.content.pop("predictions")))  # type: ignore[arg-type]
     if replies:
@@ -145,7 +149,9 @@ def _evaluate(
         labels = np.concatenate([part["labels"] for part in predictions])
         pooled = classification_metrics(labels, scores)
         majority = float(np.bincount(labels).max() / len(labels))
-        rows.append({"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS})
+        rows.append(
+            {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
+        )
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
     return rows
@@ -156,9 +162,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _accept(
-    exchange: Exchange, state: RunState, number: int, like: Arrays | None = None
-) -> list[tuple[Site, Message]]:
+def _accept(exchange: Exchange, state: RunState, number: int, like: Arrays | None = None) -> list[tuple[Site, Message]]:
     """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``."""
     valid = []
     for site, reply in exchange.replies:
@@ -166,9 +170,8 @@ def _accept(
         if problem:
             exchange.dropped.append((site, problem))
             continue
-        spent = reply.content.config_records.get(RECORD, {}).get("epsilon")
-        if spent is not None:
-            state.epsilon[site.name] = float(spent)  # type: ignore[arg-type]
+        if RECORD in reply.content.config_records:
+            state.epsilon[site.name] = float(reply.content.config_records[RECORD]["epsilon"])  # type: ignore[arg-type]
         valid.append((site, reply))
     for site, reason in exchange.dropped:
         state.dropouts.append({"round": number, "site": site.name, "reason": reason})

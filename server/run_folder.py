@@ -39,7 +39,9 @@ class RunFolder:
         try:
             folder.path.mkdir(parents=True)
         except OSError as error:
-            raise ConfigError(f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}.") from None
+            raise ConfigError(
+                f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}."
+            ) from None
         (folder.path / "config.toml").write_text(tomli_w.dumps(config.flat()), encoding="utf-8")
         (folder.path / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
         return folder
@@ -72,7 +74,9 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
             return found
         except FileNotFoundError:
-            raise ConfigError(f"{self.path} has no summary.json: the run has not finished; resume it with --resume.") from None
+            raise ConfigError(
+                f"{self.path} has no summary.json: the run has not finished; resume it with --resume."
+            ) from None
 
     def rounds(self) -> pd.DataFrame:
         return pd.read_parquet(self.path / "rounds.parquet")

@@ -43,54 +43,66 @@ class Site:
         return self.index + 1
 
 
-def enrol(grid: Grid, run: str, home: str, min_sites: int, timeout: float) -> list[Site]:
-    """Every hospital that answers, in a stable order.
+Dropped = list[tuple[str, str]]
 
-    Raises PolyclinicError when too few answer in ``timeout`` seconds, ConfigError when their schemas or privacy
-    units differ, or simulated and real hospitals are mixed.
+
+def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple[list[Site], Dropped]:
+    """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
+
+    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are.
+    Raises PolyclinicError when none enrols, ConfigError when schemas differ, two hospitals have one name, or simulated
+    and real hospitals are mixed.
     """
-    nodes = _wait_for_nodes(grid, min_sites, timeout)
-    probes = [(node, EnrolRequest(run=run, site=0, home=home)) for node in nodes]
-    replies, reasons = _ask(grid, probes, timeout)
-    if not replies:
-        raise PolyclinicError(f"No hospital could enrol: {'; '.join(sorted(set(reasons))) or 'no reply'}.")
-    if all(record["simulated"] for _, record in replies):
-        hosts = sorted(node for node, _ in replies)
-        total = int(replies[0][1]["sites"])
-        requests = [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)]
-        replies, reasons = _ask(grid, requests, timeout)
-        if len(replies) < total:
-            raise PolyclinicError(f"Only {len(replies)} of {total} simulated hospitals enrolled: {'; '.join(reasons)}.")
-    elif any(record["simulated"] for _, record in replies):
-        raise ConfigError("Simulated and real hospitals answered in one run; every node needs a hospital file, or none.")
-    else:
-        replies.sort(key=lambda found: str(found[1]["site"]))
-    sites = [_site(index, node, record) for index, (node, record) in enumerate(replies)]
-    _check_alike(sites)
-    return sites
-
-
-def _wait_for_nodes(grid: Grid, needed: int, timeout: float) -> list[int]:
     deadline = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < 1 or (len(nodes) < needed and time.monotonic() < deadline):
+    nodes = _wait_for_nodes(grid, 1, deadline)
+    good, dropped = _ask(grid, [(nodes[0], EnrolRequest(run=run, site=0, home=home))], timeout)
+    if good and good[0][1]["simulated"]:
+        total, hosts = int(good[0][1]["sites"]), sorted(nodes)
+        good, dropped = _ask(
+            grid, [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)], timeout
+        )
+    else:
+        nodes = _wait_for_nodes(grid, wanted, deadline)
+        requests = [(node, EnrolRequest(run=run, site=i, home=home)) for i, node in enumerate(nodes)]
+        good, dropped = _ask(grid, requests, timeout)
+        good.sort(key=lambda found: str(found[1]["site"]))
+    if not good:
+        raise PolyclinicError(
+            f"No hospital could enrol: {'; '.join(sorted({why for _, why in dropped})) or 'no reply'}"
+        )
+    if len({bool(record["simulated"]) for _, record in good}) > 1:
+        raise ConfigError(
+            "Simulated and real hospitals answered in one run; every node needs a hospital file, or none."
+        )
+    sites = [_site(index, node, record) for index, (node, record) in enumerate(good)]
+    _check_alike(sites)
+    return sites, dropped
+
+
+def _wait_for_nodes(grid: Grid, needed: int, deadline: float) -> list[int]:
+    while len(nodes := list(grid.get_node_ids())) < needed:
         if time.monotonic() >= deadline:
-            raise PolyclinicError(f"No hospital's node connected within {timeout:g} seconds.")
+            raise PolyclinicError(f"{len(nodes)} nodes connected in time; the run needs {needed}.")
         time.sleep(0.5)
     return nodes
 
 
-def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) -> tuple[list[tuple[int, Any]], list[str]]:
+def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) -> tuple[list[tuple[int, Any]], Dropped]:
+    """The replies' records in order of the requests, and who gave none."""
     messages = [
-        Message(RecordDict({RECORD: request.record()}), node, ENROL, group_id=str(request.site)) for node, request in requests
+        Message(RecordDict({RECORD: request.record()}), node, ENROL, group_id=str(request.site))
+        for node, request in requests
     ]
     answers = sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: _number(m.metadata.group_id))
     good = [(m.metadata.src_node_id, m.content[RECORD]) for m in answers if m.has_content()]
-    return good, [m.error.reason or "no reason given" for m in answers if m.has_error()]
+    dropped = [(f"site {m.metadata.group_id}", m.error.reason or "no reason given") for m in answers if m.has_error()]
+    silent = {str(request.site) for _, request in requests} - {m.metadata.group_id for m in answers}
+    return good, dropped + [(f"site {name}", f"no reply within {timeout:g} seconds") for name in sorted(silent)]
 
 
 def _site(index: int, node: int, record: Mapping[str, Any]) -> Site:
     return Site(
-        index, str(record["site"]), node, bool(record["simulated"]), Schema.from_dict(json.loads(record["schema"])),
+        int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]), Schema.from_dict(json.loads(record["schema"])),
         float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
     )  # fmt: skip
 
@@ -99,7 +111,9 @@ def _check_alike(sites: Sequence[Site]) -> None:
     first = sites[0]
     for site in sites[1:]:
         if site.schema != first.schema:
-            raise ConfigError(f"Hospitals {first.name!r} and {site.name!r} have different schemas; all need the same one.")
+            raise ConfigError(
+                f"Hospitals {first.name!r} and {site.name!r} have different schemas; all need the same one."
+            )
     names = [site.name for site in sites]
     if len(set(names)) < len(names):
         raise ConfigError(f"Two hospitals have the name {max(names, key=names.count)!r}; every hospital needs its own.")
@@ -167,10 +181,10 @@ class SiteGrid(Grid):
             index = _number(reply.metadata.group_id)
             hosts = by_node.get(reply.metadata.src_node_id, [])
             # An error made by Flower itself may have lost its group; one site on a node is still known by the node.
-            site = by_index.get(index) or (hosts[0] if len(hosts) == 1 else None)
-            if site is not None:
-                reply.metadata.__dict__["_src_node_id"] = site.id
-                found[site.index] = reply
+            sender = by_index.get(index) or (hosts[0] if len(hosts) == 1 else None)
+            if sender is not None:
+                reply.metadata.__dict__["_src_node_id"] = sender.id
+                found[sender.index] = reply
         exchange = Exchange([])
         for site, message in addressed:
             reply = found.get(site.index) or Message(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from polyclinic.messages import site_home
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
@@ -62,7 +63,7 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
     """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
     sites: dict[str, Any] = {}
     for site in outcome.sites:
-        path = home / site.name / "ledger.sqlite"
+        path = site_home(home, site.name) / "ledger.sqlite"
         if site.simulated and path.exists():
             sites[site.name] = Ledger.read(path).statement()
         else:
@@ -92,8 +93,12 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "knows it, so the guarantee is that of the method, not of these very numbers."
         )
     if any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
-        notes.append("Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as a "
-            "simulation's policy allows. Epsilon does not cover them.")
+        notes.append(
+            "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as a "
+            "simulation's policy allows. Epsilon does not cover them."
+        )
     if comparison:
-        notes.append("The comparison without privacy and with each hospital alone is extra training that epsilon does not cover.")
+        notes.append(
+            "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
+        )
     return notes

@@ -40,7 +40,9 @@ class AppReference:
 class LocalGrid(Grid):
     """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation."""
 
-    def __init__(self, app: AppReference, nodes: int, run_config: UserConfig, workers: int = 1, run_id: int = 1) -> None:
+    def __init__(
+        self, app: AppReference, nodes: int, run_config: UserConfig, workers: int = 1, run_id: int = 1
+    ) -> None:
         # Messages take their run and sender from this class attribute of Flower's.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 0
         self._app = app
@@ -56,7 +58,9 @@ class LocalGrid(Grid):
     def __enter__(self) -> LocalGrid:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -81,7 +85,9 @@ class LocalGrid(Grid):
         for message in pending:
             message.metadata.__dict__["_message_id"] = str(next(self._ids))
             if message.metadata.dst_node_id not in self._contexts:
-                raise ValueError(f"Node {message.metadata.dst_node_id} does not exist; this grid has {len(self._contexts)}.")
+                raise ValueError(
+                    f"Node {message.metadata.dst_node_id} does not exist; this grid has {len(self._contexts)}."
+                )
         for message, (reply, state) in zip(pending, self._call(pending), strict=True):
             reply.metadata.__dict__["_message_id"] = str(next(self._ids))
             self._contexts[message.metadata.dst_node_id].state = state

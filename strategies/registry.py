@@ -37,7 +37,9 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: fl
     unknown = [name for name in options if name not in accepted and not open_ended]
     if unknown:
         allowed = ", ".join(name.replace("_", "-") for name in accepted if name not in _EVERY_NODE)
-        raise ConfigError(f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}.")
+        raise ConfigError(
+            f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}."
+        )
     defaults = {name: value for name, value in _EVERY_NODE.items() if name in accepted}
     if "proximal_mu" in accepted:
         defaults["proximal_mu"] = proximal_mu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 from polyclinic.cli.commands import app
@@ -12,7 +11,6 @@ from polyclinic.errors import PolyclinicError
 
 def main() -> None:
     """Run the command line; every foreseen error is one sentence on stderr."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
         app()
     except PolyclinicError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -25,7 +25,9 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(flower_app, name="flower")
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")]
+Set = Annotated[
+    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -36,7 +38,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Federated learning for health records, with an epsilon that is true."""
 
@@ -89,7 +93,9 @@ def _print_result(screen: Any, summary: dict[str, Any], table: Any, sentence: An
     screen.print(table(summary))
     screen.print(sentence(summary))
     for drop in summary["dropouts"]:
-        screen.print(f"[yellow]Dropped out[/] in round {drop['round']}: {drop['site']}: {drop['reason']}", soft_wrap=True)
+        screen.print(
+            f"[yellow]Dropped out[/] in round {drop['round']}: {drop['site']}: {drop['reason']}", soft_wrap=True
+        )
     for note in summary["notes"]:
         screen.print(f"[dim]{note}[/]")
 
@@ -122,23 +128,31 @@ def account(
     sample_rate: Annotated[float, typer.Option(help="Probability that a patient is in a batch.")],
     steps: Annotated[int, typer.Option(help="Number of steps.")],
     delta: Annotated[float, typer.Option(help="Target delta.")],
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise over sensitivity; give this or --target-epsilon.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise over sensitivity; give this or --target-epsilon.")
+    ] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
     as_json: Json = False,
 ) -> None:
     """The epsilon of DP-SGD, or the noise that a target epsilon needs."""
-    from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, epsilon
+    from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, dpsgd_event, epsilon
 
     if (noise_multiplier is None) == (target_epsilon is None):
         raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")
+    # Checked by the accounting itself, whose sentence names what is allowed.
+    by, neighbours = cast(Accountant, accountant), cast(Relation, relation)
     if noise_multiplier is None:
         assert target_epsilon is not None
         noise_multiplier = calibrate_noise_multiplier(
-            target_epsilon, delta, lambda sigma: dpsgd_event(sample_rate, sigma, steps), accountant, relation  # type: ignore[arg-type]
+            target_epsilon,
+            delta,
+            lambda sigma: dpsgd_event(sample_rate, sigma, steps),
+            by,
+            neighbours,
         )
-    found = epsilon(dpsgd_event(sample_rate, noise_multiplier, steps), delta, accountant, relation)  # type: ignore[arg-type]
+    found = epsilon(dpsgd_event(sample_rate, noise_multiplier, steps), delta, by, neighbours)
     if as_json:
         print_json({"epsilon": found, "delta": delta, "noise_multiplier": noise_multiplier, "sample_rate": sample_rate,
                     "steps": steps, "accountant": accountant, "relation": relation})  # fmt: skip
@@ -192,7 +206,9 @@ def datasets_show(name: str, as_json: Json = False) -> None:
         return
     screen = console()
     screen.print(f"[bold]{found.title}[/] ({found.name})\n{found.description}")
-    screen.print(f"Licence: {found.licence}\nCite: {found.citation}\nSites: {', '.join(found.natural_sites) or 'none of its own'}")
+    screen.print(
+        f"Licence: {found.licence}\nCite: {found.citation}\nSites: {', '.join(found.natural_sites) or 'none of its own'}"
+    )
     table = Table(box=None)
     for heading in ("column", "kind", "role", "unit", "public bounds or categories"):
         table.add_column(heading)
@@ -212,7 +228,9 @@ def datasets_fetch(name: str, as_json: Json = False) -> None:
     if as_json:
         print_json({"name": found.name, "path": str(path) if path else None})
     else:
-        console().print(f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch.")
+        console().print(
+            f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch."
+        )
 
 
 @ledger_app.command("show")

@@ -47,12 +47,20 @@ def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> 
         environment = flower_environment(Path(home))
         with _superlink(Path(home), environment) as address:
             (Path(home) / "config.toml").write_text(
-                f'[superlink]\ndefault = "run"\n[superlink.run]\naddress = "{address}"\ninsecure = true\n', encoding="utf-8"
+                f'[superlink]\ndefault = "run"\n[superlink.run]\naddress = "{address}"\ninsecure = true\n',
+                encoding="utf-8",
             )
             lines = _stream(app_dir, given, sites, environment, screen)
             status, details = _status(environment)
         if status != "finished:completed":
-            said = next((line.split("Polyclinic: ", 1)[1] for line in reversed(lines) if "ERROR" in line and "Polyclinic: " in line), "")
+            said = next(
+                (
+                    line.split("Polyclinic: ", 1)[1]
+                    for line in reversed(lines)
+                    if "ERROR" in line and "Polyclinic: " in line
+                ),
+                "",
+            )
             raise PolyclinicError(said or f"The Flower run ended as {status}: {details or 'no details given'}.")
         return RunResult.read(note.read_text(encoding="utf-8"))
 
@@ -84,7 +92,9 @@ def _superlink(home: Path, environment: dict[str, str]) -> Iterator[str]:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise PolyclinicError(f"Flower's SuperLink did not start: {log.read_text(errors='replace')[-400:].strip()}")
+                raise PolyclinicError(
+                    f"Flower's SuperLink did not start: {log.read_text(errors='replace')[-400:].strip()}"
+                )
             time.sleep(0.1)
         yield f"127.0.0.1:{port}"
     finally:
@@ -104,7 +114,9 @@ def _answers(port: int) -> bool:
         return False
 
 
-def _stream(app_dir: Path, values: dict[str, Any], sites: int, environment: dict[str, str], screen: Console) -> list[str]:
+def _stream(
+    app_dir: Path, values: dict[str, Any], sites: int, environment: dict[str, str], screen: Console
+) -> list[str]:
     """Submit and follow the run; Polyclinic's own log lines are the progress shown."""
     overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
     command = ["flwr", "run", str(app_dir.resolve()), "run", "--stream", "--run-config", overrides,
@@ -124,11 +136,15 @@ def _stream(app_dir: Path, values: dict[str, Any], sites: int, environment: dict
 def _status(environment: dict[str, str]) -> tuple[str, str]:
     """Flower's own word on the newest run; its exit code says nothing."""
     for _ in range(40):
-        listed = subprocess.run(["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True
+        )
         try:
             run = json.loads(listed.stdout)["runs"][0]
         except (json.JSONDecodeError, KeyError, IndexError):
-            raise PolyclinicError(f"Flower does not list the run: {listed.stdout[-300:]}{listed.stderr[-300:]}") from None
+            raise PolyclinicError(
+                f"Flower does not list the run: {listed.stdout[-300:]}{listed.stderr[-300:]}"
+            ) from None
         if str(run["status"]).startswith("finished"):
             return str(run["status"]), str(run.get("status-details", ""))
         time.sleep(0.5)

@@ -26,7 +26,11 @@ class LiveProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn("[bold]Round"), MofNCompleteColumn(), BarColumn(bar_width=None), TimeElapsedColumn(), console=console
+            TextColumn("[bold]Round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            console=console,
         )
         self._task = self._bar.add_task("rounds", total=None)
         self._live = Live(self._bar, console=console, refresh_per_second=8, transient=True)
@@ -37,7 +41,9 @@ class LiveProgress:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.stop()
 
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
@@ -49,9 +55,8 @@ class LiveProgress:
             if privacy
             else "[yellow]no differential privacy[/]"
         )
-        self._console.print(
-            f"[bold]{config.dataset}[/]: {len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds\n{promise}"
-        )
+        what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
+        self._console.print(f"[bold]{config.dataset}[/]: {what}\n{promise}")
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         rows = {row["site"]: row for row in state.rows if row["round"] == state.round}
@@ -61,9 +66,8 @@ class LiveProgress:
             return
         overall = rows.get("pooled") or rows.get("macro") or {}
         spent = f", ε spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
-        self._console.print(
-            f"round {state.round}/{config.rounds}: loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
-        )
+        figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
+        self._console.print(f"round {state.round}/{config.rounds}: {figures}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -83,7 +87,9 @@ def result_table(summary: dict[str, Any]) -> Table:
     """Each hospital: patients, AUROC, accuracy, epsilon spent of budget; pooled; beside them the comparison, if any."""
     comparison = summary.get("comparison")
     private = summary["privacy"]["epsilon"] is not None
-    table = Table(title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left")
+    table = Table(
+        title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left"
+    )
     headings = ["hospital", "patients", "AUROC", "accuracy"] + (["ε spent of budget"] if private else [])
     headings += ["AUROC without DP", "AUROC alone"] if comparison else []
     for heading in headings:

@@ -32,5 +32,5 @@ def mlp(features: int, classes: int, widths: Sequence[int] = (32,)) -> nn.Module
 def initialise(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
     """The parameters and buffers of a new module, a function of ``seed`` alone; global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return {name: value.detach().clone() for name, value in build().state_dict().items()}

@@ -43,7 +43,7 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
     Returns the (P,) sum and its sensitivity: ``max_norm`` when one patient is added or removed. Replacing one moves it
     by up to twice that; the accountant's "replace-one" relation allows for it.
     Raises ValueError if ``max_norm`` is not positive and finite, or the rows are not a matrix.
-    Abadi et al. 2016, Algorithm 1; the 1e-6 is Opacus' and keeps rounding below the bound.
+    Abadi et al. 2016, Algorithm 1; the 1e-6 next to the norm is Opacus'.
     """
     if not (math.isfinite(max_norm) and max_norm > 0):
         raise ValueError(f"max_norm must be positive and finite, got {max_norm}.")

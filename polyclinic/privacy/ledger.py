@@ -175,8 +175,10 @@ class Ledger:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, KeyError, ValueError) as error:
-        raise DataError(f"{path} is not a readable privacy ledger ({error}); restore it from a backup.") from error
+    except (sqlite3.Error, LookupError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be used as a privacy ledger ({error}); if it is damaged, restore it from a backup."
+        ) from error
 
 
 def _create(path: Path, terms: dict[str, Any]) -> None:
@@ -206,13 +208,16 @@ def _read_terms(db: sqlite3.Connection) -> dict[str, Any]:
     terms = {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM terms")}
     for name in (*_FIXED, "budget", "accountant", "head"):
         if name not in terms:
-            raise ValueError(f"the term {name!r} is missing")
+            raise LookupError(f"the term {name!r} is missing")
     return terms
 
 
 def _past(db: sqlite3.Connection) -> DpEvent:
     rows = db.execute("SELECT event, COUNT(*) FROM events GROUP BY event ORDER BY MIN(seq)").fetchall()
-    return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(event)), count) for event, count in rows])
+    try:
+        return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(event)), n) for event, n in rows])
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
 
 
 def _head(db: sqlite3.Connection) -> str:

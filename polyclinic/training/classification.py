@@ -112,7 +112,7 @@ def _batch_gradient(
         summed = (functional.cross_entropy(module(x), y, reduction="none") * weight).sum()
         loss = float(summed.detach())
         module.zero_grad(set_to_none=True)
-        summed.backward()
+        torch.autograd.backward(summed)
         if settings.noise_multiplier is None:
             return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], loss
         rows = torch.cat([p.grad_sample.flatten(1) for p in parameters], dim=1)  # type: ignore[attr-defined]
@@ -137,7 +137,9 @@ def evaluate(build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
         return [
-            functional.softmax(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double(), dim=1).numpy()
+            functional.softmax(
+                module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double(), dim=1
+            ).numpy()
             for part in rows
         ]
 
@@ -153,7 +155,9 @@ def load(build: Callable[[], nn.Module], arrays: Arrays) -> nn.Module:
             raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {tuple(value.shape)}.")
         if not np.isfinite(arrays[label]).all():
             raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
-    module.load_state_dict({label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()})
+    module.load_state_dict(
+        {label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()}
+    )
     return module
 
 

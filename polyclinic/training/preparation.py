@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyclinic.ehr.encoding import standardised_mask
-from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
+from polyclinic.ehr.encoding import nullable_mask, standardised_mask
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.privacy.statistics import Moments, moments, patient_count, standardiser
 
@@ -20,22 +20,17 @@ Standardiser = tuple[np.ndarray, np.ndarray]
 def contributions(shard: Shard) -> Moments:
     """The training patients' summed contributions and their sensitivity (add/remove one patient)."""
     numeric, rows = standardised_mask(shard.schema), shard.train
-    return moments(rows.x[:, numeric], rows.patient, rows.patients, _nullable(shard.schema))
+    return moments(rows.x[:, numeric], rows.patient, rows.patients, nullable_mask(shard.schema)[numeric])
 
 
 def combine(totals: list[np.ndarray], schema: Schema, noisy: bool) -> tuple[Standardiser, list[float]]:
     """The standardiser of all encoded columns (identity where they are not numeric), and each site's patient count."""
     numeric = standardised_mask(schema)
     mean, std = np.zeros(len(numeric)), np.ones(len(numeric))
-    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), _nullable(schema), noisy)
-    return (mean, std), [patient_count(total, _nullable(schema)) for total in totals]
+    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), nullable_mask(schema)[numeric], noisy)
+    return (mean, std), [patient_count(total, nullable_mask(schema)[numeric]) for total in totals]
 
 
 def standardised(rows: Rows, by: Standardiser | None) -> Rows:
     """The rows with every numeric column centred and scaled; missing cells stay NaN."""
     return rows if by is None else replace(rows, x=(rows.x - by[0]) / by[1])
-
-
-def _nullable(schema: Schema) -> np.ndarray:
-    """(numeric columns,) True where a cell may be missing."""
-    return np.array([c.nullable for c in schema.features if c.kind in NUMERIC_KINDS for _ in c.record_names], dtype=bool)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from dp_accounting import DpEvent
 from torch import nn
 
-from dp_accounting import DpEvent
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.streams import Stream
 

@@ -102,7 +102,9 @@ def test_steps_taken_equal_steps_in_the_event() -> None:
 
 def test_sites_do_not_share_noise() -> None:
     data = rows()
-    first, second = classification.train(BUILD, START, [work(data, "a"), work(data, "b")], settings(noise_multiplier=1.0))
+    first, second = classification.train(
+        BUILD, START, [work(data, "a"), work(data, "b")], settings(noise_multiplier=1.0)
+    )
     assert distance(first, second) > 1e-3
 
 

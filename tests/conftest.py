@@ -1,0 +1,65 @@
+"""What every test may use: the command line as a person runs it, and small fast runs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic import Federation
+from polyclinic.federation import RunResult
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+if "POLYCLINIC_DATA" not in os.environ and SHARED_DATA.is_dir():
+    os.environ["POLYCLINIC_DATA"] = str(SHARED_DATA)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def command() -> Command:
+    """``command("run", "--json")`` runs the installed command line; a Python of its own, as a person would."""
+
+    def call(*arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "polyclinic", *arguments], capture_output=True, text=True, timeout=timeout,
+            env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"} | environment,
+        )  # fmt: skip
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def as_json(command: Command) -> Callable[..., Any]:
+    """The JSON that a command prints; fails the test when the command fails."""
+
+    def call(*arguments: str, **options: Any) -> Any:
+        done = command(*arguments, "--json", **options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def heart_disease() -> None:
+    """Skips a test that needs the heart disease files where there are none."""
+    if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / "heart_uci").is_dir():
+        pytest.skip("POLYCLINIC_DATA names no folder with heart_uci: the heart disease files are not here")
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Callable[..., RunResult]:
+    """A small private run of the embedded dataset into the test's own folder."""
+
+    def run(**options: Any) -> RunResult:
+        return Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
+            **{"rounds": 2, "local_steps": 2} | options
+        )
+
+    return run

@@ -1,0 +1,132 @@
+"""The command line as it is used: names, JSON keys and exit codes are a contract."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def finished(as_json: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("runs")
+    summary: dict[str, Any] = as_json("run", "--rounds", "3", "--out", str(out), "--compare")
+    return summary
+
+
+def test_run_prints_the_contract(finished: dict[str, Any]) -> None:
+    assert set(finished) >= {
+        "run", "rounds", "seed", "strategy", "dataset", "metrics", "privacy", "model_sha256", "seconds", "rounds_per_second",
+    }  # fmt: skip
+    assert set(finished["metrics"]) == {"pooled", "macro", "sites"}
+    assert len(finished["metrics"]["sites"]) == 4
+    for site in finished["metrics"]["sites"].values():
+        assert set(site) >= {"patients", "auroc", "accuracy", "epsilon", "delta", "budget", "rounds_joined"}
+        assert 0 < site["epsilon"] <= site["budget"] == 3.0
+        assert site["rounds_joined"] == 3
+    assert set(finished["privacy"]) >= {"epsilon", "delta", "unit", "relation", "accountant"}
+    assert finished["privacy"]["epsilon"] == max(s["epsilon"] for s in finished["metrics"]["sites"].values())
+    assert finished["comparison"]["without_dp"]["pooled"]["auroc"] > 0.9
+    assert set(finished["comparison"]["alone"]["sites"]) == set(finished["metrics"]["sites"])
+
+
+def test_run_folder_holds_everything(finished: dict[str, Any]) -> None:
+    folder = Path(finished["run"])
+    for name in ("config.toml", "versions.json", "rounds.parquet", "rounds.csv", "model.safetensors", "ledger.json",
+                 "summary.json", "report.html", "plots/loss.svg", "plots/auroc.svg", "plots/epsilon.svg"):  # fmt: skip
+        assert (folder / name).stat().st_size > 0, name
+    page = (folder / "report.html").read_text()
+    assert "<script src" not in page and 'href="http' not in page and 'src="http' not in page
+    statement = json.loads((folder / "ledger.json").read_text())
+    for site in statement["sites"].values():
+        assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train", "train"]
+        assert site["intact"]
+
+
+def test_show_and_ledger_show(finished: dict[str, Any], as_json: Command, command: Command) -> None:
+    assert as_json("show", finished["run"]) == finished
+    assert "pooled" in command("show", finished["run"]).stdout
+    ledger = next((Path(finished["run"]) / "sites").glob("*/ledger.sqlite"))
+    shown = as_json("ledger", "show", str(ledger))
+    assert set(shown) >= {"site", "epsilon", "delta", "budget", "events", "intact"}
+    assert shown["epsilon"] == pytest.approx(finished["metrics"]["sites"][shown["site"]]["epsilon"], rel=0.02)
+    assert "the record is intact" in command("ledger", "show", str(ledger)).stdout
+
+
+def test_without_dp_nothing_is_claimed(as_json: Command, tmp_path: Path) -> None:
+    summary = as_json("run", "--no-dp", "--rounds", "1", "--out", str(tmp_path))
+    assert summary["privacy"]["epsilon"] is None
+    assert any("no formal guarantee" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "--dataset", "heart-diseas"], 2, "Did you mean 'heart-disease'?"),
+        (["run", "--strategy", "fedavgg"], 2, "Did you mean 'fedavg'?"),
+        (["run", "--epsilon", "-1"], 2, "'epsilon' has the value -1.0"),
+        (["run", "--delta", "0.5"], 2, "1/patients"),
+        (["run", "-c", "strategy-options=zeta=1"], 2, "'zeta'"),
+        (["run", "-c", "rounds"], 2, "KEY=VALUE"),
+        (["run", "-c", "model=mlpp"], 2, "Did you mean 'mlp'?"),
+        (["run", "-c", "min-sites=9"], 2, "min-sites"),
+        (["run", "nowhere.toml"], 2, "does not exist"),
+        (["run", "--resume", "nowhere"], 2, "not a run's folder"),
+        (["show", "nowhere"], 2, "not a run's folder"),
+        (["account", "--sample-rate", "0.1", "--steps", "10", "--delta", "1e-5"], 2, "exactly one"),
+        (
+            ["account", "--sample-rate", "2", "--steps", "10", "--delta", "1e-5", "--noise-multiplier", "1"],
+            2,
+            "sample_rate",
+        ),
+        (["ledger", "show", "nowhere.sqlite"], 2, "ledger"),
+        (["datasets", "show", "trail"], 2, "Did you mean 'trial'?"),
+        (["flower", "run", "nowhere"], 2, "not a Flower app"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    command: Command, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    extra = ["--out", str(tmp_path)] if arguments[0] == "run" and "--resume" not in arguments else []
+    done = command(*arguments, *extra)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "name", [[], ["run"], ["account"], ["datasets"], ["ledger", "show"], ["plugins"], ["flower", "run"], ["show"]]
+)
+def test_help_is_there(command: Command, name: list[str]) -> None:
+    done = command(*name, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout
+
+
+def test_version(command: Command) -> None:
+    import polyclinic
+
+    assert command("--version").stdout == f"polyclinic {polyclinic.__version__}\n"
+
+
+def test_account_gives_the_golden_number_and_its_inverse(as_json: Command) -> None:
+    common = ["account", "--sample-rate", "0.032", "--steps", "313", "--delta", "1e-5"]
+    found = as_json(*common, "--noise-multiplier", "1")
+    assert set(found) == {"epsilon", "delta", "noise_multiplier", "sample_rate", "steps", "accountant", "relation"}
+    assert found["epsilon"] == pytest.approx(3.6727, rel=1e-3)
+    assert as_json(*common, "--target-epsilon", "2")["noise_multiplier"] == pytest.approx(1.403387, rel=2e-3)
+    assert as_json(*common, "--noise-multiplier", "1", "--accountant", "rdp")["epsilon"] == pytest.approx(
+        4.1481, rel=1e-3
+    )
+
+
+def test_datasets_and_plugins(as_json: Command, command: Command) -> None:
+    listed = {row["name"]: row for row in as_json("datasets")}
+    assert listed["breast-cancer"]["patients"] == 569 and listed["breast-cancer"]["available"]
+    assert {"heart-disease", "heart-disease-920", "trial"} <= set(listed)
+    assert as_json("datasets", "show", "trial")["schema"]["columns"]
+    assert "nothing to fetch" in command("datasets", "fetch", "breast-cancer").stdout
+    groups = {(row["group"], row["name"]) for row in as_json("plugins")}
+    assert {("strategies", "fedadam"), ("models", "mlp"), ("tasks", "classification")} <= groups

@@ -1,0 +1,61 @@
+"""One configuration for TOML, flags, ``-c`` and Flower; every wrong value is one sentence and costs no privacy."""
+
+from pathlib import Path
+
+import pytest
+
+from polyclinic.config import RunConfig, parse_assignments, read_toml
+from polyclinic.errors import ConfigError
+
+
+def test_dashed_and_underscored_keys_are_the_same_key() -> None:
+    assert RunConfig.build({"sample-rate": 0.2}) == RunConfig.build({"sample_rate": 0.2})
+
+
+def test_later_layers_win() -> None:
+    assert RunConfig.build({"rounds": 1, "seed": 4}, {"rounds": 2}).rounds == 2
+
+
+def test_flat_form_round_trips() -> None:
+    config = RunConfig.build({"epsilon": 1.5, "hidden": "8,4", "dp": True})
+    assert RunConfig.build(config.flat()) == config
+    assert all(isinstance(value, bool | int | float | str) for value in config.flat().values())
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"epsilonn": 1}, "Unknown configuration key 'epsilonn'. Did you mean 'epsilon'?"),
+        ({"epsilon": 0}, "'epsilon' has the value 0, which must be greater than 0"),
+        ({"epsilon": float("inf")}, "'epsilon' has the value inf"),
+        ({"delta": 1.0}, "'delta' has the value 1.0, which must be less than 1"),
+        ({"sample-rate": 1.5}, "'sample-rate' has the value 1.5, which must be less than or equal to 1"),
+        ({"rounds": "many"}, "'rounds' has the value 'many', which must be a valid integer"),
+        ({"rounds": 0}, "'rounds' has the value 0"),
+        ({"hidden": "32,x"}, "positive whole numbers"),
+        ({"partitioner": "dirichelt"}, "Did you mean 'dirichlet'?"),
+        ({"optimizer": "lion"}, "'optimizer' has the value 'lion', which must be 'sgd' or 'adam'"),
+        ({"statistics-share": 0}, "statistics-share is 0 but standardise is true"),
+        ({"standardise": False}, "patients-per-site is 0"),
+    ],
+)
+def test_wrong_values_are_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.build(values)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 2")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_toml(tmp_path / "bad.toml")
+
+
+def test_assignments() -> None:
+    assert parse_assignments("eta=0.1, beta-1='x', flag=true, word=abc") == {
+        "eta": 0.1, "beta-1": "x", "flag": True, "word": "abc",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_assignments("eta")

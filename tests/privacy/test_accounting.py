@@ -1,0 +1,364 @@
+"""Epsilon against golden values of Opacus, dp-accounting and closed forms; calibration and plans from the outside."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import dp_accounting as dpa
+import pytest
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.accounting import (
+    calibrate_noise_multiplier,
+    dpsgd_event,
+    epsilon,
+    event_from_json,
+    event_to_json,
+    gaussian_event,
+    plan,
+)
+from polyclinic.privacy.bounds import pld_epsilon_at
+from polyclinic.privacy.events import merged
+
+GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())
+REPLACE_ONE = [row for row in GOLDEN if "pld_replace_one" in row]
+
+
+def _event(row: dict) -> dpa.DpEvent:
+    return dpsgd_event(row["sample_rate"], row["noise_multiplier"], row["steps"])
+
+
+def _name(row: dict) -> str:
+    return row["row"]
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=_name)
+def test_pld_reproduces_golden_epsilon(row):
+    assert epsilon(_event(row), row["delta"], "pld") == pytest.approx(row["pld"], rel=1e-3)
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=_name)
+def test_rdp_reproduces_opacus(row):
+    tolerance = 1e-4 if "sprint" in _name(row) else 1e-6  # as many digits as the golden value has
+    assert epsilon(_event(row), row["delta"], "rdp") == pytest.approx(row["rdp"], rel=tolerance)
+
+
+@pytest.mark.parametrize("row", REPLACE_ONE, ids=_name)
+def test_pld_reproduces_golden_epsilon_when_a_patient_is_replaced(row):
+    found = epsilon(_event(row), row["delta"], "pld", "replace-one")
+    assert found == pytest.approx(row["pld_replace_one"], rel=1e-3)
+    assert found > row["pld"]
+
+
+@pytest.mark.parametrize("row", REPLACE_ONE, ids=_name)
+def test_rdp_bounds_pld_under_both_relations(row):
+    assert epsilon(_event(row), row["delta"], "rdp") >= row["pld"]
+    assert epsilon(_event(row), row["delta"], "rdp", "replace-one") >= row["pld_replace_one"]
+
+
+@pytest.mark.parametrize("row", [row for row in GOLDEN if "sprint" not in _name(row)], ids=_name)
+def test_quick_epsilon_is_an_upper_bound_close_to_the_exact_one(row):
+    quick = epsilon(_event(row), row["delta"], quick=True)
+    assert row["pld"] * (1 - 1e-3) <= quick <= row["pld"] * 1.02
+
+
+def test_grid_is_refined_where_the_default_one_overstates():
+    # The golden 2.582 is what a grid of 1e-4 gives for three million steps; the limit of many steps is 2.564.
+    event = dpsgd_event(1 / 6000, 1.0, 3_000_000)
+    assert pld_epsilon_at(merged(event), 1e-5, "replace-one", 1e-4) == pytest.approx(2.582, rel=1e-3)
+    assert 2.564 < epsilon(event, 1e-5, "pld", "replace-one") < 2.575
+
+
+@pytest.mark.parametrize(
+    ("sigma", "expected"), [(30.749566, 0.1), (7.031827, 0.5), (3.730632, 1), (1.993812, 2), (0.499889, 10)]
+)
+def test_gaussian_matches_the_analytic_mechanism(sigma, expected):
+    assert epsilon(gaussian_event(sigma), 1e-5) == pytest.approx(expected, rel=1e-3)
+
+
+def test_both_accountants_take_noise_relative_to_the_clip_norm():
+    # dp-accounting's own RDP accountant gives 2.166 here under every relation: half the distance, fault 24.
+    replaced, halved = gaussian_event(2.0), gaussian_event(1.0)
+    assert epsilon(replaced, 1e-5, "pld", "replace-one") == pytest.approx(4.377178, rel=1e-3)
+    assert epsilon(replaced, 1e-5, "rdp", "replace-one") == pytest.approx(4.728507, rel=1e-3)
+    for accountant in ("pld", "rdp"):
+        assert epsilon(replaced, 1e-5, accountant, "replace-one") == pytest.approx(epsilon(halved, 1e-5, accountant))
+
+
+def test_randomised_response_is_composed_as_often_as_it_is_used():
+    # Fault 23: dp-accounting's PLD accountant answers log 3 for any count.
+    one = dpa.RandomizedResponseDpEvent(0.5, 2)
+    fifty = dpa.SelfComposedDpEvent(one, 50)
+    assert epsilon(one, 1e-5, "pld", "replace-one") == pytest.approx(math.log(3), rel=1e-3)
+    found = epsilon(fifty, 1e-5, "pld", "replace-one")
+    assert found == pytest.approx(50.5, rel=5e-3)
+    assert found <= epsilon(fifty, 1e-5, "rdp", "replace-one") == pytest.approx(52.24, rel=1e-3)
+    assert found <= 50 * math.log(3)
+
+
+@pytest.mark.parametrize("buckets", [2, 4, 7])
+def test_randomised_response_over_many_buckets_agrees_between_accountants(buckets):
+    event = dpa.SelfComposedDpEvent(dpa.RandomizedResponseDpEvent(0.7, buckets), 20)
+    tight, loose = (epsilon(event, 1e-5, accountant, "replace-one") for accountant in ("pld", "rdp"))
+    assert 0.8 * loose < tight <= loose * 1.001  # the grid rounds up
+
+
+def test_randomised_response_is_refused_when_presence_is_the_secret():
+    with pytest.raises(ConfigError, match="replace-one"):
+        epsilon(dpa.RandomizedResponseDpEvent(0.5, 2), 1e-5)
+
+
+def test_laplace_matches_golden_and_costs_double_when_replaced():
+    event = dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(10.0), 100)
+    assert epsilon(event, 1e-5) == pytest.approx(4.220347, rel=1e-3)
+    assert epsilon(event, 1e-5, "rdp") == pytest.approx(4.532686, rel=1e-3)
+    single = dpa.LaplaceDpEvent(1.0)
+    assert epsilon(single, 1e-9, "pld", "replace-one") == pytest.approx(2.0, rel=1e-3)
+    assert epsilon(single, 1e-9, "rdp", "replace-one") >= 2.0 * (1 - 1e-3)
+
+
+def test_batches_that_are_not_poisson_get_no_amplification():
+    shuffled = dpsgd_event(0.002, 0.7, 500, poisson=False)
+    assert epsilon(shuffled, 1e-5) == pytest.approx(epsilon(gaussian_event(0.7, 500), 1e-5))
+    # One epoch with a shuffle costs at least 6.588, with Poisson samples 0.987.
+    assert epsilon(shuffled, 1e-5) > 6.588
+    assert epsilon(dpsgd_event(0.002, 0.7, 500), 1e-5) == pytest.approx(0.987, rel=1e-3)
+
+
+CLIENT_LEVEL = [(1.0, 5.0, 50, 4.845), (0.1, 1.0, 100, 4.784), (0.1, 2.0, 100, 1.544)]
+
+
+@pytest.mark.parametrize(("q", "z", "rounds", "expected"), CLIENT_LEVEL)
+def test_client_level_golden_values(q, z, rounds, expected):
+    assert epsilon(dpsgd_event(q, z, rounds), 1e-3) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_rounds_compose(accountant):
+    one = dpsgd_event(0.05, 1.1, 20)
+    three = dpa.ComposedDpEvent([one, one, one])
+    assert epsilon(three, 1e-5, accountant) == epsilon(dpsgd_event(0.05, 1.1, 60), 1e-5, accountant)
+    assert epsilon(one, 1e-5, accountant) < epsilon(three, 1e-5, accountant)
+
+
+def test_union_of_releases_costs_more_than_each():
+    parts = [dpsgd_event(0.05, 1.1, 60), dpsgd_event(0.02, 0.9, 40), gaussian_event(6.0)]
+    assert epsilon(dpa.ComposedDpEvent(parts), 1e-5) > max(epsilon(part, 1e-5) for part in parts)
+
+
+def test_full_batches_are_plain_gaussians():
+    assert merged(dpsgd_event(1.0, 2.0, 4)) == merged(gaussian_event(1.0))
+
+
+def test_merging_does_not_depend_on_order_or_nesting():
+    a, b, c = dpsgd_event(0.1, 1.0, 5), dpsgd_event(0.2, 1.0, 3), gaussian_event(4.0)
+    nested = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([c, dpa.ComposedDpEvent([b, a]), dpa.NoOpDpEvent()]), 2)
+    assert merged(nested) == merged(dpa.ComposedDpEvent([a, b, c, a, b, c]))
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.NonPrivateDpEvent(),
+        dpa.GaussianDpEvent(0.0),
+        dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(0.0)),
+        dpa.ComposedDpEvent([dpa.GaussianDpEvent(5.0), dpa.NonPrivateDpEvent()]),
+        dpa.SelfComposedDpEvent(dpa.NonPrivateDpEvent(), 3),
+    ],
+)
+def test_anything_without_noise_costs_infinity(event, accountant):
+    assert epsilon(event, 1e-5, accountant) == math.inf
+
+
+def test_nothing_costs_nothing():
+    assert epsilon(dpa.NoOpDpEvent(), 1e-5) == 0.0
+    assert epsilon(dpa.ComposedDpEvent([]), 1e-5) == 0.0
+
+
+HARDLY_ANY_NOISE = [(0.1, 0.05, 1000), (0.01, 0.01, 10), (1.0, 0.01, 1000), (0.9, 0.2, 10_000)]
+
+
+@pytest.mark.parametrize(("q", "z", "steps"), HARDLY_ANY_NOISE)
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_hardly_any_noise_is_accounted_without_exhausting_memory(q, z, steps, relation):
+    assert epsilon(dpsgd_event(q, z, steps), 1e-5, "pld", relation) > 100
+
+
+def test_huge_noise_costs_almost_nothing():
+    assert 0 <= epsilon(dpsgd_event(0.01, 500.0, 100), 1e-5) < 1e-3
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_delta_outside_the_unit_interval_is_refused(delta):
+    with pytest.raises(ConfigError, match="delta must lie in"):
+        epsilon(gaussian_event(1.0), delta)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
+def test_sample_rate_outside_the_unit_interval_is_refused(rate):
+    with pytest.raises(ConfigError, match="sample_rate must lie in"):
+        dpsgd_event(rate, 1.0, 10)
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.inf, math.nan])
+def test_noise_that_is_not_positive_and_finite_is_refused(noise):
+    with pytest.raises(ConfigError, match="noise_multiplier must be positive"):
+        dpsgd_event(0.1, noise, 10)
+    with pytest.raises(ConfigError, match="noise_multiplier must be positive"):
+        gaussian_event(noise)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 1.5])
+def test_steps_must_be_a_count(steps):
+    with pytest.raises(ConfigError, match="steps must be a whole number"):
+        dpsgd_event(0.1, 1.0, steps)
+
+
+def test_unknown_names_are_refused_with_a_hint():
+    with pytest.raises(ConfigError, match="Did you mean 'rdp'"):
+        epsilon(gaussian_event(1.0), 1e-5, "rpd")
+    with pytest.raises(ConfigError, match="Did you mean 'replace-one'"):
+        epsilon(gaussian_event(1.0), 1e-5, "pld", "replace_one")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.UnsupportedDpEvent(),
+        dpa.ZCDpEvent(0.1),
+        dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)),
+        dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0)),
+        dpa.GaussianDpEvent(-1.0),
+        dpa.PoissonSampledDpEvent(1.2, dpa.GaussianDpEvent(1.0)),
+        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), -2),
+    ],
+)
+def test_events_that_cannot_be_vouched_for_are_refused(event):
+    with pytest.raises(ConfigError):
+        epsilon(event, 1e-5)
+
+
+@pytest.mark.parametrize(("accountant", "expected"), [("pld", 1.403387), ("rdp", 1.498999)])
+def test_calibration_reproduces_golden_noise_on_the_safe_side(accountant, expected):
+    noise = calibrate_noise_multiplier(2.0, 1e-5, lambda z: dpsgd_event(0.032, z, 313), accountant)
+    assert noise == pytest.approx(expected, rel=1.1e-3)
+    spent = epsilon(dpsgd_event(0.032, noise, 313), 1e-5, accountant)
+    assert 0.98 * 2.0 < spent <= 2.0
+
+
+@pytest.mark.parametrize(("target", "expected"), [(0.1, 30.749566), (1.0, 3.730632), (5.0, 0.891868)])
+@pytest.mark.parametrize(("relation", "factor"), [("add-remove", 1), ("replace-one", 2)])
+def test_calibrated_gaussian_matches_the_analytic_sigma(target, expected, relation, factor):
+    noise = calibrate_noise_multiplier(target, 1e-5, gaussian_event, "pld", relation)
+    assert noise == pytest.approx(factor * expected, rel=2e-3)
+    assert epsilon(gaussian_event(noise), 1e-5, "pld", relation) <= target
+
+
+def test_calibration_refuses_what_no_noise_reaches():
+    fixed = gaussian_event(1.0)
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        calibrate_noise_multiplier(1.0, 1e-5, lambda z: dpa.ComposedDpEvent([fixed, gaussian_event(z)]))
+    for target in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="target_epsilon must be positive"):
+            calibrate_noise_multiplier(target, 1e-5, gaussian_event)
+
+
+PLANS = [
+    {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.1, "steps_per_round": 5, "rounds": 20, "statistics_share": 0.05},
+    {"epsilon": 0.5, "delta": 1e-4, "sample_rate": 0.05, "steps_per_round": 2, "rounds": 10, "statistics_share": 0.3},
+    {"epsilon": 8.0, "delta": 1e-3, "sample_rate": 1.0, "steps_per_round": 1, "rounds": 30, "statistics_share": 0.1},
+]
+
+
+@pytest.mark.parametrize("values", PLANS)
+@pytest.mark.parametrize(
+    ("accountant", "relation"), [("pld", "add-remove"), ("pld", "replace-one"), ("rdp", "add-remove")]
+)
+def test_plan_spends_all_but_a_little_of_its_epsilon(values, relation, accountant):
+    made = plan(**values, relation=relation, accountant=accountant)
+    spent = epsilon(made.total_event, made.delta, accountant, relation)
+    assert 0.98 * made.epsilon < spent <= made.epsilon
+    share = epsilon(made.statistics_event, made.delta, accountant, relation)
+    assert share <= values["statistics_share"] * made.epsilon
+    assert share == pytest.approx(values["statistics_share"] * made.epsilon, rel=0.02)
+
+
+def test_plan_composes_its_rounds_and_statistics():
+    made = plan(**PLANS[0])
+    rounds = [made.round_event] * made.rounds
+    assert merged(made.total_event) == merged(dpa.ComposedDpEvent([made.statistics_event, *rounds]))
+    assert merged(made.round_event) == merged(dpsgd_event(0.1, made.noise_multiplier, 5))
+    assert made.statement() == {
+        "epsilon": 3.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld",
+    }  # fmt: skip
+
+
+def test_plan_without_a_share_releases_no_statistics():
+    values = {**PLANS[0], "statistics_share": 0.0}
+    made = plan(**values)
+    assert made.statistics_noise_multiplier is None
+    assert made.statistics_event == dpa.NoOpDpEvent()
+    assert made.noise_multiplier < plan(**PLANS[0]).noise_multiplier
+    assert 0.98 * made.epsilon < epsilon(made.total_event, made.delta) <= made.epsilon
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epsilon", 0.0), ("epsilon", math.inf), ("delta", 0.0), ("delta", 1.0), ("sample_rate", 0.0),
+        ("sample_rate", 1.1), ("steps_per_round", 0), ("rounds", 0), ("rounds", 2.5), ("statistics_share", 1.0), ("statistics_share", -0.1),
+    ],
+)  # fmt: skip
+def test_plan_names_the_value_that_is_out_of_range(field, value):
+    with pytest.raises(ConfigError, match="steps" if field == "steps_per_round" else field):
+        plan(**{**PLANS[0], field: value})
+
+
+EVENTS = [
+    dpa.NoOpDpEvent(),
+    dpa.NonPrivateDpEvent(),
+    gaussian_event(1.25, 7),
+    dpsgd_event(1 / 3, 0.1 + 0.2, 12),
+    dpa.LaplaceDpEvent(2.0),
+    dpa.RandomizedResponseDpEvent(0.25, 4),
+    dpa.ComposedDpEvent([dpsgd_event(0.1, 1.0, 2), dpa.ComposedDpEvent([gaussian_event(3.0)])]),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=repr)
+def test_events_survive_json_exactly(event):
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "ZCDpEvent", "rho": 1.0, "xi": 0.0},
+        {"type": "os.system"},
+        {"type": ["GaussianDpEvent"]},
+        {},
+        [],
+        {"type": "GaussianDpEvent"},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1.0, "extra": 1},
+        {"type": "GaussianDpEvent", "noise_multiplier": -1.0},
+        {"type": "GaussianDpEvent", "noise_multiplier": math.nan},
+        {"type": "GaussianDpEvent", "noise_multiplier": math.inf},
+        {"type": "GaussianDpEvent", "noise_multiplier": "1"},
+        {"type": "GaussianDpEvent", "noise_multiplier": True},
+        {"type": "SelfComposedDpEvent", "event": {"type": "NoOpDpEvent"}, "count": 1.5},
+        {"type": "SelfComposedDpEvent", "event": 3, "count": 1},
+        {"type": "ComposedDpEvent", "events": {"type": "NoOpDpEvent"}},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 2.0, "event": {"type": "NoOpDpEvent"}},
+    ],
+)
+def test_json_of_unknown_or_impossible_events_is_refused(value):
+    with pytest.raises(ConfigError):
+        event_from_json(value)
+
+
+def test_unknown_event_kinds_cannot_be_written():
+    with pytest.raises(ConfigError, match="unknown"):
+        event_to_json(dpa.ZCDpEvent(0.5))

@@ -1,0 +1,339 @@
+"""The ledger: charged means recorded, refused means untouched, whatever is killed and however many charge at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import dp_accounting as dpa
+import pytest
+
+import polyclinic
+from polyclinic.errors import BudgetRefused, ConfigError, DataError
+from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
+from polyclinic.privacy.ledger import Ledger
+
+ROUND = dpsgd_event(0.1, 1.2, 5)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "site" / "ledger.sqlite"
+
+
+def _open(path: Path, budget: float | None = 3.0, delta: float = 1e-5, **terms) -> Ledger:
+    return Ledger(path, "hospital-1", budget, delta, **terms)
+
+
+def _content(path: Path) -> tuple[bytes, list[Path]]:
+    return path.read_bytes(), sorted(path.parent.iterdir())
+
+
+def _python(script: str, *arguments: object) -> subprocess.Popen:
+    """Another process of this interpreter, with this checkout on its path."""
+    root = str(Path(polyclinic.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+
+
+def test_a_new_ledger_has_spent_nothing(path):
+    ledger = _open(path)
+    assert ledger.spent() == 0 and ledger.events() == [] and ledger.verify()
+    assert [entry.name for entry in path.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_spent_equals_the_accountant_over_rounds_and_opens(path):
+    events = [gaussian_event(8.0), *[ROUND] * 4, dpsgd_event(0.05, 1.0, 7), *[ROUND] * 2]
+    returned = [_open(path, 20.0).charge(event, "training", "run-1", turn) for turn, event in enumerate(events)]
+    exact = epsilon(dpa.ComposedDpEvent(events), 1e-5)
+    assert _open(path, 20.0).spent() == exact
+    assert exact <= returned[-1] <= exact * 1.02
+    assert returned == sorted(returned)
+    assert _open(path, 20.0).spent("rdp") == epsilon(dpa.ComposedDpEvent(events), 1e-5, "rdp")
+    assert _open(path, 20.0).verify()
+
+
+def test_every_step_is_charged(path):
+    ledger = _open(path)
+    for turn in range(3):
+        ledger.charge(ROUND, "training", "run-1", turn)
+    recorded = [event_from_json(entry["event"]) for entry in ledger.events()]
+    assert sum(event.count for event in recorded) == 15
+    assert ledger.spent() == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-5)
+
+
+def test_events_are_kept_in_order_with_run_round_and_purpose(path):
+    ledger = _open(path)
+    ledger.charge(gaussian_event(9.0), "statistics", "a", 0)
+    ledger.charge(ROUND, "training", "a", 1)
+    first, second = ledger.events()
+    assert (first["seq"], first["run"], first["round"], first["purpose"]) == (1, "a", 0, "statistics")
+    assert (second["seq"], second["purpose"], event_from_json(second["event"])) == (2, "training", ROUND)
+    assert first["time"] <= second["time"] and first["epsilon_after"] < second["epsilon_after"]
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_refused_charge_leaves_ledger_unchanged(path, accountant):
+    ledger = _open(path, 2.5, accountant=accountant)
+    ledger.charge(ROUND, "training", "run-1", 1)
+    before, spent, events = _content(path), ledger.spent(), ledger.events()
+    with pytest.raises(BudgetRefused, match=r"'hospital-1'.*spent is .*would become .*allowed is 2.5"):
+        ledger.charge(dpsgd_event(0.1, 1.2, 500), "training", "run-1", 2)
+    assert _content(path) == before
+    assert ledger.spent() == spent and ledger.events() == events and ledger.verify()
+
+
+def test_events_without_noise_are_refused_under_any_budget(path):
+    with pytest.raises(BudgetRefused):
+        _open(path, 1e9).charge(dpa.NonPrivateDpEvent(), "training", "run-1", 1)
+    assert _open(path, 1e9).events() == []
+
+
+def test_budget_holds_over_several_runs(path):
+    accepted = 0
+    with pytest.raises(BudgetRefused):
+        for run in range(100):
+            ledger = _open(path, 3.0)
+            for turn in range(3):
+                ledger.charge(ROUND, "training", f"run-{run}", turn)
+                accepted += 1
+    assert accepted > 3
+    assert _open(path, 3.0).spent() <= 3.0 < epsilon(dpsgd_event(0.1, 1.2, 5 * (accepted + 1)), 1e-5)
+    assert len(_open(path, 3.0).events()) == accepted
+
+
+def test_a_plan_fits_into_a_budget_of_its_own_epsilon_and_no_further(path):
+    made = plan(epsilon=1.5, delta=1e-5, sample_rate=0.1, steps_per_round=3, rounds=4, statistics_share=0.1)
+    ledger = _open(path, made.epsilon)
+    ledger.charge(made.statistics_event, "statistics", "run-1", 0)
+    for turn in range(made.rounds):
+        ledger.charge(made.round_event, "training", "run-1", turn + 1)
+    assert ledger.spent() == epsilon(made.total_event, made.delta) <= made.epsilon
+    with pytest.raises(BudgetRefused):
+        ledger.charge(made.round_event, "training", "run-2", 1)
+
+
+def test_budget_is_the_policys_of_now(path):
+    _open(path, 2.0).charge(ROUND, "training", "run-1", 1)
+    with pytest.raises(BudgetRefused):
+        _open(path, 0.1).charge(ROUND, "training", "run-2", 1)
+    assert Ledger.read(path).budget == 0.1
+    _open(path, 5.0).charge(ROUND, "training", "run-3", 1)
+    assert Ledger.read(path).statement()["budget"] == 5.0
+
+
+def test_unlimited_ledger_takes_events_without_noise(path):
+    ledger = _open(path, None)
+    assert ledger.charge(dpa.NonPrivateDpEvent(), "training", "run-1", 1) == math.inf
+    assert ledger.spent() == math.inf
+    assert ledger.statement()["epsilon"] is None and ledger.statement()["events"][0]["epsilon_after"] is None
+    assert ledger.verify()
+
+
+def test_statement_says_everything_that_epsilon_needs(path):
+    _open(path, 3.0, relation="replace-one").charge(ROUND, "training", "run-1", 1)
+    said = Ledger.read(path).statement()
+    assert said["epsilon"] == epsilon(ROUND, 1e-5, "pld", "replace-one")
+    assert {key: said[key] for key in ("site", "delta", "budget", "unit", "relation", "accountant", "intact")} == {
+        "site": "hospital-1", "delta": 1e-5, "budget": 3.0, "unit": "patient", "relation": "replace-one",
+        "accountant": "pld", "intact": True,
+    }  # fmt: skip
+    assert len(said["events"]) == 1
+
+
+def test_a_ledger_opened_for_reading_cannot_be_charged(path):
+    _open(path)
+    before = _content(path)
+    with pytest.raises(ConfigError, match="for reading"):
+        Ledger.read(path).charge(ROUND, "training", "run-1", 1)
+    assert _content(path) == before
+
+
+@pytest.mark.parametrize(
+    ("site", "delta", "terms", "named"),
+    [
+        ("hospital-1", 1e-6, {}, "delta 1e-05"),
+        ("hospital-2", 1e-5, {}, "site 'hospital-1'"),
+        ("hospital-1", 1e-5, {"relation": "replace-one"}, "relation 'add-remove'"),
+        ("hospital-1", 1e-5, {"unit": "record"}, "unit 'patient'"),
+    ],
+)
+def test_a_ledger_keeps_its_terms(path, site, delta, terms, named):
+    _open(path)
+    before = _content(path)
+    with pytest.raises(ConfigError, match=named):
+        Ledger(path, site, 3.0, delta, **terms)
+    assert _content(path) == before
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.inf, math.nan])
+def test_impossible_budgets_are_refused(path, budget):
+    with pytest.raises(ConfigError, match="budget"):
+        _open(path, budget)
+    assert not path.exists()
+
+
+GARBAGE = {"empty": b"", "zeros": b"\x00" * 4096, "csv": b"site,epsilon\n", "noise": os.urandom(5000)}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+def test_a_file_that_is_no_ledger_is_a_data_error(path, content):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    for opened in (_open, Ledger.read):
+        with pytest.raises(DataError, match="cannot be used as a privacy ledger"):
+            opened(path)
+    assert path.read_bytes() == content
+
+
+def test_a_torn_ledger_is_a_data_error(path):
+    ledger = _open(path, 1e3)
+    for turn in range(12):
+        ledger.charge(ROUND, "training", "run-1", turn)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError):
+        _open(path, 1e3).spent()
+
+
+def test_other_databases_and_missing_files_are_data_errors(tmp_path):
+    with sqlite3.connect(tmp_path / "other.sqlite") as db:
+        db.execute("CREATE TABLE patients (name TEXT)")
+    for name in ("other.sqlite", "missing.sqlite", "."):
+        with pytest.raises(DataError):
+            Ledger.read(tmp_path / name)
+    assert not (tmp_path / "missing.sqlite").exists()
+
+
+EDITS = [
+    "UPDATE events SET event = REPLACE(event, '1.2', '9.9') WHERE seq = 2",
+    "UPDATE events SET round = 7 WHERE seq = 1",
+    "UPDATE events SET epsilon_after = 0.1 WHERE seq = 3",
+    "UPDATE events SET purpose = 'test' WHERE seq = 3",
+    "UPDATE events SET hash = 'x' WHERE seq = 1",
+    "DELETE FROM events WHERE seq = 1",
+    "DELETE FROM events WHERE seq = 3",
+    "DELETE FROM events",
+    "UPDATE terms SET value = '0.01' WHERE name = 'delta'",
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_from_outside_are_seen(path, edit):
+    ledger = _open(path)
+    for turn in range(3):
+        ledger.charge(ROUND, "training", "run-1", turn)
+    assert ledger.verify()
+    db = sqlite3.connect(path)
+    assert db.execute(edit).rowcount >= 1
+    db.commit()
+    db.close()
+    assert not Ledger.read(path).verify()
+    assert Ledger.read(path).statement()["intact"] is False
+
+
+def test_an_edited_event_that_cannot_be_accounted_is_a_data_error(path):
+    _open(path).charge(ROUND, "training", "run-1", 1)
+    db = sqlite3.connect(path)
+    db.execute("""UPDATE events SET event = '{"type": "ZCDpEvent"}'""")
+    db.commit()
+    db.close()
+    with pytest.raises(DataError):
+        _open(path).spent()
+    assert not _open(path).verify()
+
+
+CHARGE_THEN_HANG = """
+import sys, time
+from pathlib import Path
+from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), "hospital-1", 3.0, 1e-5)
+print(ledger.charge(dpsgd_event(0.1, 1.2, 5), "training", "run-1", 1), flush=True)
+time.sleep(600)
+"""
+
+
+def test_charge_survives_kill(path):
+    process = _python(CHARGE_THEN_HANG, path)
+    said = float(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    ledger = _open(path)
+    assert [entry["round"] for entry in ledger.events()] == [1]
+    assert ledger.spent() == epsilon(ROUND, 1e-5) and said == pytest.approx(ledger.spent(), rel=0.02)
+    assert ledger.verify()
+
+
+# A small cache makes SQLite write to the file itself long before the commit.
+HALF_A_TRANSACTION = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+for seq in range(100, 3000):
+    db.execute("INSERT INTO events VALUES (?, 'now', 'run-2', 1, 'training', '{}', 1.0, 'x')", (seq,))
+print("inserted", flush=True)
+time.sleep(600)
+"""
+
+
+def test_kill_within_a_transaction_leaves_the_previous_content(path, tmp_path):
+    ledger = _open(path)
+    ledger.charge(ROUND, "training", "run-1", 1)
+    events, before = ledger.events(), path.read_bytes()
+    process = _python(HALF_A_TRANSACTION, path)
+    assert process.stdout.readline() == "inserted\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    journal = path.with_name(path.name + "-journal")
+    assert journal.exists() and path.read_bytes() != before  # it really was half written
+    copy = tmp_path / "copy"
+    shutil.copytree(path.parent, copy)
+    assert Ledger.read(copy / path.name).events() == events
+    reopened = _open(path)
+    assert reopened.events() == events and reopened.verify()
+    assert reopened.spent() == epsilon(ROUND, 1e-5)
+    reopened.charge(ROUND, "training", "run-2", 1)
+    assert reopened.verify() and len(reopened.events()) == 2
+
+
+CHARGE_UNTIL_REFUSED = """
+import sys
+from pathlib import Path
+from polyclinic.errors import BudgetRefused
+from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.ledger import Ledger
+print("ready", flush=True)
+sys.stdin.readline()
+ledger = Ledger(Path(sys.argv[1]), "hospital-1", 3.0, 1e-5)
+accepted = 0
+try:
+    for turn in range(50):
+        ledger.charge(dpsgd_event(0.1, 1.2, 5), "training", sys.argv[2], turn)
+        accepted += 1
+except BudgetRefused:
+    print(accepted, flush=True)
+"""
+
+
+def test_processes_charging_at_once_never_overspend(path):
+    processes = [_python(CHARGE_UNTIL_REFUSED, path, name) for name in ("run-1", "run-2")]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    accepted = sum(int(process.communicate(timeout=120)[0]) for process in processes)
+    ledger = _open(path, 3.0)
+    assert len(ledger.events()) == accepted > 1
+    assert ledger.spent() <= 3.0 < epsilon(dpsgd_event(0.1, 1.2, 5 * (accepted + 1)), 1e-5)
+    assert ledger.verify()

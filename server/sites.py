@@ -102,7 +102,8 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
 
 def _site(index: int, node: int, record: Mapping[str, Any]) -> Site:
     return Site(
-        int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]), Schema.from_dict(json.loads(record["schema"])),
+        int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]),
+        Schema.from_dict(json.loads(record["schema"])),
         float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
     )  # fmt: skip
 

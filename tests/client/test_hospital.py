@@ -1,0 +1,201 @@
+"""A real hospital: its own records, policy and ledger decide, whatever a message asks."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
+from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
+from polyclinic.models.tabular import initialise
+from polyclinic.plugins import build_model
+from polyclinic.privacy.accounting import dpsgd_event, epsilon
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.sim.grid import AppReference, LocalGrid
+
+SCHEMA = {
+    "name": "clinic",
+    "columns": [
+        {"name": "id", "kind": "integer", "role": "patient_id"},
+        {"name": "age", "kind": "integer", "bounds": [0, 120], "unit": "years"},
+        {"name": "sbp", "kind": "continuous", "bounds": [60, 260], "unit": "mmHg", "nullable": True},
+        {"name": "died", "kind": "binary", "role": "label"},
+    ],
+}
+CONFIG = RunConfig(local_steps=3, sample_rate=0.2)
+STRICT = "budget = 2.0\ndelta = 1e-3\n"
+
+
+def make_hospital(folder: Path, policy: str = STRICT, rows: int = 200) -> Path:
+    rng = np.random.default_rng(0)
+    ages, sbp = rng.integers(20, 90, rows), rng.normal(130, 15, rows).round(1)
+    records = pd.DataFrame({"id": np.arange(rows), "age": ages, "sbp": sbp, "died": (ages + rng.normal(0, 10, rows) > 60) * 1})
+    records.to_csv(folder / "records.csv", index=False)
+    Schema.from_dict(SCHEMA).to_toml(folder / "schema.toml")
+    (folder / "hospital.toml").write_text(
+        f'site = "St. Elsewhere"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n[policy]\n{policy}'
+    )
+    return folder / "hospital.toml"
+
+
+def context(hospital: Path, config: RunConfig = CONFIG) -> Context:
+    return Context(1, 1, {"hospital": str(hospital)}, RecordDict(), config.flat())
+
+
+def message(request: Any, kind: str, arrays: dict[str, np.ndarray] | None = None) -> Message:
+    LocalGrid(AppReference("polyclinic.client_app"), 1, {})  # gives messages of this process a sender
+    content = RecordDict({RECORD: request.record()})
+    if arrays is not None:
+        content["arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
+    return Message(content, 1, kind)
+
+
+def model() -> dict[str, np.ndarray]:
+    build = build_model(CONFIG, Schema.from_dict(SCHEMA))
+    return {name: value.numpy() for name, value in initialise(build, 0).items()}
+
+
+def train(hospital: Path, **changes: Any) -> Message:
+    values = {"run": "r", "site": 0, "round": 1, "noise_multiplier": 1.2, "public_patients": 150.0} | changes
+    return app(message(TrainRequest(**values), "train", model()), context(hospital))
+
+
+def ledger(hospital: Path) -> Ledger:
+    return Ledger.read(hospital.parent / "home" / "ledger.sqlite")
+
+
+def test_enrolling_tells_schema_and_policy_and_spends_nothing(tmp_path: Path) -> None:
+    reply = app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(make_hospital(tmp_path)))
+    record = reply.content[RECORD]
+    assert record["site"] == "St. Elsewhere" and record["simulated"] is False and record["budget"] == 2.0
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+def test_training_charges_the_steps_it_takes_before_it_replies(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    reply = train(hospital)
+    assert reply.content["metrics"]["steps"] == 3
+    spent = epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3)
+    assert reply.content[RECORD]["epsilon"] == pytest.approx(spent, rel=0.02)
+    assert ledger(hospital).spent() == pytest.approx(spent)
+
+
+def test_three_rounds_cost_more_than_one_and_equal_the_accountant(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    for number in (1, 2, 3):
+        assert train(hospital, round=number).has_content()
+    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
+
+
+def test_a_budget_refuses_with_one_sentence_and_nothing_changes(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 0.5\ndelta = 1e-3\n")
+    reply = train(hospital)
+    assert reply.error.code == REFUSED and "budget" in str(reply.error.reason)
+    assert ledger(hospital).events() == []
+
+
+def test_replies_of_a_real_hospital_carry_no_unperturbed_number(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    metrics = train(hospital).content["metrics"]
+    assert set(metrics) == {"steps", "num-examples"} and metrics["num-examples"] == 150.0
+    reply = app(message(EvaluateRequest(run="r", site=0, round=1), "evaluate", model()), context(hospital))
+    assert set(reply.content["metrics"]) == {"num-examples"} and reply.content["metrics"]["num-examples"] == 1.0
+    assert "predictions" not in reply.content
+
+
+def test_noise_of_a_real_hospital_does_not_follow_the_seed(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    first, second = (train(hospital, round=n).content["arrays"]["0.weight"].numpy() for n in (1, 2))
+    again = Path(tmp_path / "again")
+    again.mkdir()
+    repeated = train(make_hospital(again)).content["arrays"]["0.weight"].numpy()
+    assert not np.array_equal(first, repeated) and not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "words"),
+    [
+        (STRICT, {"noise_multiplier": None}, "does not allow training or statistics without privacy"),
+        (STRICT + "smallest-noise-multiplier = 1.5\n", {}, "below the policy's smallest-noise-multiplier 1.5"),
+        (STRICT + 'allowed-tasks = ["statistics"]\n', {}, "the policy allows statistics, not 'classification'"),
+    ],
+)
+def test_the_policy_decides(tmp_path: Path, policy: str, changes: dict[str, Any], words: str) -> None:
+    hospital = make_hospital(tmp_path, policy)
+    reply = train(hospital, **changes)
+    assert reply.error.code == REFUSED and words in str(reply.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows", "words"),
+    [
+        ("budget = 2.0\ndelta = 0.1\n", 200, "not below 1/patients"),
+        (STRICT + "smallest-shard = 500\n", 200, "smallest-shard"),
+        ("budget = -1\ndelta = 1e-3\n", 200, "policy key 'budget'"),
+        ("budget = 1.0\ndelta = 1e-3\nbudgget = 1\n", 200, "policy key 'budgget'"),
+    ],
+)
+def test_a_hospital_that_does_not_fit_does_not_enrol(tmp_path: Path, policy: str, rows: int, words: str) -> None:
+    reply = app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(make_hospital(tmp_path, policy, rows)))
+    assert reply.error.code == FAILED and words in str(reply.error.reason)
+
+
+def test_a_bad_cell_stops_enrolment_and_is_never_quoted(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    path = tmp_path / "records.csv"
+    lines = path.read_text().splitlines()
+    lines[5] = "4,seventy-one,130.0,1"
+    path.write_text("\n".join(lines))
+    reason = str(app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(hospital)).error.reason)
+    assert "age" in reason and "row 5" in reason and "seventy" not in reason
+
+
+def test_broken_messages_are_refused_before_the_ledger(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    wrong = model() | {"0.weight": np.zeros((9, 9), dtype=np.float32)}
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0)
+    assert "shape" in str(app(message(request, "train", wrong), context(hospital)).error.reason)
+    assert "ArrayRecord" in str(app(message(request, "train"), context(hospital)).error.reason)
+    bare = Message(RecordDict(), 1, "train")
+    assert "polyclinic" in str(app(bare, context(hospital)).error.reason)
+    assert "public_patients" in str(train(hospital, public_patients=None).error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+def test_statistics_are_noised_and_charged(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    ask = message(StatisticsRequest(run="r", site=0, noise_multiplier=5.0), "query.statistics")
+    sums = [app(ask, context(hospital)).content["arrays"]["sums"].numpy() for _ in range(2)]
+    assert not np.array_equal(*sums)
+    assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "statistics"]
+
+
+def test_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path) -> None:
+    """The process dies by SIGKILL as soon as training begins; what was charged stays, and the next round composes."""
+    hospital = make_hospital(tmp_path)
+    script = (
+        "import os, signal, sys\n"
+        "from polyclinic.training import classification\n"
+        "classification.train = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import test_hospital as t, pathlib\n"
+        "t.train(pathlib.Path(sys.argv[2]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent), str(hospital)], env=os.environ, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3))
+    assert train(hospital).has_content()
+    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 6), 1e-3))
+    assert ledger(hospital).verify()

@@ -1,0 +1,161 @@
+"""The round loop: determinism, drop-outs, third-party strategies, checkpoints and resume, for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg
+
+from polyclinic import Federation
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.federation import RunResult
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.server.federate import calibrate
+from polyclinic.server.rounds import RunFailed, sample_cohort
+from polyclinic.server.sites import Site
+
+Quick = Callable[..., RunResult]
+
+
+class Halving(FedAvg):
+    """A third-party strategy in the form that Flower's documentation teaches: override one method."""
+
+    def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return arrays, metrics
+
+
+def test_same_seed_same_model_other_seed_other_model(quick: Quick) -> None:
+    first, again, other = quick(), quick(), quick(seed=1)
+    assert first.summary["model_sha256"] == again.summary["model_sha256"] != other.summary["model_sha256"]
+    assert first.rounds.drop(columns="seconds").equals(again.rounds.drop(columns="seconds"))
+
+
+def test_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quick) -> None:
+    result = quick(rounds=3, epsilon=1.0)
+    planned = epsilon(calibrate(result.config).total_event, 1e-3)
+    assert planned <= 1.0
+    for name, site in result.summary["statement"]["sites"].items():
+        assert site["epsilon"] == pytest.approx(planned, rel=1e-6), name
+        steps = sum(event["event"].get("count", 0) for event in site["events"] if event["purpose"] == "train")
+        assert steps == 3 * result.config.local_steps
+    spent = result.rounds[result.rounds.site == "hospital-1"].epsilon
+    assert spent.is_monotonic_increasing and 0 < spent.iloc[0] < spent.iloc[-1] <= 1.0
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedmedian", "fedtrimmedavg"])
+def test_every_named_strategy_runs(quick: Quick, strategy: str) -> None:
+    result = quick(strategy=strategy, dp=False, rounds=1)
+    assert all(np.isfinite(value.numpy()).all() for value in result.arrays.values())
+
+
+def test_a_third_party_strategy_runs_and_options_reach_it(quick: Quick) -> None:
+    named = f"{__name__}:Halving" if __name__ in sys.modules else "tests.server.test_rounds:Halving"
+    assert quick(strategy=named, dp=False).summary["model_sha256"] == quick(dp=False).summary["model_sha256"]
+    with pytest.raises(ConfigError, match="not a Flower Strategy"):
+        quick(strategy="json:loads")
+
+
+def test_multiclass_adam_mlp_and_trial_run(quick: Quick) -> None:
+    result = quick(dataset="trial", sites=3, model="mlp", optimizer="adam", learning_rate=0.01)
+    assert len(result.sites) == 3 and result.privacy["epsilon"] <= 3.0
+
+
+def test_one_class_at_a_site_is_undefined_not_a_number(quick: Quick, heart_disease: None) -> None:
+    result = quick(dataset="heart-disease", dp=False)
+    assert result.sites.loc["switzerland", "patients"] == 46
+    text = json.dumps(result.summary)
+    assert "NaN" not in text
+
+
+def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
+    whole = quick(rounds=4)
+    # A charge from elsewhere uses up what hospital-2 had left for the last rounds.
+    state = Federation.from_dataset("breast-cancer", out=str(tmp_path)).with_options(rounds=4, local_steps=2)
+    plan = calibrate(state.config)
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
+    ledger = Ledger(folder / "sites" / "hospital-2" / "ledger.sqlite", "hospital-2", 3.0, 1e-3)
+    while True:
+        try:
+            ledger.charge(plan.round_event, "elsewhere", "other", 1)
+        except Exception:
+            break
+    resumed = Federation.resume(folder)
+    drops = resumed.summary["dropouts"]
+    assert {drop["site"] for drop in drops} == {"hospital-2"}
+    assert all("budget" in drop["reason"] for drop in drops)
+    assert resumed.summary["metrics"]["sites"]["hospital-2"]["epsilon"] <= 3.0
+    assert resumed.summary["rounds"] == whole.summary["rounds"] == 4
+    assert "hospital-2" in (folder / "report.html").read_text()
+
+
+def test_too_few_sites_fail_the_run(quick: Quick, tmp_path: Path) -> None:
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=["-c", "min-sites=4"])
+    ledger = Ledger(folder / "sites" / "hospital-2" / "ledger.sqlite", "hospital-2", 3.0, 1e-3)
+    plan = calibrate(Federation().with_options(rounds=4, local_steps=2).config)
+    while True:
+        try:
+            ledger.charge(plan.round_event, "elsewhere", "other", 1)
+        except Exception:
+            break
+    with pytest.raises(RunFailed, match="min-sites is 4"):
+        Federation.resume(folder)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
+def test_a_killed_run_resumes_to_the_same_model_and_never_undercounts(quick: Quick, tmp_path: Path, strategy: str) -> None:
+    options = ["-c", f"strategy={strategy}", "-c", "optimizer=adam", "-c", "learning-rate=0.05"]
+    whole = quick(rounds=4, strategy=strategy, optimizer="adam", learning_rate=0.05)
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=options)
+    resumed = Federation.resume(folder)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    for name, site in resumed.summary["statement"]["sites"].items():
+        trained = [event["round"] for event in site["events"] if event["purpose"] == "train"]
+        assert set(trained) == {1, 2, 3, 4}, name
+        assert site["epsilon"] >= whole.summary["statement"]["sites"][name]["epsilon"] - 1e-9
+        assert site["intact"]
+
+
+def test_a_torn_checkpoint_is_said(tmp_path: Path) -> None:
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
+    checkpoint = folder / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(DataError, match="damaged"):
+        Federation.resume(folder)
+
+
+def _start_and_kill(out: Path, rounds: int, after: int, options: list[str] | None = None) -> Path:
+    """A run in a process of its own, killed by SIGKILL right after the checkpoint of round ``after``."""
+    script = (
+        "import os, signal, sys\n"
+        "from polyclinic.server import federate\n"
+        "save = federate.save_checkpoint\n"
+        "def then_die(path, state, strategy):\n"
+        "    save(path, state, strategy)\n"
+        f"    if state.round == {after}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "federate.save_checkpoint = then_die\n"
+        "sys.argv = ['polyclinic', 'run'] + sys.argv[1:]\n"
+        "from polyclinic.cli import main\n"
+        "main()\n"
+    )
+    arguments = ["--rounds", str(rounds), "--out", str(out), "-c", "local-steps=2", *(options or [])]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return next(path for path in out.iterdir() if path.is_dir())
+
+
+def test_cohorts_follow_the_seed_and_have_the_size_asked_for() -> None:
+    template = {"node": 1, "simulated": True, "schema": None, "delta": 1e-3, "budget": 1.0, "relation": "add-remove", "accountant": "pld"}
+    sites = [Site(index=i, name=f"h{i}", **template) for i in range(10)]  # type: ignore[arg-type]
+    config = Federation().with_options(fraction_train=0.29).config
+    drawn = [sample_cohort(sites, config, number) for number in range(1, 30)]
+    assert all(len(cohort) == 3 for cohort in drawn)
+    assert drawn == [sample_cohort(sites, config, number) for number in range(1, 30)]
+    assert len({site.index for cohort in drawn for site in cohort}) == 10

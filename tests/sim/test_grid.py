@@ -1,0 +1,53 @@
+"""The in-process grid: any ClientApp, state that persists, errors as replies, the same result for any worker count."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from polyclinic.federation import RunResult
+from polyclinic.sim.grid import AppReference, LocalGrid
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Adds the node's partition and counts its calls in the node's own state."""
+    calls = int(context.state["calls"]["n"]) + 1 if "calls" in context.state else 1
+    context.state["calls"] = MetricRecord({"n": calls})
+    if context.node_config["partition-id"] == 3 and calls == 2:
+        raise RuntimeError("this node fails in its second round")
+    value = message.content["arrays"]["w"].numpy() + int(context.node_config["partition-id"])
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(value)}), "metrics": MetricRecord({"num-examples": 1, "calls": calls})})
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 0.5})}), reply_to=message)
+
+
+def test_flowers_own_start_runs_on_it_with_any_client_app() -> None:
+    with LocalGrid(AppReference(__name__), 4, {}) as grid:
+        result = FedAvg(min_available_nodes=4).start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=2)
+    # Round 1 adds the mean of 0..3; in round 2 node 3 fails, so the mean of 0..2.
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 1.5 + 1.0)
+    assert result.train_metrics_clientapp[2]["calls"] == 2
+    assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
+
+
+def test_a_message_to_nobody_is_refused() -> None:
+    with LocalGrid(AppReference(__name__), 2, {}) as grid, pytest.raises(ValueError, match="Node 9 does not exist"):
+        grid.push_messages([Message(RecordDict({"c": ConfigRecord()}), 9, "train")])
+
+
+def test_results_do_not_depend_on_the_number_of_workers(quick: Callable[..., RunResult]) -> None:
+    one: RunResult = quick(model="mlp")
+    two = quick(model="mlp", workers=2)
+    assert one.summary["model_sha256"] == two.summary["model_sha256"]
+    assert Path(two.path / "report.html").exists()

@@ -309,7 +309,8 @@ def test_plan_without_a_share_releases_no_statistics():
     ("field", "value"),
     [
         ("epsilon", 0.0), ("epsilon", math.inf), ("delta", 0.0), ("delta", 1.0), ("sample_rate", 0.0),
-        ("sample_rate", 1.1), ("steps_per_round", 0), ("rounds", 0), ("rounds", 2.5), ("statistics_share", 1.0), ("statistics_share", -0.1),
+        ("sample_rate", 1.1), ("steps_per_round", 0), ("rounds", 0), ("rounds", 2.5),
+        ("statistics_share", 1.0), ("statistics_share", -0.1),
     ],
 )  # fmt: skip
 def test_plan_names_the_value_that_is_out_of_range(field, value):

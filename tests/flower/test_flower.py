@@ -1,0 +1,174 @@
+"""Under Flower itself, for real: its SuperLink and Ray simulation, its bundle, its SuperNodes with hospital files."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyclinic.cli.flower import flower_environment
+from polyclinic.federation import RunResult
+from polyclinic.privacy.ledger import Ledger
+
+pytestmark = pytest.mark.flower
+ROOT = Path(__file__).resolve().parents[2]
+FAST = {"rounds": 2, "local_steps": 2}
+KEYS = "rounds=2 local-steps=2"
+Quick = Callable[..., RunResult]
+
+
+def assert_same_model(ours: RunResult, theirs: RunResult) -> None:
+    for name, value in ours.arrays.items():
+        np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), rtol=1e-5, atol=1e-7)
+    assert theirs.privacy["epsilon"] == pytest.approx(ours.privacy["epsilon"], rel=1e-9)
+
+
+def test_flower_run_gives_the_same_model_and_epsilon(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
+    summary = as_json("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "rounds=2", "-c", "local-steps=2")
+    assert len(summary["metrics"]["sites"]) == 4
+    assert_same_model(quick(**FAST), RunResult.read(summary["run"]))
+
+
+def test_flower_run_says_when_the_run_failed(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "delta=0.5")
+    assert done.returncode == 1 and "1/patients" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> None:
+    """`flwr run .` with no Polyclinic installed, Flower's default of two SuperNodes, and our four hospitals."""
+    binaries = _python_without_polyclinic(tmp_path / "bare")
+    environment = flower_environment(tmp_path / "flwr") | {
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
+    }  # fmt: skip
+    environment.pop("PYTHONPATH", None)
+    (tmp_path / "flwr").mkdir()
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "tests", "__pycache__"))
+    missing = subprocess.run([binaries / "python", "-c", "import polyclinic"], cwd=tmp_path, env=environment, capture_output=True)
+    assert missing.returncode != 0, "polyclinic is importable in the bare environment, so this test would show nothing"
+    try:
+        done = subprocess.run(
+            ["flwr", "run", ".", "--stream", "--run-config", f'out="{tmp_path / "runs"}" {KEYS}'], cwd=clone,
+            env=environment, capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
+        assert _status(environment) == "finished:completed", done.stdout[-3000:]
+    finally:
+        _stop_processes_of(tmp_path)
+    theirs = RunResult.read((tmp_path / "runs" / "latest.txt").read_text())
+    assert len(theirs.sites) == 4
+    assert_same_model(quick(**FAST), theirs)
+
+
+def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: Path) -> None:
+    """SuperLink and two SuperNodes as in docker-compose.yml; what reaches the coordinator is what the policy lets out."""
+    sys.path.insert(0, str(ROOT / "tests" / "client"))
+    from test_hospital import make_hospital
+
+    port, home = _free_port(), tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "site"\n[superlink.site]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = flower_environment(home) | {"PYTHONPATH": str(ROOT)}
+    link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), "--isolation", "subprocess",
+            "--disable-runtime-dependency-installation"]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_process(link, environment, tmp_path / "link.log"))
+        for name in ("north", "south"):
+            folder = tmp_path / name
+            folder.mkdir()
+            hospital = make_hospital(folder, "budget = 2.0\ndelta = 1e-3\n")
+            hospital.write_text(hospital.read_text().replace("St. Elsewhere", name))
+            node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--isolation", "subprocess",
+                    "--port", str(_free_port()), "--node-config", f'hospital="{hospital}"']  # fmt: skip
+            stack.enter_context(_process(node, environment | {"FLWR_HOME": str(folder / "flwr")}, folder / "node.log"))
+        time.sleep(8)
+        keys = f'out="{tmp_path / "runs"}" rounds=1 local-steps=2 min-sites=2 sites=2 epsilon=2.0 timeout=300.0'
+        done = subprocess.run(
+            ["flwr", "run", str(ROOT), "site", "--stream", "--run-config", keys], env=environment, capture_output=True,
+            text=True, timeout=500,
+        )  # fmt: skip
+        assert _status(environment) == "finished:completed", done.stdout[-3000:]
+    result = RunResult.read((tmp_path / "runs" / "latest.txt").read_text())
+    assert list(result.sites.index) == ["north", "south"]
+    assert result.pooled["auroc"] is None and not result.summary["simulation"]
+    assert result.summary["metrics"]["sites"]["north"]["patients"] is None
+    for name in ("north", "south"):
+        ledger = Ledger.read(tmp_path / name / "home" / "ledger.sqlite")
+        assert [event["purpose"] for event in ledger.events()] == ["statistics", "train"]
+        assert ledger.spent() <= 2.0
+        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+    everything = b"".join(path.read_bytes() for path in result.path.rglob("*") if path.is_file())
+    assert b"records.csv" not in everything
+
+
+def test_flowers_config_has_our_keys_and_defaults() -> None:
+    from polyclinic.config import RunConfig
+
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert told == RunConfig().flat()
+
+
+def _python_without_polyclinic(folder: Path) -> Path:
+    """A virtual environment that sees this one's packages but not the editable install of Polyclinic."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    ours = Path(next(path for path in sys.path if path.endswith("site-packages")))
+    theirs = next(folder.glob("lib/python*/site-packages"))
+    # A path from a .pth file is not searched for .pth files itself, so the editable install stays behind.
+    (theirs / "packages.pth").write_text(f"{ours}\n")
+    for script in (*Path(sys.executable).parent.glob("flwr*"), *Path(sys.executable).parent.glob("flower*")):
+        lines = script.read_text().splitlines(keepends=True)
+        target = folder / "bin" / script.name
+        target.write_text(f"#!{folder / 'bin' / 'python'}\n" + "".join(lines[1:]))
+        target.chmod(0o755)
+    return folder / "bin"
+
+
+@contextlib.contextmanager
+def _process(arguments: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+    with log.open("wb") as sink:
+        process = subprocess.Popen(arguments, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def _stop_processes_of(folder: Path) -> None:
+    """Flower leaves its local SuperLink running; it is known by its files."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ProcessLookupError):
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                started = (entry / "environ").read_bytes().decode(errors="replace")
+                if "flower-super" in command and str(folder) in started:
+                    os.kill(int(entry.name), signal.SIGTERM)
+
+
+def _status(environment: dict[str, str]) -> str:
+    for _ in range(60):
+        listed = subprocess.run(["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True)
+        status = str(json.loads(listed.stdout)["runs"][0]["status"])
+        if status.startswith("finished"):
+            break
+        time.sleep(0.5)
+    return status
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

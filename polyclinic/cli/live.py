@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -87,13 +88,13 @@ def result_table(summary: dict[str, Any]) -> Table:
     """Each hospital: patients, AUROC, accuracy, epsilon spent of budget; pooled; beside them the comparison, if any."""
     comparison = summary.get("comparison")
     private = summary["privacy"]["epsilon"] is not None
-    table = Table(
-        title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left"
-    )
+    title = f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     headings = ["hospital", "patients", "AUROC", "accuracy"] + (["ε spent of budget"] if private else [])
     headings += ["AUROC without DP", "AUROC alone"] if comparison else []
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "hospital" else "right")
+        first = heading == "hospital"
+        table.add_column(heading, justify="left" if first else "right", no_wrap=first, overflow="fold")
     for name, row in summary["metrics"]["sites"].items():
         cells = [name, str(row["patients"] or "not released"), number(row["auroc"]), number(row["accuracy"])]
         if private:

@@ -38,7 +38,9 @@ STRICT = "budget = 2.0\ndelta = 1e-3\n"
 def make_hospital(folder: Path, policy: str = STRICT, rows: int = 200) -> Path:
     rng = np.random.default_rng(0)
     ages, sbp = rng.integers(20, 90, rows), rng.normal(130, 15, rows).round(1)
-    records = pd.DataFrame({"id": np.arange(rows), "age": ages, "sbp": sbp, "died": (ages + rng.normal(0, 10, rows) > 60) * 1})
+    records = pd.DataFrame(
+        {"id": np.arange(rows), "age": ages, "sbp": sbp, "died": (ages + rng.normal(0, 10, rows) > 60) * 1}
+    )
     records.to_csv(folder / "records.csv", index=False)
     Schema.from_dict(SCHEMA).to_toml(folder / "schema.toml")
     (folder / "hospital.toml").write_text(

@@ -54,8 +54,12 @@ def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> No
     environment.pop("PYTHONPATH", None)
     (tmp_path / "flwr").mkdir()
     clone = tmp_path / "clone"
-    shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "tests", "__pycache__"))
-    missing = subprocess.run([binaries / "python", "-c", "import polyclinic"], cwd=tmp_path, env=environment, capture_output=True)
+    shutil.copytree(
+        ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "tests", "__pycache__")
+    )
+    missing = subprocess.run(
+        [binaries / "python", "-c", "import polyclinic"], cwd=tmp_path, env=environment, capture_output=True
+    )
     assert missing.returncode != 0, "polyclinic is importable in the bare environment, so this test would show nothing"
     try:
         done = subprocess.run(
@@ -70,6 +74,7 @@ def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> No
     assert_same_model(quick(**FAST), theirs)
 
 
+@pytest.mark.slow
 def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: Path) -> None:
     """SuperLink and two SuperNodes as in docker-compose.yml; what reaches the coordinator is what the policy lets out."""
     sys.path.insert(0, str(ROOT / "tests" / "client"))
@@ -160,7 +165,9 @@ def _stop_processes_of(folder: Path) -> None:
 
 def _status(environment: dict[str, str]) -> str:
     for _ in range(60):
-        listed = subprocess.run(["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["flwr", "list", "--limit", "1", "--format", "json"], env=environment, capture_output=True, text=True
+        )
         status = str(json.loads(listed.stdout)["runs"][0]["status"])
         if status.startswith("finished"):
             break

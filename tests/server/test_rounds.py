@@ -50,7 +50,9 @@ def test_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quic
     assert spent.is_monotonic_increasing and 0 < spent.iloc[0] < spent.iloc[-1] <= 1.0
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedmedian", "fedtrimmedavg"])
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedmedian", "fedtrimmedavg"]
+)
 def test_every_named_strategy_runs(quick: Quick, strategy: str) -> None:
     result = quick(strategy=strategy, dp=False, rounds=1)
     assert all(np.isfinite(value.numpy()).all() for value in result.arrays.values())
@@ -110,7 +112,9 @@ def test_too_few_sites_fail_the_run(quick: Quick, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_a_killed_run_resumes_to_the_same_model_and_never_undercounts(quick: Quick, tmp_path: Path, strategy: str) -> None:
+def test_a_killed_run_resumes_to_the_same_model_and_never_undercounts(
+    quick: Quick, tmp_path: Path, strategy: str
+) -> None:
     options = ["-c", f"strategy={strategy}", "-c", "optimizer=adam", "-c", "learning-rate=0.05"]
     whole = quick(rounds=4, strategy=strategy, optimizer="adam", learning_rate=0.05)
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=options)
@@ -152,7 +156,15 @@ def _start_and_kill(out: Path, rounds: int, after: int, options: list[str] | Non
 
 
 def test_cohorts_follow_the_seed_and_have_the_size_asked_for() -> None:
-    template = {"node": 1, "simulated": True, "schema": None, "delta": 1e-3, "budget": 1.0, "relation": "add-remove", "accountant": "pld"}
+    template = {
+        "node": 1,
+        "simulated": True,
+        "schema": None,
+        "delta": 1e-3,
+        "budget": 1.0,
+        "relation": "add-remove",
+        "accountant": "pld",
+    }
     sites = [Site(index=i, name=f"h{i}", **template) for i in range(10)]  # type: ignore[arg-type]
     config = Federation().with_options(fraction_train=0.29).config
     drawn = [sample_cohort(sites, config, number) for number in range(1, 30)]

@@ -23,7 +23,9 @@ def train(message: Message, context: Context) -> Message:
     if context.node_config["partition-id"] == 3 and calls == 2:
         raise RuntimeError("this node fails in its second round")
     value = message.content["arrays"]["w"].numpy() + int(context.node_config["partition-id"])
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(value)}), "metrics": MetricRecord({"num-examples": 1, "calls": calls})})
+    content = RecordDict(
+        {"arrays": ArrayRecord({"w": Array(value)}), "metrics": MetricRecord({"num-examples": 1, "calls": calls})}
+    )
     return Message(content, reply_to=message)
 
 

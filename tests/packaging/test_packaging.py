@@ -1,0 +1,87 @@
+"""What is shipped: sdist and wheel hold every room, one name in site-packages, and the wheel runs elsewhere."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+from generate import pyproject, reference  # noqa: E402
+
+ROOMS = ("server", "client", "strategies", "sim")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel built from it."""
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    return out
+
+
+def test_sdist_and_wheel_hold_every_room_once(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        names = [name.split("/", 1)[1] for name in sdist.getnames() if "/" in name]
+    assert {f"{room}/__init__.py" for room in ROOMS} <= set(names)
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+    assert {f"polyclinic/{room}/__init__.py" for room in ROOMS} | {"polyclinic/py.typed"} <= set(names)
+    assert len(names) == len(set(names))
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"polyclinic"}
+
+
+def test_the_wheel_runs_elsewhere(built: Path, tmp_path: Path) -> None:
+    """Installed in an environment that has the dependencies but no source tree."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    ours = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "packages.pth").write_text(f"{ours}\n")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site),
+                    str(next(built.glob("*.whl")))], check=True)  # fmt: skip
+    python = tmp_path / "venv" / "bin" / "python"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    where = subprocess.run([python, "-c", "import polyclinic.server as s; print(s.__file__)"], cwd=tmp_path, env=environment,
+                           capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert where.startswith(str(site)), where
+    done = subprocess.run([python, "-m", "polyclinic", "run", "--rounds", "1", "-c", "local-steps=1"], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "runs").glob("*/report.html"))
+
+
+def test_every_place_that_lists_the_rooms_lists_all() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    for room in ROOMS:
+        assert (ROOT / "polyclinic" / room).is_symlink()
+        assert f"/polyclinic/{room}" in told["hatch"]["build"]["exclude"]
+        assert f"{room}/**/*.py" in told["flwr"]["app"]["fab-include"]
+        assert f"polyclinic/{room}" in told["pyright"]["include"]
+        assert f'"{room}"' in (ROOT / "hatch_build.py").read_text()
+
+
+def test_generated_files_are_current() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert pyproject(text) == text, "run `make generate`"
+    assert (ROOT / "docs/reference/configuration.md").read_text() == reference(), "run `make generate`"
+
+
+def test_compose_file_uses_flags_that_flower_has() -> None:
+    import yaml
+
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    assert {"superlink", "hospital-a", "hospital-b"} == set(compose["services"])
+    for service in compose["services"].values():
+        program, *flags = service["command"]
+        known = subprocess.run([Path(sys.executable).parent / program, "--help"], capture_output=True, text=True).stdout
+        for flag in (flag for flag in flags if flag.startswith("--")):
+            assert flag in known, f"{program} has no {flag}"

@@ -1,0 +1,69 @@
+"""The arrows between the rooms (docs/architecture.md): who may import whom, read from the source itself."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FRONT = {"errors", "config", "messages", "plugins"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "ehr": {"errors"},
+    "privacy": {"errors"},
+    "models": {"errors"},
+    "training": {"errors", "ehr", "privacy", "models"},
+    "evaluation": {"errors", "ehr", "privacy"},
+    "strategies": {"errors", "privacy", "models"},
+    "client": {*FRONT, "ehr", "privacy", "training", "evaluation"},
+    "sim": {"errors"},
+    "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation"},
+}
+FLOWER_FREE = ("ehr", "privacy", "models", "training", "evaluation")
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= (
+                {node.module} if node.module != "polyclinic" else {f"polyclinic.{alias.name}" for alias in node.names}
+            )
+    return found
+
+
+def files(room: str) -> list[Path]:
+    inside = ROOT / "polyclinic" / room
+    return sorted((inside if not inside.is_symlink() else ROOT / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    assert files(room), f"the room {room} is empty"
+    for path in files(room):
+        ours = {name.split(".")[1] for name in imports(path) if name.startswith("polyclinic.")}
+        extra = ours - MAY_IMPORT[room] - {room}
+        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+@pytest.mark.parametrize("room", FLOWER_FREE)
+def test_the_library_knows_nothing_of_flower(room: str) -> None:
+    for path in files(room):
+        assert not any(name.split(".")[0] in ("flwr", "ray") for name in imports(path)), path.relative_to(ROOT)
+
+
+def test_no_global_random_state_is_used() -> None:
+    allowed = "torch.default_generator.manual_seed"  # inside fork_rng, models/tabular.py
+    for room in MAY_IMPORT:
+        for path in files(room):
+            text = path.read_text(encoding="utf-8").replace(allowed, "")
+            for word in ("np.random.seed", "manual_seed(", "random.seed", "np.random.normal", "random.shuffle"):
+                assert word not in text, f"{path.relative_to(ROOT)} uses {word}"
+
+
+def test_entry_modules_import_the_package_first() -> None:
+    for name in ("server_app", "client_app"):
+        tree = ast.parse((ROOT / "polyclinic" / f"{name}.py").read_text())
+        first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+        assert isinstance(first, ast.Import) and first.names[0].name == "polyclinic"

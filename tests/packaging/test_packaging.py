@@ -1,6 +1,7 @@
 """What is shipped: sdist and wheel hold every room, one name in site-packages, and the wheel runs elsewhere."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -85,3 +86,9 @@ def test_compose_file_uses_flags_that_flower_has() -> None:
         known = subprocess.run([Path(sys.executable).parent / program, "--help"], capture_output=True, text=True).stdout
         for flag in (flag for flag in flags if flag.startswith("--")):
             assert flag in known, f"{program} has no {flag}"
+
+
+def test_every_fault_in_the_list_has_its_test() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/reference/faults.md").read_text()))
+    written = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named and not {name for name in named if f"def {name}(" not in written}

@@ -171,3 +171,9 @@ def test_cohorts_follow_the_seed_and_have_the_size_asked_for() -> None:
     assert all(len(cohort) == 3 for cohort in drawn)
     assert drawn == [sample_cohort(sites, config, number) for number in range(1, 30)]
     assert len({site.index for cohort in drawn for site in cohort}) == 10
+
+
+def test_sampling_hospitals_buys_no_privacy() -> None:
+    """The server sees who took part, so a small cohort must not lower the noise."""
+    few, all_of_them = (calibrate(Federation().with_options(fraction_train=share).config) for share in (0.25, 1.0))
+    assert few.noise_multiplier == all_of_them.noise_multiplier

@@ -22,7 +22,7 @@ from flwr.common.logger import log
 from polyclinic.client.hospital import Hospital, open_hospital, simulated_sites
 from polyclinic.client.state import read_state, write_state
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import (
     FAILED,
@@ -57,6 +57,14 @@ def _answers(kind: type[R]) -> Callable[[Answer[R]], Callable[[Message, Context]
                 return Message(
                     answer(message, open_hospital(context, request, config), request, config), reply_to=message
                 )
+            except DataError as error:
+                # Place and kind of a bad cell are the hospital's business; a simulation has none to protect.
+                log(ERROR, "%s", error)
+                real = "hospital" in context.node_config
+                reason = (
+                    "the hospital's records do not fit its schema; its own log names the place" if real else str(error)
+                )
+                return Message(Error(FAILED, reason), reply_to=message)
             except PolyclinicError as error:
                 code = REFUSED if isinstance(error, BudgetRefused) else FAILED
                 return Message(Error(code, str(error)), reply_to=message)
@@ -101,6 +109,7 @@ def statistics(message: Message, hospital: Hospital, request: StatisticsRequest,
 @_answers(TrainRequest)
 def train(message: Message, hospital: Hospital, request: TrainRequest, config: RunConfig) -> RecordDict:
     """One round of local training from the message's arrays."""
+    _check_names(hospital, config)
     _check_policy(hospital, config.task, request.noise_multiplier)
     task = task_named(config.task)
     settings = train_settings(config, request.noise_multiplier, message.content)
@@ -137,6 +146,7 @@ def evaluate(message: Message, hospital: Hospital, request: EvaluateRequest, con
     """Unperturbed metrics on held-out patients, as far as the policy lets them leave; they are outside epsilon."""
     if not hospital.policy.release_metrics:
         return _reply(hospital, {}, {"num-examples": 1.0}, hospital.ledger().spent())
+    _check_names(hospital, config)
     _, arrays = _arrays(message.content)
     shard = hospital.shard()
     build = build_model(config, hospital.schema)
@@ -160,6 +170,16 @@ def train_settings(config: RunConfig, noise_multiplier: float | None, content: R
         max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
         momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _check_names(hospital: Hospital, config: RunConfig) -> None:
+    """Raises BudgetRefused before a name in the run's configuration can load code that the policy does not allow."""
+    for key, name, allowed in (
+        ("task", config.task, hospital.policy.allowed_tasks),
+        ("model", config.model, hospital.policy.allowed_models),
+    ):
+        if name not in allowed:
+            raise BudgetRefused(f"{hospital.site}: the policy allows the {key}s {', '.join(allowed)}, not {name!r}.")
 
 
 def _check_policy(hospital: Hospital, task: str, noise_multiplier: float | None) -> None:

@@ -19,7 +19,7 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.ehr.sources import read_records
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError
 from polyclinic.messages import Request, site_home
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger
@@ -53,17 +53,17 @@ class Hospital:
     def shard(self) -> Shard:
         """The hospital's records, encoded once per process.
 
-        Raises DataError when they do not fit the schema or the policy's smallest shard or delta.
+        Raises DataError when they do not fit the schema, ConfigError when they do not fit the policy.
         """
         shard = _real_shard(*self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
         patients = shard.train.patients
         if patients < self.policy.smallest_shard:
-            raise DataError(
+            raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
                 f"({self.policy.smallest_shard})."
             )
-        if self.policy.delta >= 1 / patients:
-            raise DataError(
+        if self.policy.budget is not None and self.policy.delta >= 1 / patients:
+            raise ConfigError(
                 f"{self.site}: delta {self.policy.delta:g} is not below 1/patients of this shard; "
                 "choose a smaller delta (at most a tenth of 1/patients is recommended)."
             )
@@ -91,6 +91,8 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
 def simulation_policy(config: RunConfig) -> Policy:
     """A simulated hospital spends what the run asks and shows its metrics, since its records are public anyway."""
     return Policy(
+        allowed_tasks=(config.task, "statistics"),
+        allowed_models=(config.model,),
         budget=config.epsilon if config.dp else None, delta=config.delta, smallest_shard=1, smallest_noise_multiplier=0,
         allow_without_privacy=not config.dp, release_metrics=True, release_predictions=True,
     )  # fmt: skip

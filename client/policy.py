@@ -14,7 +14,8 @@ from polyclinic.errors import ConfigError
 class Policy(BaseModel):
     """Defaults are the strict ones of a real hospital; a simulation states its own.
 
-    ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
+    ``allowed_tasks`` and ``allowed_models`` are names that the run's configuration may use here: without them a server
+    could name any function of any module. ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
     ``release_metrics``: unperturbed losses and test metrics may leave. ``release_predictions``: scores of held-out
     patients may leave, for pooled curves in a simulation.
     """
@@ -28,6 +29,7 @@ class Policy(BaseModel):
     accountant: Literal["pld", "rdp"] = "pld"
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
+    allowed_models: tuple[str, ...] = ("logistic", "mlp")
     smallest_shard: int = Field(20, ge=1)
     smallest_noise_multiplier: float = Field(0.3, ge=0)
     allow_without_privacy: bool = False

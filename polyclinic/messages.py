@@ -30,7 +30,8 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str = Field(min_length=1)
+    # A part of file names at the hospital, so it must not be a path.
+    run: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     site: int = Field(ge=0)
     home: str = ""
 

@@ -128,7 +128,11 @@ def test_noise_of_a_real_hospital_does_not_follow_the_seed(tmp_path: Path) -> No
     [
         (STRICT, {"noise_multiplier": None}, "does not allow training or statistics without privacy"),
         (STRICT + "smallest-noise-multiplier = 1.5\n", {}, "below the policy's smallest-noise-multiplier 1.5"),
-        (STRICT + 'allowed-tasks = ["statistics"]\n', {}, "the policy allows statistics, not 'classification'"),
+        (
+            STRICT + 'allowed-tasks = ["statistics"]\n',
+            {},
+            "the policy allows the tasks statistics, not 'classification'",
+        ),
     ],
 )
 def test_the_policy_decides(tmp_path: Path, policy: str, changes: dict[str, Any], words: str) -> None:
@@ -152,14 +156,31 @@ def test_a_hospital_that_does_not_fit_does_not_enrol(tmp_path: Path, policy: str
     assert reply.error.code == FAILED and words in str(reply.error.reason)
 
 
-def test_a_bad_cell_stops_enrolment_and_is_never_quoted(tmp_path: Path) -> None:
+def test_a_bad_cell_stops_enrolment_and_is_never_quoted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hospital = make_hospital(tmp_path)
     path = tmp_path / "records.csv"
     lines = path.read_text().splitlines()
     lines[5] = "4,seventy-one,130.0,1"
     path.write_text("\n".join(lines))
     reason = str(app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(hospital)).error.reason)
-    assert "age" in reason and "row 5" in reason and "seventy" not in reason
+    assert "do not fit its schema" in reason and "row" not in reason
+    said = caplog.text
+    assert "age" in said and "row 5" in said and "seventy" not in said
+
+
+def test_a_run_cannot_name_code_that_the_policy_does_not_allow(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    evil = CONFIG.model_copy(update={"model": "antigravity:fly"})
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0)
+    reply = app(message(request, "train", model()), context(hospital, evil))
+    assert "the policy allows the models logistic, mlp" in str(reply.error.reason)
+    assert "antigravity" not in sys.modules and not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("run", ["../../etc/x", "", ".", "a/b", "*", "x" * 200])
+def test_a_runs_name_cannot_be_a_path(run: str) -> None:
+    with pytest.raises(ValueError, match="run"):
+        EnrolRequest(run=run, site=0)
 
 
 def test_broken_messages_are_refused_before_the_ledger(tmp_path: Path) -> None:

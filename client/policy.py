@@ -14,10 +14,10 @@ from polyclinic.errors import ConfigError
 class Policy(BaseModel):
     """Defaults are the strict ones of a real hospital; a simulation states its own.
 
-    ``allowed_tasks`` and ``allowed_models`` are names that the run's configuration may use here: without them a server
-    could name any function of any module. ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
-    ``release_metrics``: unperturbed losses and test metrics may leave. ``release_predictions``: scores of held-out
-    patients may leave, for pooled curves in a simulation.
+    ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
+    ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
+    could name any function of any module. ``release_metrics``: unperturbed losses and test metrics may leave.
+    ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
     """
 
     model_config = ConfigDict(

@@ -87,6 +87,11 @@ class RunResult:
         return dict(self.summary["privacy"])
 
     @property
+    def statement(self) -> dict[str, Any]:
+        """What every hospital spent, and on what: whole ledgers in a simulation."""
+        return dict(self.summary["statement"])
+
+    @property
     def arrays(self) -> dict[str, Tensor]:
         """Everything in model.safetensors: the model's arrays and the standardiser's mean and std."""
         return dict(load_file(self.path / "model.safetensors"))

@@ -34,7 +34,7 @@ class RunFolder:
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
         """A new folder under ``config.out`` with the resolved configuration and the packages' versions."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_plain(config.dataset)}-{secrets.token_hex(3)}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(Path(config.out).expanduser().resolve() / name)
         try:
             folder.path.mkdir(parents=True)
@@ -115,7 +115,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name.rsplit(":", 1)[-1])

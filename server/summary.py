@@ -16,13 +16,14 @@ _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
 def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str, Any] | None = None) -> dict[str, Any]:
     """The summary of a finished run; ``home`` holds the ledgers of simulated hospitals."""
     config, state, privacy = outcome.config, outcome.state, outcome.privacy
+    simulated = all(site.simulated for site in outcome.sites)
     last = {row["site"]: row for row in state.rows if row["round"] == state.round}
     private = privacy is not None
     epsilons = [state.epsilon[site.name] for site in outcome.sites if site.name in state.epsilon]
     site = outcome.sites[0]
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
-        "dataset": config.dataset,
+        "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "metrics": {
             "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name)) for found in outcome.sites},
@@ -36,7 +37,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts,
-        "simulation": all(found.simulated for found in outcome.sites),
+        "simulation": simulated,
         "statement": _statement(outcome, home), "notes": _notes(outcome, comparison),
     }  # fmt: skip
 

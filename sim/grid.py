@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -108,7 +109,17 @@ class LocalGrid(Grid):
             # Not fork: torch's and Ray's threads do not survive it.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(min(self._workers, len(self._contexts)), mp_context=spawn)
-        return list(self._pool.map(call_app, [self._app] * len(messages), messages, contexts))
+        futures = [self._pool.submit(call_app, self._app, m, c) for m, c in zip(messages, contexts, strict=True)]
+        answers = []
+        for future, message, context in zip(futures, messages, contexts, strict=True):
+            try:
+                answers.append(future.result())
+            except BrokenProcessPool:
+                # The next exchange starts new workers; a dead one must not take later messages.
+                self._pool = None
+                lost = Error(APP_FAILED, "a worker process died before this site's reply")
+                answers.append((Message(lost, reply_to=message), context.state))
+        return answers
 
 
 def call_app(reference: AppReference, message: Message, context: Context) -> tuple[Message, RecordDict]:

@@ -1,5 +1,7 @@
 """The in-process grid: any ClientApp, state that persists, errors as replies, the same result for any worker count."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,13 @@ def train(message: Message, context: Context) -> Message:
     """Adds the node's partition and counts its calls in the node's own state."""
     calls = int(context.state["calls"]["n"]) + 1 if "calls" in context.state else 1
     context.state["calls"] = MetricRecord({"n": calls})
+    if (
+        context.run_config.get("dies")
+        and context.node_config["partition-id"] == 0
+        and not Path(str(context.run_config["dies"])).exists()
+    ):
+        Path(str(context.run_config["dies"])).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if context.node_config["partition-id"] == 3 and calls == 2:
         raise RuntimeError("this node fails in its second round")
     value = message.content["arrays"]["w"].numpy() + int(context.node_config["partition-id"])
@@ -41,6 +50,19 @@ def test_flowers_own_start_runs_on_it_with_any_client_app() -> None:
     np.testing.assert_allclose(result.arrays["w"].numpy(), 1.5 + 1.0)
     assert result.train_metrics_clientapp[2]["calls"] == 2
     assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
+
+
+def test_a_killed_worker_costs_its_round_and_no_more(tmp_path: Path) -> None:
+    with LocalGrid(AppReference(__name__), 3, {"dies": str(tmp_path / "died")}, workers=2) as grid:
+        arrays = ArrayRecord({"w": Array(np.zeros(2))})
+        counts = []
+        for _ in range(2):
+            replies = grid.send_and_receive(
+                [Message(RecordDict({"arrays": arrays}), node, "train") for node in (1, 2, 3)]
+            )
+            counts.append(sum(reply.has_content() for reply in replies))
+            assert len(replies) == 3
+    assert counts[0] < 3 and counts[1] == 3
 
 
 def test_a_message_to_nobody_is_refused() -> None:

@@ -119,19 +119,20 @@ def is_available() -> bool:
     return folder() is not None
 
 
-def fetch(url: str = URL, target: Path | None = None) -> Path:
+def fetch(url: str | None = None, target: Path | None = None) -> Path:
     """The folder with the four files, downloaded from UCI to the user's cache where missing; raises DataError."""
     import pooch
 
-    target = target or _cache()
+    url, target = url or URL, target or _cache()
     for file, digest in FILES.values():
         try:
             pooch.retrieve(f"{url}{file}", known_hash=f"sha256:{digest}", fname=file, path=target)
         except (OSError, ValueError) as error:
             reason = type(error).__name__
             raise DataError(
-                f"{file} could not be downloaded from {url} ({reason}); go online, or set POLYCLINIC_DATA to a folder "
-                "whose subfolder heart_uci holds the four processed.*.data files."
+                f"{file} could not be downloaded from {url} ({reason}); go online and run `polyclinic datasets fetch "
+                "heart-disease`, or set POLYCLINIC_DATA to a folder whose subfolder heart_uci holds the four "
+                "processed.*.data files."
             ) from None
     return target
 
@@ -154,13 +155,7 @@ def _parsed(place: Path) -> pd.DataFrame:
 
 
 def _raw() -> pd.DataFrame:
-    place = folder()
-    if place is None:
-        raise DataError(
-            "The heart-disease files are not at hand; run `polyclinic datasets fetch heart-disease` (online) or "
-            "set POLYCLINIC_DATA to a folder whose subfolder heart_uci holds the four processed.*.data files."
-        )
-    return _parsed(place).copy()
+    return _parsed(folder() or fetch()).copy()
 
 
 def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:

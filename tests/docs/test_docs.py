@@ -1,5 +1,10 @@
-"""Every command and every Python block that the documentation shows is run, in a folder of its own; links resolve."""
+"""Every command and every Python block that the documentation shows is run, in a folder of its own; links resolve.
 
+The pages' blocks run in their order in one fresh Python, through the same ``main`` as the installed command, so that all
+of them together cost one start and each calibration once.
+"""
+
+import json
 import os
 import re
 import shlex
@@ -10,70 +15,131 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *(f"docs/tutorials/{name}.md" for name in ("researcher", "administrator", "method-developer"))]
-# Run for real by .ci/run (make) and tests/flower (Flower's commands); the rest of a line needs a coordinator.
-ELSEWHERE = ("make ", "export ", "flwr run", "polyclinic flower run", "flower-supernode", "--auth-supernode")
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if re.search(r"^```(?:sh|python)$", page.read_text(encoding="utf-8"), re.M)
+)
+# A line that begins so is not run here, because
+ELSEWHERE = (
+    "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`
+    "export ",  # it only prepares the line after it
+    "flwr run ",  # tests/flower runs the bundle and real SuperNodes
+    "polyclinic flower run ",  # tests/flower
+    "flower-superlink ",  # a server that does not end; tests/flower starts it
+    "flower-supernode ",  # the same
+    "docker compose ",  # needs an engine; tests/packaging checks the file
+)
+RUN_PAGES = """
+import json, os, sys, time, traceback
+from polyclinic.cli import main
+
+def run(kind, code):
+    if kind == "python":
+        exec(compile(code, "page", "exec"), {"__name__": "__main__"})
+        return
+    sys.argv = ["polyclinic", *code]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, f"exit code {end.code}"
+
+PROBLEMS = sys.argv[1]
+problems = {}
+for page, (folder, todo) in json.load(sys.stdin).items():
+    os.chdir(folder)
+    for kind, code in todo:
+        began = time.monotonic()
+        try:
+            run(kind, code)
+        except BaseException:
+            problems[page] = f"{code}\\n{traceback.format_exc()}"
+            break
+        finally:
+            print(f"{time.monotonic() - began:6.1f} s  {page}: {code!r:.90}", file=sys.stderr)
+with open(PROBLEMS, "w") as file:
+    json.dump(problems, file)
+"""
+CHARGE = """
+import sys
+from pathlib import Path
+import numpy as np, pandas as pd
+sys.path.insert(0, sys.argv[1])
+import test_hospital
+rng, rows = np.random.default_rng(0), 400
+pd.DataFrame({"id": range(rows), "age": rng.integers(0, 99, rows), "sbp": 120.0, "died": rng.integers(0, 2, rows)}
+    ).to_csv("records.csv", index=False)
+reply = test_hospital.train(Path("hospital.toml"))
+assert reply.has_content(), reply.error.reason
+"""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.S | re.M)
+def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
+    """(language, text) of the page's code blocks in their order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```({'|'.join(languages)})\n(.*?)^```", text, re.S | re.M)
 
 
-def prepare(page: str, folder: Path) -> None:
+def steps(page: str) -> list[tuple[str, str | list[str]]]:
+    """What of the page is to be run: Python blocks, and the arguments of ``polyclinic``."""
+    found: list[tuple[str, str | list[str]]] = []
+    for language, text in blocks(page, "sh", "python"):
+        if language == "python":
+            found.append(("python", text))
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            command = line.split("  #")[0].strip()
+            if not command or command.startswith("#") or f"{command} ".startswith(ELSEWHERE):
+                continue
+            program, *arguments = shlex.split(command)
+            assert program == "polyclinic", f"{page} shows a command that no test runs: {command}"
+            found.append(("command", arguments))
+    return found
+
+
+def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
     """The files that the page tells its reader to write."""
     if page.endswith("researcher.md"):
-        (folder / "study.toml").write_text(blocks(page, "toml")[0])
+        (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
     if page.endswith("method-developer.md"):
-        (folder / "mymethods.py").write_text("\n".join(blocks(page, "python")))
+        (folder / "mymethods.py").write_text("\n".join(text for _, text in blocks(page, "python")))
     if page.endswith("administrator.md"):
-        schema, hospital = blocks(page, "toml")
-        (folder / "schema.toml").write_text(schema)
-        (folder / "hospital.toml").write_text(hospital)
-        script = (
-            "import sys; sys.path.insert(0, sys.argv[1])\n"
-            "import test_hospital as t, pathlib\n"
-            "hospital, rows = pathlib.Path('hospital.toml'), 400\n"
-            "import numpy as np, pandas as pd\n"
-            "rng = np.random.default_rng(0)\n"
-            "pd.DataFrame({'id': range(rows), 'age': rng.integers(0, 99, rows), 'sbp': 120.0, 'died': rng.integers(0, 2, rows)}"
-            ").to_csv('records.csv', index=False)\n"
-            "reply = t.train(hospital)\n"
-            "assert reply.has_content(), reply.error.reason\n"
-        )
-        subprocess.run(
-            [sys.executable, "-c", script, str(ROOT / "tests" / "client")], cwd=folder, env=environment(), check=True
-        )
+        for name, (_, text) in zip(("schema.toml", "hospital.toml"), blocks(page, "toml"), strict=True):
+            (folder / name).write_text(text)
+        charge = [sys.executable, "-c", CHARGE, str(ROOT / "tests" / "client")]
+        done = subprocess.run(charge, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
-def environment() -> dict[str, str]:
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What went wrong, by page; every page is run in an empty folder of its own."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join([*paths, "."]), "NO_COLOR": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    todo = {}
+    for page in PAGES:
+        if found := steps(page):
+            folder = tmp_path_factory.mktemp("page")
+            prepare(page, folder, environment)
+            todo[page] = (str(folder), found)
+    result = tmp_path_factory.mktemp("result") / "problems.json"
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_PAGES, str(result)], input=json.dumps(todo), env=environment, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return dict(json.loads(result.read_text()))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_runs(page: str, tmp_path: Path) -> None:
-    prepare(page, tmp_path)
-    ran = 0
-    for line in "\n".join(blocks(page, "sh")).splitlines():
-        command = line.split("  #")[0].strip()
-        if not command or command.startswith(ELSEWHERE):
-            continue
-        program, *arguments = shlex.split(command)
-        assert program == "polyclinic", f"{page} shows a command that no test runs: {command}"
-        done = subprocess.run([sys.executable, "-m", "polyclinic", *arguments], cwd=tmp_path, env=environment(),
-                              capture_output=True, text=True)  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        ran += 1
-    assert ran or page == "README.md"
+def test_everything_that_a_page_shows_runs(page: str, problems: dict[str, str]) -> None:
+    assert page not in problems, problems[page]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
-def test_every_python_block_runs(page: str, tmp_path: Path) -> None:
-    for block in blocks(page, "python"):
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+def test_the_tutorials_have_something_to_run() -> None:
+    for name in ("researcher", "administrator", "method-developer"):
+        assert steps(f"docs/tutorials/{name}.md"), name
 
 
 def test_links_between_pages_resolve() -> None:

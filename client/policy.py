@@ -16,7 +16,8 @@ class Policy(BaseModel):
 
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
     ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
-    could name any function of any module. ``release_metrics``: unperturbed losses and test metrics may leave.
+    could name any function of any module. ``release_metrics``: unperturbed test metrics and the exact
+    number of patients may leave.
     ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
     """
 

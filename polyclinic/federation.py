@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyclinic.client.hospital import check_simulation
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
 from polyclinic.plugins import build_model, dataset_named
@@ -30,15 +32,20 @@ _CLIENT = AppReference("polyclinic.client_app")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Flower's strategies log four lines a round; progress is shown by whoever asked for it."""
+def _calm() -> Iterator[None]:
+    """Flower's logger and torch's thread pool calmed while a run goes on, and put back after it.
+
+    Flower's strategies log four lines a round; on models of this size torch's threads cost more than they give.
+    """
     logger = logging.getLogger("flwr")
-    before = logger.level
+    level, threads = logger.level, torch.get_num_threads()
     logger.setLevel(logging.WARNING)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class RunResult:
     @property
     def model(self) -> nn.Module:
         """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
-        module = build_model(self.config, dataset_named(self.config.dataset).schema)()
+        module = build_model(self.config, Schema.from_toml(self.path / "schema.toml"))()
         module.load_state_dict({k: v for k, v in self.arrays.items() if not k.startswith("standardiser.")})
         return module.eval()
 
@@ -149,10 +156,10 @@ class Federation:
         check_simulation(config)
         grid = self._grid(config)
         folder = RunFolder.create(config)
-        with _quiet(), grid:
+        with _calm(), grid:
             outcome, summary = coordinate(grid, config, folder, progress=progress)
         if comparison:
-            with _quiet():
+            with _calm():
                 found = compare(config, self._grid, outcome.sites)
             summary = summarise(outcome, folder.path, folder.sites, found)
             folder.add_comparison(summary)
@@ -165,7 +172,7 @@ class Federation:
         config = folder.config()
         if not folder.checkpoint.is_file():
             raise ConfigError(f"{folder.path} holds no checkpoint: the run stopped before it began; start it anew.")
-        with _quiet(), Federation._grid(config) as grid:
+        with _calm(), Federation._grid(config) as grid:
             _, summary = coordinate(grid, config, folder, resume=True, progress=progress)
         return RunResult(folder, summary)
 

@@ -40,7 +40,7 @@ class Request(BaseModel):
 
 
 class EnrolRequest(Request):
-    """Who is there? Answered with the hospital's name, schema digest and policy, once its records are found to fit them."""
+    """Who is there? Answered with the hospital's name, schema and policy, once its records are found to fit them."""
 
 
 class StatisticsRequest(Request):

@@ -14,7 +14,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import RunConfig
-from polyclinic.ehr.encoding import feature_names
 from polyclinic.errors import PolyclinicError
 from polyclinic.server.federate import Outcome, Progress, federate
 from polyclinic.server.rounds import RunState
@@ -32,7 +31,7 @@ def coordinate(
         grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume, progress=progress
     )
     summary = summarise(outcome, folder.path, folder.sites)
-    folder.write(outcome.state, summary, feature_names(outcome.sites[0].schema))
+    folder.write(outcome.state, summary, outcome.sites[0].schema)
     return outcome, summary
 
 

@@ -24,7 +24,7 @@ from polyclinic.plugins import build_model, model_named, strategy_named, task_na
 from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
-from polyclinic.server.rounds import RunFailed, RunState, from_record, run_rounds
+from polyclinic.server.rounds import RunState, from_record, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.registry import make_strategy
 from polyclinic.training.preparation import combine
@@ -82,7 +82,9 @@ def federate(
     check_names(config)
     strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
     enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
-    sites = [site for site in enrolled if choose(site)]
+    unfit = {site.name: why for site in enrolled if (why := _unlike(site, config)) is not None}
+    absent += unfit.items()
+    sites = [site for site in enrolled if choose(site) and site.name not in unfit]
     if len(sites) < config.min_sites:
         reasons = "".join(f" {name}: {why}" for name, why in absent)
         raise ConfigError(
@@ -108,6 +110,25 @@ def federate(
     taking_part = [site for site in sites if site.name not in _gone(state)]
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
     return Outcome(config, run, tuple(sites), privacy, state)
+
+
+def _unlike(site: Site, config: RunConfig) -> str | None:
+    """Why a hospital's policy does not go with the run's terms: it would refuse halfway, or epsilons would not compare."""
+    if not config.dp:
+        return None
+    terms = {
+        "delta": (site.delta, config.delta),
+        "relation": (site.relation, "add-remove"),
+        "accountant": (site.accountant, "pld"),
+    }
+    for name, (theirs, ours) in terms.items():
+        if theirs != ours:
+            return f"its policy has {name} {theirs}, the run has {ours}; agree on one before the run"
+    if site.budget is not None and site.budget < config.epsilon:
+        return (
+            f"its policy's budget is {site.budget:g}, the run's epsilon is {config.epsilon:g}; lower the run's epsilon"
+        )
+    return None
 
 
 def calibrate(config: RunConfig) -> PrivacyPlan:
@@ -150,10 +171,7 @@ def _standardise(
     exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
     state.dropouts += [{"round": 0, "site": site.name, "reason": reason} for site, reason in exchange.dropped]
     if len(exchange.replies) < config.min_sites:
-        reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
-        raise RunFailed(
-            f"Statistics: {len(exchange.replies)} hospitals replied, min-sites is {config.min_sites}. {reasons}"
-        )
+        raise too_few(exchange, "Statistics", len(exchange.replies), config)
     totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
     state.standardiser, counts = combine(totals, sites[0].schema, noisy=privacy is not None)
     for (site, reply), count in zip(exchange.replies, counts, strict=True):

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.privacy.streams import generator
@@ -107,8 +107,7 @@ def _train(
     exchange = view.exchange(messages, config.timeout)
     replies = _accept(exchange, state, number, state.arrays)
     if len(replies) < config.min_sites:
-        reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
-        raise RunFailed(f"Round {number}: {len(replies)} hospitals replied, min-sites is {config.min_sites}. {reasons}")
+        raise too_few(exchange, f"Round {number}", len(replies), config)
     losses: dict[str, float] = {}
     for site, reply in replies:
         metrics = next(iter(reply.content.metric_records.values()))
@@ -120,6 +119,13 @@ def _train(
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
     state.arrays = from_record(arrays)
     return losses
+
+
+def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig) -> PolyclinicError:
+    """The error of an exchange with fewer replies than ``min_sites``: BudgetRefused when policies alone are the cause."""
+    reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
+    kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else RunFailed
+    return kind(f"{when}: {replied} hospitals replied, min-sites is {config.min_sites}. {reasons}")
 
 
 def _evaluate(

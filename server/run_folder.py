@@ -18,6 +18,8 @@ from safetensors.numpy import save_file
 
 import polyclinic
 from polyclinic.config import RunConfig, read_toml
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report, write_plots
 from polyclinic.server.rounds import RunState
@@ -81,7 +83,7 @@ class RunFolder:
     def rounds(self) -> pd.DataFrame:
         return pd.read_parquet(self.path / "rounds.parquet")
 
-    def write(self, state: RunState, summary: dict[str, Any], features: tuple[str, ...]) -> None:
+    def write(self, state: RunState, summary: dict[str, Any], schema: Schema) -> None:
         """All results; the summary goes last, so its presence means that the run is whole."""
         frame = pd.DataFrame(state.rows)
         frame.to_parquet(self.path / "rounds.parquet", index=False)
@@ -89,7 +91,8 @@ class RunFolder:
         arrays = {name: np.ascontiguousarray(value) for name, value in state.arrays.items()}
         if state.standardiser is not None:
             arrays |= {"standardiser.mean": state.standardiser[0], "standardiser.std": state.standardiser[1]}
-        save_file(arrays, self.path / "model.safetensors", {"features": json.dumps(features)})
+        save_file(arrays, self.path / "model.safetensors", {"features": json.dumps(feature_names(schema))})
+        schema.to_toml(self.path / "schema.toml")
         (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
         write_plots(self.path)

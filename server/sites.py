@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.messages import ENROL, RECORD, EnrolRequest, Request
+from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
 
 NO_REPLY = 504
 
@@ -130,6 +130,12 @@ class Exchange:
 
     replies: list[tuple[Site, Message]]
     dropped: list[tuple[Site, str]] = field(default_factory=list)
+    refusals: list[Site] = field(default_factory=list)
+
+    @property
+    def refused(self) -> int:
+        """How many dropped out because their policy or budget refused."""
+        return len(self.refusals)
 
 
 class SiteGrid(Grid):
@@ -192,6 +198,8 @@ class SiteGrid(Grid):
                 Error(NO_REPLY, f"no reply within {timeout or 0:g} seconds"), reply_to=message
             )
             if reply.has_error():
+                if reply.error.code == REFUSED:
+                    exchange.refusals.append(site)
                 exchange.dropped.append((site, reply.error.reason or "no reason given"))
             else:
                 exchange.replies.append((site, reply))

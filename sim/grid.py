@@ -16,6 +16,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -108,7 +109,9 @@ class LocalGrid(Grid):
         if self._pool is None:
             # Not fork: torch's and Ray's threads do not survive it.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(min(self._workers, len(self._contexts)), mp_context=spawn)
+            self._pool = ProcessPoolExecutor(
+                min(self._workers, len(self._contexts)), spawn, initializer=torch.set_num_threads, initargs=(1,)
+            )
         futures = [self._pool.submit(call_app, self._app, m, c) for m, c in zip(messages, contexts, strict=True)]
         answers = []
         for future, message, context in zip(futures, messages, contexts, strict=True):

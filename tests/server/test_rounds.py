@@ -13,12 +13,12 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.server.federate import calibrate
-from polyclinic.server.rounds import RunFailed, sample_cohort
+from polyclinic.server.federate import _unlike, calibrate
+from polyclinic.server.rounds import sample_cohort
 from polyclinic.server.sites import Site
 
 Quick = Callable[..., RunResult]
@@ -107,7 +107,7 @@ def test_too_few_sites_fail_the_run(quick: Quick, tmp_path: Path) -> None:
             ledger.charge(plan.round_event, "elsewhere", "other", 1)
         except Exception:
             break
-    with pytest.raises(RunFailed, match="min-sites is 4"):
+    with pytest.raises(BudgetRefused, match="min-sites is 4"):
         Federation.resume(folder)
 
 
@@ -177,3 +177,22 @@ def test_sampling_hospitals_buys_no_privacy() -> None:
     """The server sees who took part, so a small cohort must not lower the noise."""
     few, all_of_them = (calibrate(Federation().with_options(fraction_train=share).config) for share in (0.25, 1.0))
     assert few.noise_multiplier == all_of_them.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({}, None),
+        ({"budget": None}, None),
+        ({"delta": 2e-3}, "its policy has delta 0.002, the run has 0.001"),
+        ({"relation": "replace-one"}, "relation replace-one"),
+        ({"accountant": "rdp"}, "accountant rdp"),
+        ({"budget": 2.5}, "budget is 2.5, the run's epsilon is 3"),
+    ],
+)
+def test_a_hospital_whose_terms_are_not_the_runs_takes_no_part(terms: dict[str, object], words: str | None) -> None:
+    """Else it would refuse halfway, and one epsilon would be stated at another hospital's delta."""
+    common = {"delta": 1e-3, "budget": 3.0, "relation": "add-remove", "accountant": "pld"} | terms
+    site = Site(index=0, name="h", node=1, simulated=False, schema=None, **common)  # type: ignore[arg-type]
+    reason = _unlike(site, Federation().config)
+    assert reason is None if words is None else reason is not None and words in reason

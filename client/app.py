@@ -22,6 +22,7 @@ from flwr.common.logger import log
 from polyclinic.client.hospital import Hospital, open_hospital, simulated_sites
 from polyclinic.client.state import read_state, write_state
 from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import feature_names
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import (
@@ -115,11 +116,12 @@ def train(message: Message, hospital: Hospital, request: TrainRequest, config: R
     settings = train_settings(config, request.noise_multiplier, message.content)
     key, arrays = _arrays(message.content)
     build = build_model(config, hospital.schema)
-    task.check(build, arrays)
+    scale = _standardiser(message.content, len(feature_names(hospital.schema)))
+    task.check(build, arrays, len(feature_names(hospital.schema)))
     if request.noise_multiplier is not None and request.public_patients is None:
         raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
     spent = hospital.ledger().charge(task.event(settings), "train", request.run, request.round)
-    rows = standardised(hospital.shard().train, _standardiser(message.content))
+    rows = standardised(hospital.shard().train, scale)
     work = SiteWork(
         rows=rows,
         sampling=hospital.stream("batches", request.round),
@@ -150,7 +152,7 @@ def evaluate(message: Message, hospital: Hospital, request: EvaluateRequest, con
     _, arrays = _arrays(message.content)
     shard = hospital.shard()
     build = build_model(config, hospital.schema)
-    rows = standardised(shard.test, _standardiser(message.content))
+    rows = standardised(shard.test, _standardiser(message.content, shard.x.shape[1]))
     scores = task_named(config.task).evaluate(build, arrays, [rows])[0]
     found = classification_metrics(rows.y, scores)
     metrics = {name: float(value) for name, value in found.items() if value is not None}
@@ -204,9 +206,17 @@ def _arrays(content: RecordDict) -> tuple[str, Arrays]:
     raise ConfigError("The message carries no ArrayRecord with the model.")
 
 
-def _standardiser(content: RecordDict) -> tuple[np.ndarray, np.ndarray] | None:
+def _standardiser(content: RecordDict, features: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and std, (features,) each. Raises ConfigError for any other shape: one fitted to rows would ask how many there are."""
     record = content.array_records.get("standardiser")
-    return None if record is None else (record["mean"].numpy(), record["std"].numpy())
+    if record is None:
+        return None
+    if set(record) != {"mean", "std"}:
+        raise ConfigError("The message's standardiser must hold exactly 'mean' and 'std'.")
+    mean, std = record["mean"].numpy(), record["std"].numpy()
+    if mean.shape != (features,) or std.shape != (features,) or not np.isfinite(mean).all() or not (std > 0).all():
+        raise ConfigError(f"The message's standardiser must hold {features} finite means and {features} positive stds.")
+    return mean, std
 
 
 def _record(arrays: Arrays) -> ArrayRecord:

@@ -6,6 +6,7 @@ that the round before it left, not from its own.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -35,4 +36,5 @@ def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
 
 
 def _files(home: Path, run: str) -> list[tuple[int, Path]]:
-    return [(int(path.stem.rsplit("-", 1)[1]), path) for path in home.glob(f"optimizer-{run}-*.safetensors")]
+    named = re.compile(rf"optimizer-{re.escape(run)}-(\d+)\.safetensors")
+    return [(int(found[1]), path) for path in home.glob("optimizer-*") if (found := named.fullmatch(path.name))]

@@ -53,14 +53,16 @@ class RunConfig(BaseModel):
     local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
     sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="The hospitals' optimizer: DP-SGD or DP-Adam.")
-    learning_rate: Positive = Field(0.3, description="The hospitals' learning rate.")
+    learning_rate: float = Field(0.3, gt=0, le=1e6, description="The hospitals' learning rate.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
     delta: float = Field(1e-3, gt=0, lt=1, description="Target delta; must be below 1/patients at every hospital.")
-    max_grad_norm: Positive = Field(1.0, description="Each patient's gradient is clipped to this L2 norm.")
+    max_grad_norm: float = Field(
+        1.0, ge=1e-6, le=1e6, description="Each patient's gradient is clipped to this L2 norm."
+    )
     standardise: bool = Field(True, description="Standardise features over all hospitals before training.")
     statistics_share: float = Field(
         0.1,

@@ -46,21 +46,21 @@ class EnrolRequest(Request):
 class StatisticsRequest(Request):
     """Sums that standardise features; ``noise_multiplier`` None asks for exact sums (no privacy)."""
 
-    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False)
+    noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
 
 
 class TrainRequest(Request):
     """One round of local training; ``public_patients`` is the paid or declared count that divides batch sums."""
 
-    round: int = Field(ge=1)
-    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False)
-    public_patients: float | None = Field(None, gt=0, allow_inf_nan=False)
+    round: int = Field(ge=1, le=1_000_000)
+    noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
+    public_patients: float | None = Field(None, ge=1, le=1e9)
 
 
 class EvaluateRequest(Request):
     """Metrics of the model on the hospital's held-out patients."""
 
-    round: int = Field(ge=0)
+    round: int = Field(ge=0, le=1_000_000)
 
 
 def site_home(home: str | Path, site: str) -> Path:

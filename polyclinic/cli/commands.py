@@ -76,7 +76,6 @@ def run(
     screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
-    screen.print("[dim]Reading records and calibrating the noise ...[/]")
     with LiveProgress(screen) as progress:
         if resume is not None:
             result = Federation.resume(resume, progress=progress)

@@ -94,7 +94,7 @@ def _train_site(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, 
         optimizer.step()
         if len(batch):
             losses.append(loss / len(batch))
-    return SiteUpdate(dump(plain), settings.local_steps, float(np.mean(losses)) if losses else float("nan"),
+    return SiteUpdate(_noised_only(plain, arrays), settings.local_steps, float(np.mean(losses)) if losses else float("nan"),
                       _state(optimizer))  # fmt: skip
 
 
@@ -126,9 +126,26 @@ def _batch_gradient(
     return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)], loss
 
 
-def check(build: Callable[[], nn.Module], arrays: Arrays) -> None:
-    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy."""
-    check_module(load(build, arrays))
+def check(build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
+    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy.
+
+    Besides the module's parts, its behaviour is probed: changing one made-up row may change no other row's output.
+    """
+    module = load(build, arrays)
+    check_module(module)
+    probe = torch.linspace(-1, 1, 4 * features, dtype=next(module.parameters()).dtype).reshape(4, features)
+    changed = probe.clone()
+    changed[0] = 7.0
+    before, after = (_outputs(load(build, arrays), rows) for rows in (probe, changed))
+    if not torch.allclose(before[1:], after[1:], rtol=1e-4, atol=1e-6):
+        raise ConfigError("The model mixes patients within a batch: one row's values change another row's output.")
+
+
+def _outputs(module: nn.Module, rows: Tensor) -> Tensor:
+    # The same seed for both probes, so that dropout drops the same units.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        return torch.as_tensor(module.train()(rows))
 
 
 def evaluate(build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
@@ -159,6 +176,12 @@ def load(build: Callable[[], nn.Module], arrays: Arrays) -> nn.Module:
         {label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()}
     )
     return module
+
+
+def _noised_only(module: nn.Module, received: Arrays) -> Arrays:
+    """The trained parameters; buffers go back as they came, since whatever wrote to them added no noise."""
+    trained = {label for label, p in module.named_parameters() if p.requires_grad}
+    return {label: value if label in trained else received[label] for label, value in dump(module).items()}
 
 
 def dump(module: nn.Module) -> Arrays:

@@ -68,7 +68,7 @@ class Task(Protocol):
     def event(self, settings: TrainSettings) -> DpEvent:
         """What one call of ``train`` spends at each site (add/remove one patient)."""
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays) -> None:
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
         """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""
 
     def train(

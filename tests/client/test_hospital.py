@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from polyclinic.client.app import app
+from polyclinic.client.state import read_state, write_state
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
@@ -193,6 +194,26 @@ def test_broken_messages_are_refused_before_the_ledger(tmp_path: Path) -> None:
     assert "polyclinic" in str(app(bare, context(hospital)).error.reason)
     assert "public_patients" in str(train(hospital, public_patients=None).error.reason)
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("shape", [(150, 2), (1, 2), (3,), (5, 1, 2)])
+def test_a_standardiser_cannot_ask_how_many_rows_there_are(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    hospital = make_hospital(tmp_path)
+    ask = message(TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0), "train", model())
+    ask.content["standardiser"] = ArrayRecord({"mean": Array(np.zeros(shape)), "std": Array(np.ones(shape))})
+    assert "standardiser must hold 2 finite means" in str(app(ask, context(hospital)).error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e150, float("inf"), float("nan")])
+def test_noise_that_no_accountant_can_add_up_is_refused(noise: float) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        TrainRequest(run="r", site=0, round=1, noise_multiplier=noise, public_patients=10.0)
+
+
+def test_state_of_another_run_is_not_read(tmp_path: Path) -> None:
+    write_state(tmp_path, "a-b", 1, {"0.m": np.ones(2)})
+    assert read_state(tmp_path, "a", 9) == {} and list(read_state(tmp_path, "a-b", 2)) == ["0.m"]
 
 
 def test_statistics_are_noised_and_charged(tmp_path: Path) -> None:

@@ -157,3 +157,48 @@ def test_initial_parameters_follow_the_seed_and_leave_global_state() -> None:
     a, b, c = (initialise(lambda: logistic(3, 2), seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(a["0.weight"], b["0.weight"]) and not torch.equal(a["0.weight"], c["0.weight"])
+
+
+class Counting(nn.Module):
+    """Keeps a sum of its inputs in a buffer, which would leave without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + x.detach().sum(0)
+        out: torch.Tensor = self.linear(x)
+        return out
+
+
+class Centring(nn.Module):
+    """Subtracts the batch's mean: no part of it is a normalisation layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x - x.mean(0))
+        return out
+
+
+def test_buffers_written_by_data_do_not_leave() -> None:
+    build = double(Counting)
+    start = {name: value.numpy() for name, value in initialise(build, 0).items()}
+    update = classification.train(build, start, [work(rows())], settings(noise_multiplier=1.0))[0]
+    assert np.array_equal(update.arrays["seen"], start["seen"])
+    assert not np.array_equal(update.arrays["linear.weight"], start["linear.weight"])
+
+
+def test_a_model_that_mixes_by_hand_is_found_by_probing() -> None:
+    start = {name: value.numpy() for name, value in initialise(Centring, 0).items()}
+    with pytest.raises(ConfigError, match="one row's values change another row's output"):
+        classification.check(Centring, start, 4)
+
+
+def test_dropout_is_no_mixing() -> None:
+    build = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))  # noqa: E731
+    classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)

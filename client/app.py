@@ -214,8 +214,10 @@ def _standardiser(content: RecordDict, features: int) -> tuple[np.ndarray, np.nd
     if set(record) != {"mean", "std"}:
         raise ConfigError("The message's standardiser must hold exactly 'mean' and 'std'.")
     mean, std = record["mean"].numpy(), record["std"].numpy()
-    if mean.shape != (features,) or std.shape != (features,) or not np.isfinite(mean).all() or not (std > 0).all():
-        raise ConfigError(f"The message's standardiser must hold {features} finite means and {features} positive stds.")
+    if mean.shape != (features,) or std.shape != (features,) or not np.isfinite(mean).all() or not (std >= 1e-6).all():
+        raise ConfigError(
+            f"The message's standardiser must hold {features} finite means and {features} stds of at least 1e-6."
+        )
     return mean, std
 
 

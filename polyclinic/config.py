@@ -82,6 +82,11 @@ class RunConfig(BaseModel):
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
 
+    @field_validator("hidden", mode="before")
+    @classmethod
+    def _one_width(cls, value: object) -> object:
+        return str(value) if type(value) is int else value
+
     @field_validator("hidden")
     @classmethod
     def _widths(cls, value: str) -> str:

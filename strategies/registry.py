@@ -34,6 +34,11 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: fl
     """An instance with ``options`` as its keyword arguments. Raises ConfigError naming an argument it does not take."""
     accepted = inspect.signature(kind).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    if ours := sorted(set(options) & set(_EVERY_NODE)):
+        name = ours[0].replace("_", "-")
+        raise ConfigError(
+            f"strategy-options names {name!r}, which the round loop decides; use fraction-train or min-sites."
+        )
     unknown = [name for name in options if name not in accepted and not open_ended]
     if unknown:
         allowed = ", ".join(name.replace("_", "-") for name in accepted if name not in _EVERY_NODE)

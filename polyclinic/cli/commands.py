@@ -243,8 +243,11 @@ def ledger_show(path: Path, as_json: Json = False) -> None:
         print_json(statement)
         return
     screen = console()
+    spent = (
+        "unbounded (something left without noise)" if statement["epsilon"] is None else f"{statement['epsilon']:.4f}"
+    )
     budget = "unlimited" if statement["budget"] is None else f"{statement['budget']:g}"
-    screen.print(f"[bold]{statement['site']}[/]: ε = {statement['epsilon']:.4f} of {budget} at δ = {statement['delta']:g}; "
+    screen.print(f"[bold]{statement['site']}[/]: ε = {spent} of {budget} at δ = {statement['delta']:g}; "
                  + ("the record is intact" if statement["intact"] else "[bold red]the record has been altered[/]"))  # fmt: skip
     table = Table(box=None)
     for heading in ("seq", "run", "round", "purpose"):

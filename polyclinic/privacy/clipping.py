@@ -40,7 +40,7 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
 
     per_example: (B, P) float, one row per patient (a patient's records already combined); B may be 0; rows with a
     non-finite entry count as zero.
-    Returns the (P,) sum and its sensitivity: ``max_norm`` when one patient is added or removed. Replacing one moves it
+    Returns the (P,) float64 sum and its sensitivity: ``max_norm`` when one patient is added or removed. Replacing one moves it
     by up to twice that; the accountant's "replace-one" relation allows for it.
     Raises ValueError if ``max_norm`` is not positive and finite, or the rows are not a matrix.
     Abadi et al. 2016, Algorithm 1; the 1e-6 next to the norm is Opacus'.
@@ -53,7 +53,8 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
     # float64, for the square of a large float32 is infinite.
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-    return ClippedSum(scale.to(rows.dtype) @ rows, float(max_norm))
+    # The sum stays float64: a scale rounded to float32 can leave a row longer than the bound.
+    return ClippedSum(scale @ rows.double(), float(max_norm))
 
 
 def privatise(clipped: ClippedSum, noise_multiplier: float, stream: Stream) -> Tensor:

@@ -56,10 +56,12 @@ def test_show_and_ledger_show(finished: dict[str, Any], as_json: Command, comman
     assert "the record is intact" in command("ledger", "show", str(ledger)).stdout
 
 
-def test_without_dp_nothing_is_claimed(as_json: Command, tmp_path: Path) -> None:
+def test_without_dp_nothing_is_claimed(as_json: Command, command: Command, tmp_path: Path) -> None:
     summary = as_json("run", "--no-dp", "--rounds", "1", "--out", str(tmp_path))
     assert summary["privacy"]["epsilon"] is None
     assert any("no formal guarantee" in note for note in summary["notes"])
+    ledger = next((Path(summary["run"]) / "sites").glob("*/ledger.sqlite"))
+    assert "unbounded" in command("ledger", "show", str(ledger)).stdout
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_without_dp_nothing_is_claimed(as_json: Command, tmp_path: Path) -> None
         (["run", "--epsilon", "-1"], 2, "'epsilon' has the value -1.0"),
         (["run", "--delta", "0.5"], 2, "1/patients"),
         (["run", "-c", "strategy-options=zeta=1"], 2, "'zeta'"),
+        (["run", "-c", "strategy-options=fraction-train=0.5"], 2, "the round loop decides"),
         (["run", "-c", "rounds"], 2, "KEY=VALUE"),
         (["run", "-c", "model=mlpp"], 2, "Did you mean 'mlp'?"),
         (["run", "-c", "min-sites=9"], 2, "min-sites"),

@@ -59,3 +59,7 @@ def test_assignments() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="key=value"):
         parse_assignments("eta")
+
+
+def test_one_width_may_be_a_number() -> None:
+    assert RunConfig.build({"hidden": 16}).widths == (16,)

@@ -109,7 +109,7 @@ def test_noise_over_sensitivity_is_the_multiplier(stream, multiplier, max_norm):
 def test_noise_is_added_to_the_sum_in_its_own_dtype():
     clipped = clipped_sum(torch.full((1, 50_000), 1.0), 1000.0)
     private = privatise(clipped, 0.001, keyed_stream(0, "a"))
-    assert private.dtype == torch.float32 and private.shape == clipped.total.shape
+    assert private.dtype == clipped.total.dtype == torch.float64 and private.shape == clipped.total.shape
     assert float(private.mean()) == pytest.approx(1.0, abs=0.05)
     assert torch.equal(privatise(clipped, 0.0, keyed_stream(0)), clipped.total)
 
@@ -154,3 +154,10 @@ def test_poisson_sample_edges():
     for rate in (0.0, -0.1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="sample_rate"):
             poisson_sample(5, rate, stream)
+
+
+def test_huge_rows_at_a_small_bound_keep_the_sensitivity():
+    """float32 gradients near their largest, clipped to 1e-6: a scale in float32 would leave them twice too long."""
+    rows = torch.full((1, 3), 1e38)
+    clipped = clipped_sum(rows, 1e-6)
+    assert float(clipped.total.norm()) <= clipped.sensitivity * (1 + 1e-9)

@@ -7,11 +7,14 @@ partition of a dataset; its ledger lies in the run's folder and its streams foll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import ERROR
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common.logger import log
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
@@ -19,10 +22,10 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.ehr.sources import read_records
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.messages import Request, site_home
 from polyclinic.plugins import dataset_named
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 
 
@@ -34,28 +37,30 @@ class Hospital:
     schema: Schema
     policy: Policy
     home: Path
-    shard_source: str
+    ledger_path: Path
     seed: int | None
     key: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        return self.seed is not None
 
     def stream(self, purpose: str, round: int) -> Stream:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
         return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)
 
-    def ledger(self) -> Ledger:
-        self.home.mkdir(parents=True, exist_ok=True)
+    @property
+    def terms(self) -> Terms:
+        """How the hospital's ledger measures its spending."""
         policy = self.policy
-        return Ledger(
-            self.home / "ledger.sqlite", self.site, policy.budget, policy.delta, policy.accountant, policy.relation,
-            unit=self.schema.unit,
-        )  # fmt: skip
+        return Terms(self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant)
 
     def shard(self) -> Shard:
         """The hospital's records, encoded once per process.
 
         Raises DataError when they do not fit the schema, ConfigError when they do not fit the policy.
         """
-        shard = _real_shard(*self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
+        shard = _own_shard(self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
         patients = shard.train.patients
         if patients < self.policy.smallest_shard:
             raise ConfigError(
@@ -83,18 +88,35 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
     if not request.home:
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
     site = names[request.site]
-    schema = dataset_named(config.dataset).schema
-    return Hospital(site, schema, simulation_policy(config), site_home(request.home, site), config.dataset,
-                    config.seed, _dataset_key(config))  # fmt: skip
+    return Hospital(
+        site, _simulated_schema(config.dataset), simulation_policy(config), site_home(request.home, site),
+        Path(request.home) / "ledger.sqlite", config.seed, _dataset_key(config),
+    )  # fmt: skip
 
 
+def open_ledgers(hospitals: Sequence[Hospital]) -> list[Ledger]:
+    """The ledgers of hospitals that share a file: a simulation's, or one real hospital's own.
+
+    Raises DataError, without a path, for a real hospital's file that is no ledger; the hospital's log has the rest.
+    """
+    path, terms = hospitals[0].ledger_path, [hospital.terms for hospital in hospitals]
+    if hospitals[0].simulated:
+        return Ledger.open_all(path, terms)
+    try:
+        return [Ledger.open(path, terms[0])]
+    except DataError as error:
+        log(ERROR, "%s", error)
+        raise DataError("the hospital's ledger cannot be used; its own log says why") from None
+
+
+@lru_cache(maxsize=64)
 def simulation_policy(config: RunConfig) -> Policy:
     """A simulated hospital spends what the run asks and shows its metrics, since its records are public anyway."""
     return Policy(
-        allowed_tasks=(config.task, "statistics"),
-        allowed_models=(config.model,),
-        budget=config.epsilon if config.dp else None, delta=config.delta, smallest_shard=1, smallest_noise_multiplier=0,
-        allow_without_privacy=not config.dp, release_metrics=True, release_predictions=True,
+        allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
+        budget=config.epsilon if config.dp else None, delta=config.delta, allow_without_privacy=not config.dp,
+        smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None, most_parameters=None,
+        release_metrics=True, release_predictions=True,
     )  # fmt: skip
 
 
@@ -118,6 +140,11 @@ def _dataset_key(config: RunConfig) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
+def _simulated_schema(dataset: str) -> Schema:
+    return dataset_named(dataset).schema
+
+
+@lru_cache(maxsize=4)
 def _simulated_shards(dataset: str, sites: str, partitioner: str, seed: str, alpha: str) -> dict[str, Shard]:
     found = dataset_named(dataset)
     shards = load_shards(found, int(sites), partitioner or found.default_partitioner, int(seed), float(alpha))
@@ -130,7 +157,17 @@ def _real_hospital(path: Path) -> Hospital:
     schema = Schema.from_toml(folder / described.schema_)
     policy = Policy.build(described.policy, str(path))
     key = (described.site, str(folder / described.data), str(folder / described.schema_))
-    return Hospital(described.site, schema, policy, folder / described.home, described.data, None, key)
+    home = folder / described.home
+    return Hospital(described.site, schema, policy, home, home / "ledger.sqlite", None, key)
+
+
+def _own_shard(key: tuple[str, ...]) -> Shard:
+    """A real hospital's records; place and kind of a bad cell are its own business, so its log alone has them."""
+    try:
+        return _real_shard(*key)
+    except DataError as error:
+        log(ERROR, "%s", error)
+        raise DataError("the hospital's records do not fit its schema; its own log names the place") from None
 
 
 @lru_cache(maxsize=1)

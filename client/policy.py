@@ -16,7 +16,8 @@ class Policy(BaseModel):
 
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
     ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
-    could name any function of any module. ``release_metrics``: unperturbed test metrics and the exact
+    could name any function of any module. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
+    of the hospital's machine. ``release_metrics``: unperturbed test metrics and the exact
     number of patients may leave.
     ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
     """
@@ -33,6 +34,8 @@ class Policy(BaseModel):
     allowed_models: tuple[str, ...] = ("logistic", "mlp")
     smallest_shard: int = Field(20, ge=1)
     smallest_noise_multiplier: float = Field(0.3, ge=0)
+    most_local_steps: int | None = Field(10_000, ge=1)
+    most_parameters: int | None = Field(50_000_000, ge=1)
     allow_without_privacy: bool = False
     release_metrics: bool = False
     release_predictions: bool = False

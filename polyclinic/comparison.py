@@ -12,17 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.config import RunConfig
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Progress, Silent, federate
 from polyclinic.server.sites import Site
 from polyclinic.sim.grid import LocalGrid
 
 
-def compare(config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], sites: tuple[Site, ...]) -> dict[str, Any]:
+def compare(
+    config: RunConfig,
+    grid_for: Callable[[RunConfig], LocalGrid],
+    sites: tuple[Site, ...],
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone`` (same budget, no federation)."""
+    watcher, trainings = progress or Silent(), len(sites) + 1
+    watcher.doing(f"comparison: 1 of {trainings}, all hospitals without DP")
     open_config = config.model_copy(update={"dp": False})
     without = _last(_run(open_config, grid_for, lambda site: True))
     alone: dict[str, Any] = {}
-    for site in sites:
+    for number, site in enumerate(sites, start=2):
+        watcher.doing(f"comparison: {number} of {trainings}, {site.name} alone")
         rows = _last(_run(config.model_copy(update={"min_sites": 1}), grid_for, partial(_is_named, site.name)))
         alone[site.name] = rows.get(site.name, {})
     return {

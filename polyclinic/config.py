@@ -132,6 +132,10 @@ class RunConfig(BaseModel):
         """Dashed keys to plain values, as Flower's run-config carries them."""
         return dict(self.model_dump(by_alias=True))
 
+    def decisive(self) -> dict[str, bool | int | float | str]:
+        """``flat`` without the keys that say where and how a run goes on, and not what comes out."""
+        return {key: value for key, value in self.flat().items() if key not in ("out", "timeout", "workers")}
+
     @classmethod
     def build(cls, *layers: Mapping[str, Any]) -> RunConfig:
         """The configuration from layers of dashed or underscored keys, later layers first in rank.
@@ -161,11 +165,13 @@ def _sentence(error: ValidationError) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a TOML configuration file. Raises ConfigError if it is missing or is not TOML."""
+    """The keys of a TOML configuration file. Raises ConfigError if it is missing, cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"The configuration file {path} does not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
 

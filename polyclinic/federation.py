@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polyclinic.client.hospital import check_simulation
+from polyclinic.client.hospital import check_simulation, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
+from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, dataset_named
 from polyclinic.server.app import coordinate
 from polyclinic.server.federate import Progress, check_names
@@ -46,6 +47,26 @@ def _calm() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _told(folder: RunFolder) -> Iterator[None]:
+    """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
+    try:
+        yield
+    except BaseException as stop:
+        stop.add_note(folder.way_on())
+        raise
+
+
+def _check_sites(config: RunConfig) -> None:
+    """Raises ConfigError, before any run begins, when there can never be ``min-sites`` hospitals."""
+    sites = len(simulated_sites(config))
+    if config.min_sites > sites:
+        raise ConfigError(
+            f"Configuration key 'min-sites' has the value {config.min_sites}, which must be at most {sites}, "
+            "the number of simulated hospitals."
+        )
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,12 @@ class RunResult:
         """Render report.html again and give its path."""
         return render_report(self.path)
 
+    def __repr__(self) -> str:
+        spent, auroc = self.privacy["epsilon"], self.pooled["auroc"]
+        epsilon = None if spent is None else float(f"{spent:.4g}")
+        pooled_auroc = None if auroc is None else round(auroc, 3)
+        return f"RunResult({self.folder.name!r}, rounds={self.summary['rounds']}, {epsilon=}, {pooled_auroc=})"
+
     def _repr_html_(self) -> str:
         spent, pooled = self.privacy["epsilon"], self.pooled
         promise = (
@@ -132,6 +159,13 @@ class Federation:
     """Simulated hospitals in this process. Immutable: ``with_options`` and ``run`` take configuration keys as keywords."""
 
     config: RunConfig = RunConfig()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, RunConfig):
+            raise ConfigError(
+                f"Federation(config) takes a RunConfig, not {self.config!r}; "
+                "Federation.from_dataset(name) takes a dataset's name."
+            )
 
     @classmethod
     def from_dataset(cls, name: str, **options: Any) -> Federation:
@@ -154,26 +188,33 @@ class Federation:
         config = self.with_options(**options).config
         check_names(config)
         check_simulation(config)
-        grid = self._grid(config)
-        folder = RunFolder.create(config)
-        with _calm(), grid:
-            outcome, summary = coordinate(grid, config, folder, progress=progress)
-        if comparison:
-            with _calm():
-                found = compare(config, self._grid, outcome.sites)
-            summary = summarise(outcome, folder.path, folder.sites, found)
-            folder.add_comparison(summary)
-        return RunResult(folder, summary)
+        _check_sites(config)
+        initialise(build_model(config, dataset_named(config.dataset).schema), seed=0)
+        return self._carry_out(config, RunFolder.create(config, comparison=comparison), progress)
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
-        """Go on with a run from its last checkpoint; its ledgers keep what was charged before."""
+        """Go on with a run from its last checkpoint; its ledgers keep what was charged before.
+
+        Raises ConfigError when the run has finished or holds no checkpoint.
+        """
         folder = RunFolder.existing(Path(path))
         config = folder.config()
-        if not folder.checkpoint.is_file():
-            raise ConfigError(f"{folder.path} holds no checkpoint: the run stopped before it began; start it anew.")
-        with _calm(), Federation._grid(config) as grid:
-            _, summary = coordinate(grid, config, folder, resume=True, progress=progress)
+        if folder.finished or not folder.checkpoint.is_file():
+            raise ConfigError(folder.way_on())
+        return Federation._carry_out(config, folder, progress, resume=True)
+
+    @staticmethod
+    def _carry_out(
+        config: RunConfig, folder: RunFolder, progress: Progress | None, *, resume: bool = False
+    ) -> RunResult:
+        with _told(folder), _calm():
+            with Federation._grid(config) as grid:
+                outcome, summary = coordinate(grid, config, folder, resume=resume, progress=progress)
+            if folder.awaits_comparison:
+                found = compare(config, Federation._grid, outcome.sites, progress)
+                summary = summarise(outcome, folder.path, folder.sites, found)
+                folder.add_comparison(summary)
         return RunResult(folder, summary)
 
     @staticmethod

@@ -20,7 +20,7 @@ from polyclinic.ehr import datasets
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, PolyclinicError, nearest
 from polyclinic.models import tabular
 from polyclinic.strategies.registry import BUILT_IN
 from polyclinic.training import classification
@@ -68,14 +68,16 @@ def resolve(group: str, name: str) -> Any:
         return built_in[name]
     key = {"datasets": "dataset", "models": "model", "strategies": "strategy", "tasks": "task"}[group]
     points = _entry_points(group)
+    module, colon, attribute = name.partition(":")
     try:
         if name in points:
             return points[name].load()
-        if ":" in name:
-            module, _, attribute = name.partition(":")
+        if colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"Configuration key {key!r} has the value {name!r}, which does not load: {error}.") from None
+    except Exception as error:  # an import runs a stranger's code, which may raise anything
+        raise ConfigError(
+            f"Configuration key {key!r} has the value {name!r}, which does not load: {_why(error)}."
+        ) from error
     known = [*built_in, *points]
     raise ConfigError(
         f"Configuration key {key!r} has the value {name!r}; known are {', '.join(known)}, "
@@ -83,10 +85,22 @@ def resolve(group: str, name: str) -> Any:
     )
 
 
+def _why(error: Exception) -> str:
+    """What a stranger's code raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
 def dataset_named(name: str) -> Dataset:
     found = resolve("datasets", name)
     if callable(found) and not isinstance(found, Dataset):
-        found = found()
+        try:
+            found = found()
+        except PolyclinicError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset: {_why(error)}."
+            ) from error
     if not isinstance(found, Dataset):
         raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
     return found
@@ -99,9 +113,28 @@ def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
 
 
 def build_model(config: RunConfig, schema: Schema) -> Builder:
-    """A builder of empty modules of the run's model, as wide as the schema's encoding."""
+    """A builder of empty modules of the run's model, as wide as the schema's encoding.
+
+    The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
+    """
     make, features = model_named(config.model), len(feature_names(schema))
-    return lambda: make(features, schema.num_classes, config.widths)
+
+    def build() -> nn.Module:
+        try:
+            module = make(features, schema.num_classes, config.widths)
+        except Exception as error:
+            raise ConfigError(
+                f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "
+                f"(features, classes, widths): {_why(error)}."
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"Configuration key 'model' has the value {config.model!r}, which must build a torch nn.Module, "
+                f"not a {type(module).__name__}."
+            )
+        return module
+
+    return build
 
 
 def strategy_named(name: str) -> type[Strategy]:

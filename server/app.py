@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
-from polyclinic.server.federate import Outcome, Progress, federate
+from polyclinic.server.federate import Outcome, Progress, Silent, federate
 from polyclinic.server.rounds import RunState
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
@@ -27,16 +27,27 @@ def coordinate(
     grid: Grid, config: RunConfig, folder: RunFolder, *, resume: bool = False, progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
+    watcher = progress or Silent()
+    watcher.opened(folder.path)
     outcome = federate(
-        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume, progress=progress
+        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume, progress=watcher
     )
     summary = summarise(outcome, folder.path, folder.sites)
+    if folder.awaits_comparison:
+        # True until the comparison replaces this summary, and for good when the run is stopped before that.
+        summary["notes"].append("A comparison was asked for and is missing: the run was stopped before it was made.")
     folder.write(outcome.state, summary, outcome.sites[0].schema)
     return outcome, summary
 
 
 class _Logged:
     """Progress as Flower's log lines."""
+
+    def opened(self, folder: Path) -> None:
+        log(INFO, "Polyclinic: results go to %s", folder)
+
+    def doing(self, what: str) -> None:
+        log(INFO, "Polyclinic: %s", what)
 
     def started(self, config: RunConfig, sites: Any, privacy: Any) -> None:
         noise = (
@@ -61,7 +72,6 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.build(context.run_config)
         folder = RunFolder.create(config)
-        log(INFO, "Polyclinic: results go to %s", folder.path)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
         coordinate(grid, config, folder, progress=_Logged())
     except PolyclinicError as error:

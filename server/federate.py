@@ -17,11 +17,12 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import ConfigError
+from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, plan
+from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
 from polyclinic.server.rounds import RunState, from_record, run_rounds, too_few
@@ -36,6 +37,10 @@ _FEWEST_PATIENTS = 10.0
 class Progress(Protocol):
     """Who watches a run; every method may do nothing."""
 
+    def opened(self, folder: Path) -> None: ...
+
+    def doing(self, what: str) -> None: ...
+
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None: ...
 
     def round_done(self, config: RunConfig, state: RunState) -> None: ...
@@ -43,6 +48,12 @@ class Progress(Protocol):
 
 class Silent:
     """Nobody watches."""
+
+    def opened(self, folder: Path) -> None:
+        pass
+
+    def doing(self, what: str) -> None:
+        pass
 
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
         pass
@@ -90,12 +101,15 @@ def federate(
         raise ConfigError(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
+    if config.dp:
+        watcher.doing("calibrating the noise")
     privacy = calibrate(config) if config.dp else None
     watcher.started(config, sites, privacy)
     if resume:
         if checkpoint is None:
             raise ValueError("resume needs a checkpoint.")
         state = load_checkpoint(checkpoint, strategy)
+        _check_ledgers(home, [site.name for site in sites if site.simulated], state)
     else:
         state = _first_state(grid, sites, config, run, home, privacy)
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
@@ -108,8 +122,30 @@ def federate(
     if checkpoint is not None and not resume:
         save_checkpoint(checkpoint, state, strategy)
     taking_part = [site for site in sites if site.name not in _gone(state)]
-    run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
+    try:
+        run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
+    except BudgetRefused as refusal:
+        # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
+        if state.round == 0:
+            raise
+        state.stopped = str(refusal)
     return Outcome(config, run, tuple(sites), privacy, state)
+
+
+def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
+    """Raises DataError when a simulated site's ledger is missing, altered, or shows less than the checkpoint was told."""
+    for site in sites:
+        told = state.epsilon.get(site)
+        if told is None:
+            continue
+        ledger = Ledger.read(home / "ledger.sqlite", site)
+        events = ledger.events()
+        # A site tells the quick bound after a charge and the exact one after evaluating; the ledger holds the first.
+        if not ledger.verify() or not events or max(ledger.spent(), events[-1]["epsilon_after"]) < told * (1 - 1e-9):
+            raise DataError(
+                f"The ledger {ledger.path} shows less for {site!r} than the checkpoint, or was altered; restore it before "
+                "the run goes on."
+            )
 
 
 def _unlike(site: Site, config: RunConfig) -> str | None:

@@ -33,7 +33,10 @@ class RunFailed(PolyclinicError):
 
 @dataclass
 class RunState:
-    """All that the next round depends on, and the history so far; what a checkpoint holds."""
+    """All that the next round depends on, and the history so far; what a checkpoint holds.
+
+    ``stopped``: why there will be no further round though some were left.
+    """
 
     arrays: Arrays
     standardiser: tuple[np.ndarray, np.ndarray] | None = None
@@ -46,6 +49,7 @@ class RunState:
     joined: dict[str, int] = field(default_factory=dict)
     patients: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    stopped: str | None = None
 
     def shared(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""

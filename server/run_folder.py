@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -34,8 +35,11 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, config: RunConfig) -> RunFolder:
-        """A new folder under ``config.out`` with the resolved configuration and the packages' versions."""
+    def create(cls, config: RunConfig, *, comparison: bool = False) -> RunFolder:
+        """A new folder under ``config.out`` with the resolved configuration and the packages' versions.
+
+        ``comparison``: the run is to be compared, which a resumed run must know too.
+        """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(Path(config.out).expanduser().resolve() / name)
         try:
@@ -46,6 +50,8 @@ class RunFolder:
             ) from None
         (folder.path / "config.toml").write_text(tomli_w.dumps(config.flat()), encoding="utf-8")
         (folder.path / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+        if comparison:
+            folder._awaited.touch()
         return folder
 
     @classmethod
@@ -66,6 +72,29 @@ class RunFolder:
     @property
     def sites(self) -> Path:
         return self.path / "sites"
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    @property
+    def awaits_comparison(self) -> bool:
+        """A comparison was asked for and is not made yet."""
+        return self._awaited.is_file()
+
+    @property
+    def _awaited(self) -> Path:
+        return self.path / "comparison.awaited"
+
+    def way_on(self) -> str:
+        """One sentence for a person whose run was stopped or is not to be resumed."""
+        path = shlex.quote(str(self.path))
+        if self.finished:
+            lacking = " without the comparison that was asked for" if self.awaits_comparison else ""
+            return f"The run in {self.path} has finished{lacking}; `polyclinic show {path}` prints it."
+        if self.checkpoint.is_file():
+            return f"The run's folder is {self.path}; go on with `polyclinic run --resume {path}`."
+        return f"The run's folder is {self.path}; it stopped before its first checkpoint, so start it anew."
 
     def config(self) -> RunConfig:
         return RunConfig.build(read_toml(self.path / "config.toml"))
@@ -101,6 +130,7 @@ class RunFolder:
     def add_comparison(self, summary: dict[str, Any]) -> None:
         """Write a summary that has gained a comparison, and its report."""
         self._write_summary(summary)
+        self._awaited.unlink(missing_ok=True)
         render_report(self.path)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyclinic.messages import site_home
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
@@ -19,24 +18,24 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     simulated = all(site.simulated for site in outcome.sites)
     last = {row["site"]: row for row in state.rows if row["round"] == state.round}
     private = privacy is not None
-    epsilons = [state.epsilon[site.name] for site in outcome.sites if site.name in state.epsilon]
+    spent = _spent(outcome, home)
     site = outcome.sites[0]
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "metrics": {
             "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),
-            "sites": {found.name: _site_metrics(found, outcome, last.get(found.name)) for found in outcome.sites},
+            "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent) for found in outcome.sites},
         },
         "privacy": {
-            "epsilon": max(epsilons) if private and epsilons else None, "delta": config.delta if private else None,
+            "epsilon": max(spent.values()) if private and spent else None, "delta": config.delta if private else None,
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
             "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
             "sample_rate": config.sample_rate, "steps": config.local_steps * config.rounds,
         },
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
-        "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts,
+        "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "stopped": state.stopped,
         "simulation": simulated,
         "statement": _statement(outcome, home), "notes": _notes(outcome, comparison),
     }  # fmt: skip
@@ -46,11 +45,24 @@ def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:
     return {name: row.get(name) if row else None for name in _SHOWN}
 
 
-def _site_metrics(site: Site, outcome: Outcome, row: dict[str, Any] | None) -> dict[str, Any]:
+def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
+    """Each site's epsilon: what it told last, or its ledger's where that is at hand and says more.
+
+    A site can have been charged for work whose reply was lost.
+    """
+    spent = dict(outcome.state.epsilon)
+    path = home / "ledger.sqlite"
+    if path.exists():
+        for site in (site.name for site in outcome.sites if site.simulated):
+            spent[site] = max(spent.get(site, 0.0), Ledger.read(path, site).spent())
+    return spent
+
+
+def _site_metrics(site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float]) -> dict[str, Any]:
     state, private = outcome.state, outcome.privacy is not None
     return {
         "patients": state.patients.get(site.name), **_metrics(row),
-        "epsilon": state.epsilon.get(site.name) if private else None, "delta": site.delta if private else None,
+        "epsilon": spent.get(site.name) if private else None, "delta": site.delta if private else None,
         "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),
     }  # fmt: skip
 
@@ -63,10 +75,10 @@ def _floor(rows: list[dict[str, Any]]) -> dict[str, float] | None:
 def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
     """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
     sites: dict[str, Any] = {}
+    path = home / "ledger.sqlite"
     for site in outcome.sites:
-        path = site_home(home, site.name) / "ledger.sqlite"
         if site.simulated and path.exists():
-            sites[site.name] = Ledger.read(path).statement()
+            sites[site.name] = Ledger.read(path, site.name).statement()
         else:
             sites[site.name] = {"site": site.name, "epsilon": outcome.state.epsilon.get(site.name), "delta": site.delta,
                                 "budget": site.budget, "relation": site.relation, "accountant": site.accountant}  # fmt: skip
@@ -80,6 +92,7 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
 def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
     """What a reader must know beside the numbers."""
     notes = []
+    state = outcome.state
     simulated = all(site.simulated for site in outcome.sites)
     if outcome.privacy is None:
         notes.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
@@ -95,8 +108,16 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
         )
     if any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
         notes.append(
-            "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as a "
-            "simulation's policy allows. Epsilon does not cover them."
+            "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "
+            + ("a simulation's policy allows" if simulated else "their policies allow")
+            + ". Epsilon does not cover them."
+        )
+    if state.stopped:
+        notes.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
+    if outcome.privacy and not simulated and state.dropouts:
+        notes.append(
+            "A hospital that dropped out may have been charged for work whose reply was lost: its epsilon here is what it "
+            "told last, and its own ledger has the figure that counts."
         )
     if comparison:
         notes.append(

@@ -1,12 +1,15 @@
 """A Flower ``Grid`` that runs a ClientApp for many nodes on this machine, without SuperLink, Ray or polling.
 
-Any ClientApp written for Flower's Message API runs on it unchanged. With ``workers`` > 1 the nodes' calls are spread
-over processes; a node's ``Context.state`` travels with its call, so results do not depend on which worker takes it.
+Any ClientApp written for Flower's Message API runs on it unchanged, node by node. One that also has the method
+``call_stack(messages, contexts) -> replies`` gets the messages of one type together, and may work on many nodes at once.
+With ``workers`` > 1 the calls are spread over processes; a node's ``Context.state`` travels with its call, so results do
+not depend on which worker takes it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +26,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 APP_FAILED = 0
+
+Stack = list[tuple[Message, Context]]
 
 
 @dataclass(frozen=True)
@@ -103,31 +108,82 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _call(self, messages: Sequence[Message]) -> list[tuple[Message, RecordDict]]:
-        contexts = [self._contexts[message.metadata.dst_node_id] for message in messages]
-        if self._workers == 1 or len(messages) < 2:
-            return [call_app(self._app, message, context) for message, context in zip(messages, contexts, strict=True)]
+        """Replies and new states in order; the messages of one type go to the app together, in at most ``workers`` parts."""
+        answers: list[tuple[Message, RecordDict] | None] = [None] * len(messages)
+        for indices in _by_type(messages):
+            parts = [indices[start :: self._workers] for start in range(min(self._workers, len(indices)))]
+            stacks = [[(messages[i], self._contexts[messages[i].metadata.dst_node_id]) for i in part] for part in parts]
+            for part, replies in zip(parts, self._spread(stacks), strict=True):
+                for index, reply in zip(part, replies, strict=True):
+                    answers[index] = reply
+        return [answer for answer in answers if answer is not None]
+
+    def _spread(self, stacks: Sequence[Stack]) -> list[list[tuple[Message, RecordDict]]]:
+        if len(stacks) == 1:
+            return [call_app(self._app, stacks[0])]
+        found: list[list[tuple[Message, RecordDict]] | None] = [None] * len(stacks)
+        # A worker that died took every call of its pool with it: those are made once more, in a new pool.
+        for _ in range(2):
+            waiting = [index for index, answer in enumerate(found) if answer is None]
+            futures = {index: self._workers_pool().submit(call_app, self._app, stacks[index]) for index in waiting}
+            for index, future in futures.items():
+                try:
+                    found[index] = future.result()
+                except BrokenProcessPool:
+                    self._pool = None
+        return [self._lost(stack) if answer is None else answer for stack, answer in zip(stacks, found, strict=True)]
+
+    def _lost(self, stack: Stack) -> list[tuple[Message, RecordDict]]:
+        error = Error(
+            APP_FAILED,
+            "worker processes died twice before this site's reply; a script "
+            "that uses workers must start its work under `if __name__ == '__main__':`",
+        )
+        return [(Message(error, reply_to=message), context.state) for message, context in stack]
+
+    def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             # Not fork: torch's and Ray's threads do not survive it.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                min(self._workers, len(self._contexts)), spawn, initializer=torch.set_num_threads, initargs=(1,)
-            )
-        futures = [self._pool.submit(call_app, self._app, m, c) for m, c in zip(messages, contexts, strict=True)]
-        answers = []
-        for future, message, context in zip(futures, messages, contexts, strict=True):
-            try:
-                answers.append(future.result())
-            except BrokenProcessPool:
-                # The next exchange starts new workers; a dead one must not take later messages.
-                self._pool = None
-                lost = Error(APP_FAILED, "a worker process died before this site's reply")
-                answers.append((Message(lost, reply_to=message), context.state))
-        return answers
+            self._pool = ProcessPoolExecutor(min(self._workers, len(self._contexts)), spawn, initializer=_begin_worker)
+        return self._pool
 
 
-def call_app(reference: AppReference, message: Message, context: Context) -> tuple[Message, RecordDict]:
-    """The ClientApp's reply and the node's new state; a ClientApp that raises gives an Error reply, as under Flower."""
-    try:
-        return reference.load()(message, context), context.state
-    except Exception as error:
-        return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message), context.state
+def _begin_worker() -> None:
+    # Ctrl-C reaches the whole process group; the run itself decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _by_type(messages: Sequence[Message]) -> list[list[int]]:
+    """Positions of the messages of each type."""
+    found: dict[str, list[int]] = {}
+    for index, message in enumerate(messages):
+        found.setdefault(message.metadata.message_type, []).append(index)
+    return list(found.values())
+
+
+def call_app(reference: AppReference, stack: Stack) -> list[tuple[Message, RecordDict]]:
+    """The ClientApp's replies and the nodes' new states: all at once where the app has ``call_stack``, else one by one.
+
+    A ClientApp that raises gives an Error reply, as under Flower.
+    """
+    app = reference.load()
+    together = getattr(app, "call_stack", None)
+    if together is not None:
+        try:
+            replies = together([message for message, _ in stack], [context for _, context in stack])
+            return [(reply, context.state) for reply, (_, context) in zip(replies, stack, strict=True)]
+        except Exception as error:
+            return [_failed(message, context, error) for message, context in stack]
+    answers = []
+    for message, context in stack:
+        try:
+            answers.append((app(message, context), context.state))
+        except Exception as error:
+            answers.append(_failed(message, context, error))
+    return answers
+
+
+def _failed(message: Message, context: Context, error: Exception) -> tuple[Message, RecordDict]:
+    return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message), context.state

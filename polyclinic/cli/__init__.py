@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from polyclinic.cli.commands import app
-from polyclinic.cli.terminal import fail
+from polyclinic.cli.terminal import fail, spell_what_cannot_be_shown
 from polyclinic.errors import PolyclinicError
 
 
 def main() -> None:
-    """Run the command line; every foreseen error is one sentence on stderr."""
+    """Run the command line; every foreseen error is one sentence on stderr, and Ctrl-C exits with 130."""
+    spell_what_cannot_be_shown()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except PolyclinicError as error:
         sys.exit(fail(error))
-    except KeyboardInterrupt:
-        sys.stderr.write("Stopped. A run's checkpoint is kept; go on with `polyclinic run --resume RUN`.\n")
-        sys.exit(130)
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone; Python's own flush at exit would complain of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 __all__ = ["app", "main"]

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import polyclinic
-from polyclinic.cli.terminal import Json, console, print_json
+from polyclinic.cli.terminal import Commands, Json, console, print_json, significant
 from polyclinic.config import RunConfig, parse_value, read_toml
-from polyclinic.errors import ConfigError
+from polyclinic.errors import BudgetRefused, ConfigError
 
 app = typer.Typer(
-    name="polyclinic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="polyclinic", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Federated learning for health records, with an epsilon that is true.",
 )  # fmt: skip
 datasets_app = typer.Typer(help="Datasets by name: what there is, what one holds, and fetching its files.")
@@ -65,9 +67,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
-    from polyclinic.cli.live import LiveProgress, privacy_sentence, result_table
-    from polyclinic.federation import Federation
-
     flags = {
         "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
         "task": task, "seed": seed, "workers": workers, "out": out,
@@ -76,28 +75,35 @@ def run(
     screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
+    resolved = RunConfig.build(read_toml(config) if config else {}, _assignments(sets), given)
+    # Torch and Flower take seconds to load.
+    with screen.status("Starting", spinner="line"):
+        from polyclinic.cli.live import LiveProgress
+        from polyclinic.federation import Federation
     with LiveProgress(screen) as progress:
         if resume is not None:
             result = Federation.resume(resume, progress=progress)
         else:
-            resolved = RunConfig.build(read_toml(config) if config else {}, _assignments(sets), given)
             result = Federation.from_config(resolved).run(progress=progress, comparison=compare)
     if as_json:
         print_json(result.summary)
-        return
-    _print_result(screen, result.summary, result_table, privacy_sentence)
-    screen.print(f"Run folder: {result.path}\nReport:     {result.path / 'report.html'}", soft_wrap=True)
+    else:
+        _print_result(screen, result.summary)
+        screen.print(f"Report: {result.path / 'report.html'}", soft_wrap=True)
+    if result.summary["stopped"]:
+        raise typer.Exit(BudgetRefused.exit_code)
 
 
-def _print_result(screen: Any, summary: dict[str, Any], table: Any, sentence: Any) -> None:
-    screen.print(table(summary))
-    screen.print(sentence(summary))
+def _print_result(screen: Console, summary: dict[str, Any]) -> None:
+    from polyclinic.cli.live import privacy_sentence, result_table
+
+    screen.print(result_table(summary, screen))
+    screen.print(privacy_sentence(summary))
     for drop in summary["dropouts"]:
-        screen.print(
-            f"[yellow]Dropped out[/] in round {drop['round']}: {drop['site']}: {drop['reason']}", soft_wrap=True
-        )
+        what = f" in round {drop['round']}: {drop['site']}: {drop['reason']}"
+        screen.print(Text.assemble(("Dropped out", "yellow"), what), soft_wrap=True)
     for note in summary["notes"]:
-        screen.print(f"[dim]{note}[/]")
+        screen.print(note, style="dim")
 
 
 def _assignments(sets: list[str] | None) -> dict[str, Any]:
@@ -113,14 +119,13 @@ def _assignments(sets: list[str] | None) -> dict[str, Any]:
 @app.command()
 def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: Json = False) -> None:
     """Print a finished run."""
-    from polyclinic.cli.live import privacy_sentence, result_table
     from polyclinic.federation import RunResult
 
     result = RunResult.read(run)
     if as_json:
         print_json(result.summary)
     else:
-        _print_result(console(), result.summary, result_table, privacy_sentence)
+        _print_result(console(), result.summary)
 
 
 @app.command()
@@ -158,8 +163,8 @@ def account(
                     "steps": steps, "accountant": accountant, "relation": relation})  # fmt: skip
         return
     console().print(
-        f"ε = {found:.4f} at δ = {delta:g} ({relation}, {accountant.upper()}): "
-        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {noise_multiplier:.4f}"
+        f"ε = {significant(found)} at δ = {delta:g} ({relation}, {accountant.upper()}): "
+        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
     )
 
 
@@ -205,7 +210,7 @@ def datasets_show(name: str, as_json: Json = False) -> None:
                     "citation": found.citation, "description": found.description, "schema": found.schema.as_dict()})  # fmt: skip
         return
     screen = console()
-    screen.print(f"[bold]{found.title}[/] ({found.name})\n{found.description}")
+    screen.print(Text.assemble((found.title, "bold"), f" ({found.name})\n{found.description}"))
     screen.print(
         f"Licence: {found.licence}\nCite: {found.citation}\nSites: {', '.join(found.natural_sites) or 'none of its own'}"
     )
@@ -234,25 +239,35 @@ def datasets_fetch(name: str, as_json: Json = False) -> None:
 
 
 @ledger_app.command("show")
-def ledger_show(path: Path, as_json: Json = False) -> None:
+def ledger_show(
+    path: Path,
+    site: Annotated[str | None, typer.Option(help="One hospital of a simulation's ledger.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
     """Print a ledger: what was spent, of what budget, on what."""
-    from polyclinic.privacy.ledger import Ledger
+    from polyclinic.privacy.ledger import Ledger, read_sites, statement_of
 
-    statement = Ledger.read(path).statement()
+    sites = [site] if site is not None else [terms.site for terms in read_sites(path)]
+    statements = [Ledger.read(path, name).statement() for name in sites]
     if as_json:
-        print_json(statement)
+        print_json(statement_of(statements))
         return
     screen = console()
-    spent = (
-        "unbounded (something left without noise)" if statement["epsilon"] is None else f"{statement['epsilon']:.4f}"
-    )
-    budget = "unlimited" if statement["budget"] is None else f"{statement['budget']:g}"
-    screen.print(f"[bold]{statement['site']}[/]: ε = {spent} of {budget} at δ = {statement['delta']:g}; "
-                 + ("the record is intact" if statement["intact"] else "[bold red]the record has been altered[/]"))  # fmt: skip
+    for statement in statements:
+        spent, budget = statement["epsilon"], statement["budget"]
+        sums = (
+            f": ε = {'unbounded (something left without noise)' if spent is None else significant(spent)} of "
+            f"{'unlimited' if budget is None else f'{budget:g}'} at δ = {statement['delta']:g}; "
+        )
+        record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
+        screen.print(Text.assemble((statement["site"], "bold"), sums, record))
+    if len(statements) > 1:
+        screen.print("Every charge of one hospital: --site SITE.")
+        return
     table = Table(box=None)
     for heading in ("seq", "run", "round", "purpose"):
         table.add_column(heading)
-    for event in statement["events"]:
+    for event in statements[0]["events"]:
         table.add_row(*(str(event[name]) for name in ("seq", "run", "round", "purpose")))
     screen.print(table)
 
@@ -281,11 +296,10 @@ def flower_run(
 ) -> None:
     """`flwr run` with the right environment, the true exit status, and the local SuperLink stopped after."""
     from polyclinic.cli.flower import run_under_flower
-    from polyclinic.cli.live import privacy_sentence, result_table
 
     result = run_under_flower(app_dir, _assignments(sets), console(as_json))
     if as_json:
         print_json(result.summary)
     else:
-        _print_result(console(), result.summary, result_table, privacy_sentence)
+        _print_result(console(), result.summary)
         console().print(f"Run folder: {result.path}", soft_wrap=True)

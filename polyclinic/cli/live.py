@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from polyclinic.cli.terminal import number
+from polyclinic.cli.terminal import number, significant
 from polyclinic.config import RunConfig
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.rounds import RunState
 from polyclinic.server.sites import Site
 
 _WIDEST = 12
+_NAME_WIDTH = 20
+_LEAST_NEEDED = ("accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
 class LiveProgress:
-    """Round, loss, AUROC and epsilon of each site; a line a round where the output is no terminal."""
+    """Round, loss, AUROC and epsilon of each site; a line a round or a step where the output is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn("[bold]Round"),
+            TextColumn("{task.description}", style="bold", markup=False),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TimeElapsedColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("rounds", total=None)
+        self._task = self._bar.add_task("Starting", total=None)
         self._live = Live(self._bar, console=console, refresh_per_second=8, transient=True)
         self._sites: Sequence[Site] = ()
 
@@ -47,17 +52,29 @@ class LiveProgress:
     ) -> None:
         self._live.stop()
 
+    def opened(self, folder: Path) -> None:
+        self._console.print(f"Run folder: {folder}", soft_wrap=True)
+
+    def doing(self, what: str) -> None:
+        self._bar.update(self._task, description=what)
+        if self._console.is_terminal:
+            self._live.refresh()
+        else:
+            self._console.print(what, soft_wrap=True)
+
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
         self._sites = sites
-        self._bar.update(self._task, total=config.rounds)
+        self._bar.update(self._task, description="Round", total=config.rounds)
         promise = (
             f"ε = {config.epsilon:g}, δ = {config.delta:g} for each hospital; noise multiplier {privacy.noise_multiplier:.3f}, "
             f"sample rate {config.sample_rate:g}, clip {config.max_grad_norm:g}"
             if privacy
-            else "[yellow]no differential privacy[/]"
+            else "no differential privacy"
         )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
-        self._console.print(f"[bold]{config.dataset}[/]: {what}\n{promise}")
+        self._console.print(
+            Text.assemble((config.dataset, "bold"), f": {what}\n", (promise, "" if privacy else "yellow"))
+        )
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         rows = {row["site"]: row for row in state.rows if row["round"] == state.round}
@@ -66,57 +83,95 @@ class LiveProgress:
             self._live.update(Group(self._table(rows, config), self._bar))
             return
         overall = rows.get("pooled") or rows.get("macro") or {}
-        spent = f", ε spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
+        spent = f", ε spent at most {significant(max(state.epsilon.values()))}" if config.dp and state.epsilon else ""
         figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
         self._console.print(f"round {state.round}/{config.rounds}: {figures}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         table = Table(box=None, pad_edge=False)
-        for heading in ("hospital", "loss", "AUROC", "ε spent"):
+        for heading in ("hospital", "loss", "AUROC", "epsilon"):
             table.add_column(heading, justify="left" if heading == "hospital" else "right")
         shown = [site.name for site in self._sites][:_WIDEST]
         for name in [*shown, "pooled"]:
             row = rows.get(name)
             if row is not None:
                 spent = row.get("epsilon")
-                table.add_row(name, number(row["loss"]), number(row["auroc"]),
-                              f"{spent:.2f} of {config.epsilon:g}" if config.dp and spent is not None else "")  # fmt: skip
+                of_budget = f"{significant(spent)} of {config.epsilon:g}" if config.dp and spent is not None else ""
+                table.add_row(name, number(row["loss"]), number(row["auroc"]), of_budget)
         return table
 
 
-def result_table(summary: dict[str, Any]) -> Table:
-    """Each hospital: patients, AUROC, accuracy, epsilon spent of budget; pooled; beside them the comparison, if any."""
-    comparison = summary.get("comparison")
-    private = summary["privacy"]["epsilon"] is not None
-    title = f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    headings = ["hospital", "patients", "AUROC", "accuracy"] + (["ε spent of budget"] if private else [])
-    headings += ["AUROC without DP", "AUROC alone"] if comparison else []
-    for heading in headings:
-        first = heading == "hospital"
-        table.add_column(heading, justify="left" if first else "right", no_wrap=first, overflow="fold")
-    for name, row in summary["metrics"]["sites"].items():
-        cells = [name, str(row["patients"] or "not released"), number(row["auroc"]), number(row["accuracy"])]
-        if private:
-            cells.append(f"{number(row['epsilon'], 2)} of {row['budget'] or float('inf'):g}")
-        if comparison:
-            cells += [number(comparison[kind]["sites"].get(name, {}).get("auroc")) for kind in ("without_dp", "alone")]
-        table.add_row(*cells)
-    pooled = summary["metrics"]["pooled"]
-    cells = ["pooled", "", number(pooled["auroc"]), number(pooled["accuracy"])] + ([""] if private else [])
+def result_table(summary: dict[str, Any], screen: Console) -> Table:
+    """Each hospital: patients, AUROC, accuracy, epsilon spent of budget; pooled; beside them the comparison, if any.
+
+    Columns that do not fit the screen are left out, the least needed first, and named below the table.
+    """
+    columns = _result_columns(summary)
+    left_out: list[str] = []
+    while (dropped := next((name for name in _LEAST_NEEDED if name in columns), None)) is not None:
+        if _natural_width(_drawn(summary, columns, left_out), screen) <= screen.width:
+            break
+        del columns[dropped]
+        left_out.append(" ".join(dropped.split()))
+    return _drawn(summary, columns, left_out)
+
+
+def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
+    """Headings and their cells: one for each hospital, then the pooled one."""
+    comparison, sites, pooled = summary.get("comparison"), summary["metrics"]["sites"], summary["metrics"]["pooled"]
+    columns = {
+        "hospital": [*sites, "pooled"],
+        "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
+        "AUROC": [number(row["auroc"]) for row in (*sites.values(), pooled)],
+        "accuracy": [number(row["accuracy"]) for row in (*sites.values(), pooled)],
+    }
+    if summary["privacy"]["epsilon"] is not None:
+        columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
     if comparison:
-        cells += [number(comparison["without_dp"]["pooled"].get("auroc")), ""]
+        without, alone = comparison["without_dp"], comparison["alone"]["sites"]
+        rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
+        columns["AUROC\nno DP"] = [number(row.get("auroc")) for row in rows]
+        columns["AUROC\nalone"] = [*(number(alone.get(name, {}).get("auroc")) for name in sites), ""]
+    return columns
+
+
+def _spent(row: dict[str, Any]) -> str:
+    spent = "undefined" if row["epsilon"] is None else significant(row["epsilon"])
+    return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
+
+
+def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
+    table = Table(
+        title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
+        caption=f"Too narrow for: {', '.join(left_out)}." if left_out else None, caption_justify="left",
+        box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for heading in columns:
+        first = heading == "hospital"
+        # A long name may take more lines, at its spaces; figures and headings may not be broken.
+        table.add_column(heading, justify="left" if first else "right", no_wrap=not first, vertical="bottom")
+    *rows, pooled = zip(*columns.values(), strict=True)
+    for row in rows:
+        table.add_row(*row)
     table.add_section()
-    table.add_row(*cells, style="bold")
+    table.add_row(*pooled, style="bold")
     return table
+
+
+def _natural_width(table: Table, screen: Console) -> int:
+    """Columns of the screen that the table takes when only the hospitals' names may be broken."""
+    names, table.columns[0].max_width = table.columns[0].max_width, _NAME_WIDTH
+    wide = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
+    table.columns[0].max_width = names
+    return wide
 
 
 def privacy_sentence(summary: dict[str, Any]) -> str:
     """The guarantee with everything that a reader needs to judge it."""
     privacy = summary["privacy"]
     if privacy["epsilon"] is None:
-        return "No differential privacy: this run gives patients no formal guarantee."
+        return "No differential privacy."
     return (
-        f"Privacy: ε = {privacy['epsilon']:.3f} at δ = {privacy['delta']:g} for each {privacy['unit']} at any hospital, "
-        f"neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}."
+        f"Privacy: ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} for each {privacy['unit']} at any "
+        f"hospital, neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}."
     )

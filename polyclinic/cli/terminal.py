@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from typing import Annotated, Any
 
 import typer
+from click import Context
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
+from typer.core import TyperGroup
 
 from polyclinic.errors import PolyclinicError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
+_SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
+
+
+class Stopped(PolyclinicError):
+    """Ctrl-C; its notes are those of the KeyboardInterrupt."""
+
+    exit_code = 130
+
+
+class Commands(TyperGroup):
+    """The group of all commands; typer itself would swallow a KeyboardInterrupt and what it has to say."""
+
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            stopped = Stopped("Stopped.")
+            for note in notes(stop):
+                stopped.add_note(note)
+            raise stopped from None
 
 
 def console(as_json: bool = False) -> Console:
-    """Rich's console; it respects NO_COLOR, pipes and narrow terminals by itself."""
-    return Console(stderr=as_json, highlight=False)
+    """Rich's console; it respects NO_COLOR, pipes and narrow terminals by itself.
+
+    Text is shown as it is: names, reasons and titles are data, in which ``[red]`` is no markup.
+    """
+    return Console(stderr=as_json, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -25,11 +52,37 @@ def print_json(value: Any) -> None:
 
 
 def fail(error: PolyclinicError) -> int:
-    """Say the error in one sentence; returns its exit code."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {escape(str(error))}")
+    """Say the error in one sentence, and below it how to go on; returns its exit code."""
+    said = str(error) if isinstance(error, Stopped) else Text.assemble(("Error:", "bold red"), f" {error}")
+    screen = console(as_json=True)
+    screen.print(said, *notes(error), sep="\n", soft_wrap=True)
     return error.exit_code
+
+
+def notes(error: BaseException) -> list[str]:
+    """What was added to an error on its way up."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def spell_what_cannot_be_shown() -> None:
+    """Let stdout and stderr write ``epsilon`` where their encoding has no ε, and ? for the rest, instead of failing."""
+    codecs.register_error("polyclinic.spell", _spell)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="polyclinic.spell")
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SPELLED.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """A figure for a table; what is undefined is said to be so."""
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def significant(value: float) -> str:
+    """Four significant digits, so that a small epsilon is not shown as 0.0000."""
+    return f"{value:.4g}"

@@ -1,8 +1,10 @@
-"""A hospital's ledger: every privacy event of its patients' records, over all runs, in one SQLite file.
+"""The ledger: every privacy event of a hospital's patients, over all runs, in one SQLite file.
 
 Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; a
 refused charge changes nothing. A chain of hashes shows edits made outside; it does not stop someone who can write the
 file and knows the rule. The ledger counts what was charged; that the mechanism did as charged is the trainer's part.
+
+A hospital's file is its own. The hospitals of a simulation share one file, so that a round is one transaction.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -24,151 +28,330 @@ from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import Accountant, Relation, check_terms, epsilon, event_from_json, event_to_json
 
 _TABLES = (
-    "CREATE TABLE terms (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "CREATE TABLE events (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,"
-    " purpose TEXT NOT NULL, event TEXT NOT NULL, epsilon_after REAL NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"
+    " budget REAL, accountant TEXT NOT NULL, head TEXT NOT NULL)",
+    "CREATE TABLE events (site TEXT NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, run TEXT NOT NULL,"
+    " round INTEGER NOT NULL, purpose TEXT NOT NULL, release TEXT NOT NULL, event TEXT NOT NULL,"
+    " epsilon_after REAL NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (site, seq))",
+    "CREATE INDEX releases ON events (site, run, round)",
 )
-_COLUMNS = "seq, time, run, round, purpose, event, epsilon_after"
-_FIXED = ("site", "delta", "relation", "unit")
+_TERMS = "site, delta, relation, unit, budget, accountant"
+_COLUMNS = "seq, time, run, round, purpose, release, event, epsilon_after"
+_FIXED = ("delta", "relation", "unit")
 # Another process holds the lock while it computes epsilon.
 _WAIT_SECONDS = 600.0
 
+# Equal parts of a composition: an event's JSON and how often it was charged, in order of the first.
+Spent = tuple[tuple[str, int], ...]
 
-class Ledger:
-    """The spending of one site's shard; opens ``path`` or creates it. Holds no connection between calls.
 
-    ``budget`` is the lifetime epsilon that the policy allows now, None for unlimited (a simulation without privacy).
-    Raises ConfigError if the file belongs to another site, delta, relation or unit; DataError if it is no ledger.
+@dataclass(frozen=True)
+class Terms:
+    """What a site's spending is measured by. ``budget`` is the lifetime epsilon that the policy allows now, None for
+    unlimited (a simulation without privacy); budget and accountant may change later, the rest may not.
+
+    Raises ConfigError naming the term that is impossible.
     """
 
-    def __init__(
-        self, path: Path, site: str, budget: float | None, delta: float, accountant: Accountant = "pld",
-        relation: Relation = "add-remove", unit: str = "patient",
-    ) -> None:  # fmt: skip
-        check_terms(delta, accountant, relation)
-        if budget is not None and not (math.isfinite(budget) and budget > 0):
-            raise ConfigError(f"budget must be positive and finite, or None for unlimited, got {budget}.")
-        self.path, self.site, self.budget, self.delta = Path(path), site, budget, float(delta)
-        self.accountant, self.relation, self.unit, self._writable = accountant, relation, unit, True
-        fixed = {"site": site, "delta": self.delta, "relation": relation, "unit": unit}
-        terms = {**fixed, "budget": budget, "accountant": accountant}
-        if not self.path.exists():
-            _create(self.path, terms)
-        found = self._terms()
-        for name, value in fixed.items():
-            if found[name] != value:
-                raise ConfigError(
-                    f"The ledger {self.path} was begun with {name} {found[name]!r}; it must stay so, got {value!r}."
-                )
-        if any(found[name] != value for name, value in terms.items()):
-            with self._transaction() as db:
-                for name in ("budget", "accountant"):
-                    db.execute("UPDATE terms SET value = ? WHERE name = ?", (json.dumps(terms[name]), name))
+    site: str
+    delta: float
+    relation: Relation = "add-remove"
+    unit: str = "patient"
+    budget: float | None = None
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        check_terms(self.delta, self.accountant, self.relation)
+        if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
+            raise ConfigError(f"budget must be positive and finite, or None for unlimited, got {self.budget}.")
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One event of one round. ``release`` identifies what will leave: a release that was charged before, and can only
+    leave again as the same numbers, is not charged twice. Empty means that every charge is a new release."""
+
+    event: DpEvent
+    purpose: str
+    run: str
+    round: int
+    release: str = ""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One site's spending in the file ``path``. Holds no connection between calls; made by ``open`` or ``read``."""
+
+    path: Path
+    terms: Terms
+    writable: bool
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
-        """The ledger at ``path`` under its own terms, for looking only. Raises DataError if it is no ledger."""
-        ledger = cls.__new__(cls)
-        ledger.path, ledger._writable = Path(path), False
-        terms = ledger._terms()
-        ledger.site, ledger.unit = str(terms["site"]), str(terms["unit"])
-        ledger.budget, ledger.delta = terms["budget"], float(terms["delta"])
-        ledger.accountant, ledger.relation = cast(Accountant, terms["accountant"]), cast(Relation, terms["relation"])
-        return ledger
+    def open(cls, path: Path, terms: Terms) -> Ledger:
+        """The ledger of a hospital, begun if there is none.
 
-    def charge(self, event: DpEvent, purpose: str, run: str, round: int) -> float:
+        Raises ConfigError if the file belongs to another site, delta, relation or unit; DataError if it is no ledger.
+        """
+        return cls.open_all(path, [terms], alone=True)[0]
+
+    @classmethod
+    def open_all(cls, path: Path, terms: Sequence[Terms], alone: bool = False) -> list[Ledger]:
+        """The ledgers of a simulation's sites in their one file; ``alone`` allows no other site in it."""
+        path = Path(path)
+        if not path.exists():
+            _create(path)
+        with _connection(path) as db:
+            known = {found.site: found for found in _sites(db)}
+        wrong = [name for name in known if name != terms[0].site] if alone else []
+        if wrong:
+            raise ConfigError(
+                f"The ledger {path} was begun with site {wrong[0]!r}; it must stay so, got {terms[0].site!r}."
+            )
+        for wanted in terms:
+            for name in _FIXED if wanted.site in known else ():
+                if (begun := getattr(known[wanted.site], name)) != getattr(wanted, name):
+                    raise ConfigError(
+                        f"The ledger {path} was begun with {name} {begun!r}; it must stay so, got {getattr(wanted, name)!r}."
+                    )
+        changed = [wanted for wanted in terms if known.get(wanted.site) != wanted]
+        if changed:
+            with _transaction(path) as db:
+                db.executemany(
+                    f"INSERT INTO sites ({_TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                    " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
+                    [(*astuple(wanted), _genesis(wanted)) for wanted in changed],
+                )
+        return [cls(path, wanted, True) for wanted in terms]
+
+    @classmethod
+    def read(cls, path: Path, site: str | None = None) -> Ledger:
+        """A site's ledger under its own terms, for looking only; ``site`` may be left out where there is just one.
+
+        Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
+        """
+        found = read_sites(path)
+        if site is None and len(found) > 1:
+            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {_some(found)}.")
+        for terms in found:
+            if site in (None, terms.site):
+                return cls(Path(path), terms, False)
+        raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {_some(found)}.")
+
+    @property
+    def site(self) -> str:
+        return self.terms.site
+
+    @property
+    def budget(self) -> float | None:
+        return self.terms.budget
+
+    @property
+    def delta(self) -> float:
+        return self.terms.delta
+
+    def charge(self, event: DpEvent, purpose: str, run: str, round: int, release: str = "") -> float:
         """Record ``event`` before it happens; returns an upper bound on the epsilon spent with it.
 
         The bound comes from the quick accountant; the exact one decides only when that would refuse.
         Raises BudgetRefused, with the file unchanged, if the epsilon would exceed the budget.
         """
-        if not self._writable:
-            raise ConfigError(f"The ledger {self.path} was opened for reading, so it cannot be charged.")
-        entry = json.dumps(event_to_json(event), sort_keys=True)
-        with self._transaction() as db:
-            past = _past(db)
-            total = ComposedDpEvent([past, event])
-            after = self._epsilon(total, quick=True)
-            if self.budget is not None and after > self.budget:
-                after = self._epsilon(total)
-                if after > self.budget:
-                    raise BudgetRefused(
-                        f"The privacy budget of {self.site!r} refuses {purpose!r} of round {round}: epsilon spent is"
-                        f" {self._epsilon(past):.4g}, it would become {after:.4g}, allowed is {self.budget:.4g}."
-                    )
-            seq = db.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM events").fetchone()[0]
-            now = datetime.now(UTC).isoformat(timespec="microseconds")
-            row = (seq, now, run, int(round), purpose, entry, after)
-            link = _link(_head(db), row)
-            db.execute(f"INSERT INTO events ({_COLUMNS}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, link))
-            db.execute("UPDATE terms SET value = ? WHERE name = 'head'", (json.dumps(link),))
+        after = charge_all([(self, Charge(event, purpose, run, round, release))])[0]
+        if isinstance(after, BudgetRefused):
+            raise after
         return after
 
     def spent(self, accountant: Accountant | None = None) -> float:
         """The epsilon of all events at the ledger's delta, by its own accountant unless another is named."""
-        with self._connection() as db:
-            past = _past(db)
-        return epsilon(past, self.delta, accountant or self.accountant, self.relation)
+        with _connection(self.path) as db:
+            past = _past(db, self.site)
+            return _epsilon(past, self.delta, accountant or self.terms.accountant, self.terms.relation, False)
 
     def events(self) -> list[dict[str, Any]]:
-        """All charges in order: seq, time (UTC), run, round, purpose, event (JSON form), epsilon_after."""
-        with self._connection() as db:
-            rows = db.execute(f"SELECT {_COLUMNS} FROM events ORDER BY seq").fetchall()
+        """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
         names = _COLUMNS.split(", ")
-        return [{**dict(zip(names, row, strict=True)), "event": json.loads(row[5])} for row in rows]
+        with _connection(self.path) as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM events WHERE site = ? ORDER BY seq", (self.site,)).fetchall()
+            return [
+                found | {"event": json.loads(found["event"])}
+                for found in (dict(zip(names, row, strict=True)) for row in rows)
+            ]
 
     def verify(self) -> bool:
         """Whether every row and the fixed terms are as they were written, and none is missing."""
-        with self._connection() as db:
-            terms = _read_terms(db)
-            link = _genesis(terms)
-            rows = db.execute(f"SELECT {_COLUMNS}, hash FROM events ORDER BY seq").fetchall()
+        with _connection(self.path) as db:
+            terms = next(found for found in _sites(db) if found.site == self.site)
+            head = _head(db, self.site)
+            rows = db.execute(
+                f"SELECT {_COLUMNS}, hash FROM events WHERE site = ? ORDER BY seq", (self.site,)
+            ).fetchall()
+        link = _genesis(terms)
         for number, (*row, stored) in enumerate(rows, start=1):
-            link = _link(link, tuple(row))
+            link = _link(link, row)
             if row[0] != number or stored != link:
                 return False
-        return bool(terms["head"] == link)
+        return head == link
 
     def statement(self) -> dict[str, Any]:
         """What ``polyclinic ledger show`` prints; an infinite epsilon is None, for JSON has no infinity."""
-        spent = self.spent()
+        terms = self.terms
         events = self.events()
         for event in events:
             event["epsilon_after"] = _finite(event["epsilon_after"])
         return {
-            "site": self.site, "epsilon": _finite(spent), "delta": self.delta, "budget": self.budget, "unit": self.unit,
-            "relation": self.relation, "accountant": self.accountant, "events": events, "intact": self.verify(),
+            "site": self.site, "epsilon": _finite(self.spent()), "delta": self.delta, "budget": self.budget,
+            "unit": terms.unit, "relation": terms.relation, "accountant": terms.accountant, "events": events,
+            "intact": self.verify(),
         }  # fmt: skip
 
-    def _epsilon(self, event: DpEvent, quick: bool = False) -> float:
-        return epsilon(event, self.delta, self.accountant, self.relation, quick)
 
-    def _terms(self) -> dict[str, Any]:
-        with self._connection() as db:
-            return _read_terms(db)
+def statement_of(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One site's statement as it is; several together: the largest epsilon, all events with their site, and each's own."""
+    if len(statements) == 1:
+        return statements[0]
+    spent = [one["epsilon"] for one in statements]
+    first = statements[0]
+    return {
+        "site": None, "epsilon": None if None in spent else max(spent), "delta": first["delta"], "budget": first["budget"],
+        "unit": first["unit"], "relation": first["relation"], "accountant": first["accountant"],
+        "events": [{"site": one["site"], **event} for one in statements for event in one["events"]],
+        "intact": all(one["intact"] for one in statements), "sites": {one["site"]: one for one in statements},
+    }  # fmt: skip
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        with _explained(self.path):
-            # "rw" never creates a file, and rolls back what a killed process left half done.
-            address = f"{self.path.absolute().as_uri()}?mode=rw"
-            db = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
-            try:
-                db.execute("PRAGMA synchronous = EXTRA")
-                yield db
-            finally:
-                db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
+def read_sites(path: Path) -> list[Terms]:
+    """The terms of every site in the file. Raises DataError if it is no ledger."""
+    with _connection(Path(path)) as db:
+        found = _sites(db)
+        if not found:
+            raise LookupError("it holds no site")
+        return found
+
+
+def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetRefused]:
+    """Charge several sites of one file in one transaction; for each its new epsilon or its refusal."""
+    path = charges[0][0].path
+    if not all(ledger.writable and ledger.path == path for ledger, _ in charges):
+        raise ConfigError(f"The ledger {path} was opened for reading, so it cannot be charged.")
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    results: list[float | BudgetRefused] = []
+    with _transaction(path) as db:
+        for ledger, charge in charges:
+            site = ledger.site
+            before = _charged_before(db, site, charge) if charge.release else None
+            after: float | BudgetRefused = before or 0.0
+            if before is None:
+                past, entry = _past(db, site), _entry(charge.event)
+                after = _afford(ledger.terms, past, entry, charge)
+                if not isinstance(after, BudgetRefused):
+                    seq = 1 + sum(count for _, count in past)
+                    row = (seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
+                    link = _link(_head(db, site), row)
+                    db.execute(f"INSERT INTO events (site, {_COLUMNS}, hash) VALUES ({'?, ' * 9}?)", (site, *row, link))
+                    db.execute("UPDATE sites SET head = ? WHERE site = ?", (link, site))
+            results.append(after)
+    return results
+
+
+def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
+    """``Ledger.spent`` of several sites of one file."""
+    path = ledgers[0].path
+    with _connection(path) as db:
+        return [
+            _epsilon(_past(db, one.site), one.delta, one.terms.accountant, one.terms.relation, False) for one in ledgers
+        ]
+
+
+@lru_cache(maxsize=256)
+def _entry(event: DpEvent) -> str:
+    return json.dumps(event_to_json(event), sort_keys=True)
+
+
+def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float | None:
+    """The site's epsilon now if this very release was charged; None if it was not."""
+    same = "SELECT 1 FROM events WHERE site = ? AND run = ? AND round = ? AND purpose = ? AND release = ?"
+    if not db.execute(same, (site, charge.run, charge.round, charge.purpose, charge.release)).fetchone():
+        return None
+    newest = "SELECT epsilon_after FROM events WHERE site = ? ORDER BY seq DESC LIMIT 1"
+    return float(db.execute(newest, (site,)).fetchone()[0])
+
+
+def _afford(terms: Terms, past: Spent, entry: str, charge: Charge) -> float | BudgetRefused:
+    counts = dict(past)
+    total = tuple(sorted((counts | {entry: counts.get(entry, 0) + 1}).items()))
+    by = terms.delta, terms.accountant, terms.relation
+    after = _epsilon(total, *by, True)
+    if terms.budget is None or after <= terms.budget:
+        return after
+    after = _epsilon(total, *by, False)
+    if after <= terms.budget:
+        return after
+    return BudgetRefused(
+        f"The privacy budget of {terms.site!r} refuses {charge.purpose!r} of round {charge.round}: epsilon spent is"
+        f" {_epsilon(past, *by, False):.4g}, it would become {after:.4g}, allowed is {terms.budget:.4g}."
+    )
+
+
+# Sites of a simulation mostly have spent the same.
+@lru_cache(maxsize=4096)
+def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
+    try:
+        parts = [SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent]
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
+    return epsilon(ComposedDpEvent(parts), delta, accountant, relation, quick)
+
+
+def _past(db: sqlite3.Connection, site: str) -> Spent:
+    return tuple(db.execute("SELECT event, COUNT(*) FROM events WHERE site = ? GROUP BY event ORDER BY event", (site,)))
+
+
+def _head(db: sqlite3.Connection, site: str) -> str:
+    row = db.execute("SELECT head FROM sites WHERE site = ?", (site,)).fetchone()
+    if row is None:
+        raise LookupError(f"the site {site!r} is missing")
+    return str(row[0])
+
+
+def _sites(db: sqlite3.Connection) -> list[Terms]:
+    try:
+        return [
+            Terms(str(site), float(delta), cast(Relation, relation), str(unit), budget, cast(Accountant, accountant))
+            for site, delta, relation, unit, budget, accountant in db.execute(
+                f"SELECT {_TERMS} FROM sites ORDER BY rowid"
+            )
+        ]
+    except (ConfigError, ValueError) as error:
+        raise LookupError(str(error)) from error
+
+
+def _some(terms: Sequence[Terms]) -> str:
+    return ", ".join(found.site for found in terms[:5]) + (", ..." if len(terms) > 5 else "")
+
+
+@contextmanager
+def _connection(path: Path) -> Iterator[sqlite3.Connection]:
+    with _explained(path):
+        # "rw" never creates a file, and rolls back what a killed process left half done.
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
+        )
+        try:
+            db.execute("PRAGMA synchronous = EXTRA")
+            yield db
+        finally:
+            db.close()
+
+
+@contextmanager
+def _transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    with _connection(path) as db:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
 
 
 @contextmanager
@@ -181,8 +364,8 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _create(path: Path, terms: dict[str, Any]) -> None:
-    """Write a whole new ledger aside and link it into place, so that no half-made one is ever seen."""
+def _create(path: Path) -> None:
+    """Write a whole new file aside and link it into place, so that no half-made one is ever seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
@@ -193,8 +376,6 @@ def _create(path: Path, terms: dict[str, Any]) -> None:
                 db.execute("BEGIN")
                 for table in _TABLES:
                     db.execute(table)
-                rows = {**terms, "head": _genesis(terms)}
-                db.executemany("INSERT INTO terms VALUES (?, ?)", [(k, json.dumps(v)) for k, v in rows.items()])
                 db.execute("COMMIT")
             finally:
                 db.close()
@@ -204,32 +385,12 @@ def _create(path: Path, terms: dict[str, Any]) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _read_terms(db: sqlite3.Connection) -> dict[str, Any]:
-    terms = {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM terms")}
-    for name in (*_FIXED, "budget", "accountant", "head"):
-        if name not in terms:
-            raise LookupError(f"the term {name!r} is missing")
-    return terms
+def _genesis(terms: Terms) -> str:
+    return sha256(json.dumps([terms.site, terms.delta, terms.relation, terms.unit]).encode()).hexdigest()
 
 
-def _past(db: sqlite3.Connection) -> DpEvent:
-    rows = db.execute("SELECT event, COUNT(*) FROM events GROUP BY event ORDER BY MIN(seq)").fetchall()
-    try:
-        return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(event)), n) for event, n in rows])
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
-
-
-def _head(db: sqlite3.Connection) -> str:
-    return str(json.loads(db.execute("SELECT value FROM terms WHERE name = 'head'").fetchone()[0]))
-
-
-def _genesis(terms: dict[str, Any]) -> str:
-    return sha256(json.dumps([terms[name] for name in _FIXED]).encode()).hexdigest()
-
-
-def _link(previous: str, row: tuple[Any, ...]) -> str:
-    return sha256((previous + json.dumps(row)).encode()).hexdigest()
+def _link(previous: str, row: Sequence[Any]) -> str:
+    return sha256((previous + json.dumps(list(row))).encode()).hexdigest()
 
 
 def _finite(value: float) -> float | None:

@@ -7,7 +7,8 @@ Abadi et al. 2016, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -60,7 +61,11 @@ def train(
 
     Raises ConfigError for a module that mixes patients, or a private call without ``public_patients``.
     """
-    return [_train_site(build, arrays, site, settings) for site in work]
+    updates = []
+    for site in work:
+        with _seeded(int(site.layers.uniform(1)[0] * 2**53)):
+            updates.append(_train_site(build, arrays, site, settings))
+    return updates
 
 
 def _train_site(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
@@ -108,7 +113,7 @@ def _batch_gradient(
         per_patient = torch.zeros(0, sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
         loss = 0.0
     else:
-        weight = 1.0 / torch.bincount(member, minlength=patients)[member]
+        weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
         summed = (functional.cross_entropy(module(x), y, reduction="none") * weight).sum()
         loss = float(summed.detach())
         module.zero_grad(set_to_none=True)
@@ -129,23 +134,44 @@ def _batch_gradient(
 def check(build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
     """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy.
 
-    Besides the module's parts, its behaviour is probed: changing one made-up row may change no other row's output.
+    Besides the module's parts its behaviour is probed with made-up rows: changing one row may change no other row's
+    output, neither in the same batch nor in a later one.
     """
     module = load(build, arrays)
     check_module(module)
     probe = torch.linspace(-1, 1, 4 * features, dtype=next(module.parameters()).dtype).reshape(4, features)
     changed = probe.clone()
     changed[0] = 7.0
-    before, after = (_outputs(load(build, arrays), rows) for rows in (probe, changed))
+    first, second = load(build, arrays), load(build, arrays)
+    before, after = _outputs(first, probe), _outputs(second, changed)
     if not torch.allclose(before[1:], after[1:], rtol=1e-4, atol=1e-6):
         raise ConfigError("The model mixes patients within a batch: one row's values change another row's output.")
+    later = _outputs(first, probe), _outputs(second, probe)
+    if not torch.equal(*later) or any(
+        not torch.equal(one, other) for one, other in zip(first.buffers(), second.buffers(), strict=True)
+    ):
+        raise ConfigError(
+            "The model remembers records between batches: an earlier batch's values change a later output or a buffer, "
+            "so clipping one patient does not bound its influence; keep nothing of the input in the module."
+        )
 
 
 def _outputs(module: nn.Module, rows: Tensor) -> Tensor:
-    # The same seed for both probes, so that dropout drops the same units.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(0)
-        return torch.as_tensor(module.train()(rows))
+    """The outputs of a training step's forward pass, whose backward pass is run too: hooks may keep things in both."""
+    with _seeded(0):  # the same for every probe, so that dropout drops the same units
+        found = torch.as_tensor(module.train()(rows))
+        if found.requires_grad:
+            torch.autograd.backward(found.sum())
+    module.zero_grad(set_to_none=True)
+    return found.detach()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Layers that draw from torch's global generator (dropout) draw from ``seed`` within, and leave no trace outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def evaluate(build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
@@ -189,8 +215,9 @@ def dump(module: nn.Module) -> Arrays:
 
 
 def _optimizer(parameters: list[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    if settings.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
         parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
     )

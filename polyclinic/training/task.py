@@ -15,7 +15,7 @@ from dp_accounting import DpEvent
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.privacy.streams import Stream
+from polyclinic.privacy.streams import Stream, system_stream
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,8 +39,9 @@ class TrainSettings:
 class SiteWork:
     """One site's part of a call.
 
-    ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` and ``noise`` are the
-    site's own streams; ``optimizer_state`` is what the site kept from its last round.
+    ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` (batches), ``noise`` and
+    ``layers`` (dropout and other layers that draw) are the site's own streams; ``optimizer_state`` is what the site kept
+    from its last round.
     """
 
     rows: Rows
@@ -48,6 +49,7 @@ class SiteWork:
     noise: Stream
     public_patients: float | None = None
     optimizer_state: Mapping[str, np.ndarray] = field(default_factory=dict)
+    layers: Stream = field(default_factory=system_stream)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from polyclinic.client.app import app
 from polyclinic.client.state import read_state, write_state
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
 from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.training import classification
 
 SCHEMA = {
     "name": "clinic",
@@ -216,12 +218,74 @@ def test_state_of_another_run_is_not_read(tmp_path: Path) -> None:
     assert read_state(tmp_path, "a", 9) == {} and list(read_state(tmp_path, "a-b", 2)) == ["0.m"]
 
 
+def statistics(hospital: Path, run: str) -> np.ndarray:
+    ask = message(StatisticsRequest(run=run, site=0, noise_multiplier=5.0), "query.statistics")
+    return app(ask, context(hospital)).content["arrays"]["sums"].numpy()
+
+
 def test_statistics_are_noised_and_charged(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
-    ask = message(StatisticsRequest(run="r", site=0, noise_multiplier=5.0), "query.statistics")
-    sums = [app(ask, context(hospital)).content["arrays"]["sums"].numpy() for _ in range(2)]
-    assert not np.array_equal(*sums)
+    assert not np.array_equal(statistics(hospital, "one"), statistics(hospital, "two"))
     assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "statistics"]
+
+
+def test_a_question_asked_again_gets_the_same_reply_and_costs_nothing(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    assert np.array_equal(statistics(hospital, "r"), statistics(hospital, "r"))
+    first, again = train(hospital), train(hospital)
+    for name, array in first.content["arrays"].items():
+        assert np.array_equal(array.numpy(), again.content["arrays"][name].numpy())
+    assert dict(first.content["metrics"]) == dict(again.content["metrics"])
+    assert first.content[RECORD]["epsilon"] == again.content[RECORD]["epsilon"]
+    assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "train"]
+
+
+@pytest.mark.parametrize("change", [{"public_patients": 151.0}, {"noise_multiplier": 1.3}, {"round": 2}, {"run": "s"}])
+def test_any_other_question_is_a_new_release(tmp_path: Path, change: dict[str, Any]) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    first, other = train(hospital), train(hospital, **change)
+    assert not np.array_equal(*(r.content["arrays"]["0.weight"].numpy() for r in (first, other)))
+    assert len(ledger(hospital).events()) == 2
+
+
+def test_a_kept_reply_that_is_damaged_is_paid_for_again(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    train(hospital)
+    kept = next((tmp_path / "home").glob("release-*"))
+    kept.write_bytes(kept.read_bytes()[:40])
+    assert train(hospital).has_content() and len(ledger(hospital).events()) == 2
+
+
+def test_a_failure_after_the_charge_says_nothing_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hospital = make_hospital(tmp_path)
+    reasons = set()
+    for run, error in (("a", ZeroDivisionError("row 7")), ("b", ConfigError("row 8")), ("c", KeyError("row 9"))):
+        monkeypatch.setattr(classification, "train", lambda *a, error=error, **k: _raise(error))
+        reasons.add(str(train(hospital, run=run, noise_multiplier=20.0).error.reason))
+    assert reasons == {"the hospital failed; its own log has the details"}
+    assert "row 7" in caplog.text and len(ledger(hospital).events()) == 3
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_broken_ledger_is_not_called_bad_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hospital = make_hospital(tmp_path)
+    train(hospital)
+    path = tmp_path / "home" / "ledger.sqlite"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert str(train(hospital, round=2).error.reason) == "the hospital's ledger cannot be used; its own log says why"
+    assert "privacy ledger" in caplog.text
+
+
+@pytest.mark.parametrize("limit", ["most-local-steps = 2", "most-parameters = 3"])
+def test_work_beyond_the_policys_limits_is_refused_before_the_ledger(tmp_path: Path, limit: str) -> None:
+    reply = train(make_hospital(tmp_path, STRICT + limit + "\n"))
+    assert reply.error.code == REFUSED and limit.split(" ")[0] in str(reply.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
 def test_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from polyclinic.cli import app
+from polyclinic.errors import ConfigError
 
 Command = Callable[..., Any]
 
@@ -49,18 +53,23 @@ def test_run_folder_holds_everything(finished: dict[str, Any]) -> None:
 def test_show_and_ledger_show(finished: dict[str, Any], as_json: Command, command: Command) -> None:
     assert as_json("show", finished["run"]) == finished
     assert "pooled" in command("show", finished["run"]).stdout
-    ledger = next((Path(finished["run"]) / "sites").glob("*/ledger.sqlite"))
-    shown = as_json("ledger", "show", str(ledger))
+    ledger = Path(finished["run"]) / "sites" / "ledger.sqlite"
+    together = as_json("ledger", "show", str(ledger))
+    assert together["intact"] and together["epsilon"] == pytest.approx(finished["privacy"]["epsilon"], rel=0.02)
+    assert set(together["sites"]) == set(finished["metrics"]["sites"]) and len(together["events"]) == 4 * 4
+    shown = as_json("ledger", "show", str(ledger), "--site", "hospital-2")
+    assert shown == together["sites"]["hospital-2"]
     assert set(shown) >= {"site", "epsilon", "delta", "budget", "events", "intact"}
     assert shown["epsilon"] == pytest.approx(finished["metrics"]["sites"][shown["site"]]["epsilon"], rel=0.02)
-    assert "the record is intact" in command("ledger", "show", str(ledger)).stdout
+    assert command("ledger", "show", str(ledger)).stdout.count("the record is intact") == 4
+    assert "statistics" in command("ledger", "show", str(ledger), "--site", "hospital-1").stdout
 
 
 def test_without_dp_nothing_is_claimed(as_json: Command, command: Command, tmp_path: Path) -> None:
     summary = as_json("run", "--no-dp", "--rounds", "1", "--out", str(tmp_path))
     assert summary["privacy"]["epsilon"] is None
     assert any("no formal guarantee" in note for note in summary["notes"])
-    ledger = next((Path(summary["run"]) / "sites").glob("*/ledger.sqlite"))
+    ledger = Path(summary["run"]) / "sites" / "ledger.sqlite"
     assert "unbounded" in command("ledger", "show", str(ledger)).stdout
 
 
@@ -98,6 +107,35 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     assert done.returncode == code, done.stderr
     assert words in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategy", ":x"], "'strategy' has the value ':x'; known are fedavg,"),
+        (["--strategy", ".foo:x"], "'strategy' has the value '.foo:x'; known are fedavg,"),
+        (["--strategy", "json:"], "'strategy' has the value 'json:'; known are fedavg,"),
+        (["--dataset", "json:loads"], "'dataset' has the value 'json:loads', which makes no polyclinic Dataset"),
+        (["--dataset", "json:nothing"], "'dataset' has the value 'json:nothing', which does not load"),
+        (["-c", "model=os:getcwd"], "'model' has the value 'os:getcwd', which does not build a torch module"),
+        (["-c", "model=builtins:max"], "'model' has the value 'builtins:max', which does not build a torch module"),
+        (["-c", "model=builtins:print"], "must build a torch nn.Module, not a NoneType"),
+        (["-c", "model=:x"], "'model' has the value ':x'; known are logistic, mlp"),
+        (["-c", "min-sites=9"], "'min-sites' has the value 9, which must be at most 4"),
+        (["."], "cannot be read"),
+    ],
+)
+def test_wrong_input_is_refused_before_a_folder_is_made(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["run", *arguments, "--out", str(tmp_path / "runs")])
+    assert isinstance(done.exception, ConfigError) and done.exception.exit_code == 2
+    assert words in str(done.exception) and "\n" not in str(done.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_finished_run_is_not_resumed(finished: dict[str, Any], command: Command) -> None:
+    done = command("run", "--resume", finished["run"], "--json")
+    assert done.returncode == 2 and done.stdout == ""
+    assert "has finished; `polyclinic show" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def test_wrong_values_are_one_sentence(values: dict[str, object], sentence: str)
 def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_toml(tmp_path / "none.toml")
+    for unreadable in (tmp_path, tmp_path / ("x" * 5000)):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_toml(unreadable)
     (tmp_path / "bad.toml").write_text("rounds = = 2")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_toml(tmp_path / "bad.toml")

@@ -17,7 +17,7 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, read_sites
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 
@@ -28,7 +28,7 @@ def path(tmp_path):
 
 
 def _open(path: Path, budget: float | None = 3.0, delta: float = 1e-5, **terms) -> Ledger:
-    return Ledger(path, "hospital-1", budget, delta, **terms)
+    return Ledger.open(path, Terms("hospital-1", delta, budget=budget, **terms))
 
 
 def _content(path: Path) -> tuple[bytes, list[Path]]:
@@ -170,7 +170,7 @@ def test_a_ledger_keeps_its_terms(path, site, delta, terms, named):
     _open(path)
     before = _content(path)
     with pytest.raises(ConfigError, match=named):
-        Ledger(path, site, 3.0, delta, **terms)
+        Ledger.open(path, Terms(site, delta, budget=3.0, **terms))
     assert _content(path) == before
 
 
@@ -222,7 +222,8 @@ EDITS = [
     "DELETE FROM events WHERE seq = 1",
     "DELETE FROM events WHERE seq = 3",
     "DELETE FROM events",
-    "UPDATE terms SET value = '0.01' WHERE name = 'delta'",
+    "UPDATE events SET release = 'again' WHERE seq = 1",
+    "UPDATE sites SET delta = 0.01",
 ]
 
 
@@ -255,8 +256,8 @@ CHARGE_THEN_HANG = """
 import sys, time
 from pathlib import Path
 from polyclinic.privacy.accounting import dpsgd_event
-from polyclinic.privacy.ledger import Ledger
-ledger = Ledger(Path(sys.argv[1]), "hospital-1", 3.0, 1e-5)
+from polyclinic.privacy.ledger import Ledger, Terms
+ledger = Ledger.open(Path(sys.argv[1]), Terms("hospital-1", 1e-5, budget=3.0))
 print(ledger.charge(dpsgd_event(0.1, 1.2, 5), "training", "run-1", 1), flush=True)
 time.sleep(600)
 """
@@ -280,7 +281,7 @@ db = sqlite3.connect(sys.argv[1], isolation_level=None)
 db.execute("PRAGMA cache_size = 1")
 db.execute("BEGIN IMMEDIATE")
 for seq in range(100, 3000):
-    db.execute("INSERT INTO events VALUES (?, 'now', 'run-2', 1, 'training', '{}', 1.0, 'x')", (seq,))
+    db.execute("INSERT INTO events VALUES ('hospital-1', ?, 'now', 'run-2', 1, 'training', '', '{}', 1.0, 'x')", (seq,))
 print("inserted", flush=True)
 time.sleep(600)
 """
@@ -311,10 +312,10 @@ import sys
 from pathlib import Path
 from polyclinic.errors import BudgetRefused
 from polyclinic.privacy.accounting import dpsgd_event
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Ledger, Terms
 print("ready", flush=True)
 sys.stdin.readline()
-ledger = Ledger(Path(sys.argv[1]), "hospital-1", 3.0, 1e-5)
+ledger = Ledger.open(Path(sys.argv[1]), Terms("hospital-1", 1e-5, budget=3.0))
 accepted = 0
 try:
     for turn in range(50):
@@ -337,3 +338,37 @@ def test_processes_charging_at_once_never_overspend(path):
     assert len(ledger.events()) == accepted > 1
     assert ledger.spent() <= 3.0 < epsilon(dpsgd_event(0.1, 1.2, 5 * (accepted + 1)), 1e-5)
     assert ledger.verify()
+
+
+def test_the_same_release_is_charged_once_and_any_other_anew(path):
+    ledger = _open(path)
+    first = ledger.charge(ROUND, "training", "run-1", 1, "digest-a")
+    assert ledger.charge(ROUND, "training", "run-1", 1, "digest-a") == first and len(ledger.events()) == 1
+    for run, turn, release in (("run-1", 1, "digest-b"), ("run-1", 2, "digest-a"), ("run-2", 1, "digest-a")):
+        ledger.charge(ROUND, "training", run, turn, release)
+    assert len(ledger.events()) == 4 and ledger.verify()
+
+
+def test_charges_without_a_release_are_never_taken_for_repeats(path):
+    ledger = _open(path)
+    for _ in range(2):
+        ledger.charge(ROUND, "training", "run-1", 1)
+    assert len(ledger.events()) == 2
+
+
+def test_sites_of_a_simulation_share_a_file_and_nothing_else(path):
+    terms = [Terms(f"site-{n}", 1e-5, budget=budget) for n, budget in enumerate((3.0, 0.1, None))]
+    ledgers = Ledger.open_all(path, terms)
+    first = charge_all([(ledger, Charge(ROUND, "training", "run-1", 1)) for ledger in ledgers])
+    assert first[0] == first[2] == pytest.approx(epsilon(ROUND, 1e-5), rel=0.02)
+    assert isinstance(first[1], BudgetRefused) and "'site-1'" in str(first[1])
+    ledgers[2].charge(ROUND, "training", "run-1", 2)
+    assert [len(Ledger.read(path, f"site-{n}").events()) for n in range(3)] == [1, 0, 2]
+    assert all(Ledger.read(path, f"site-{n}").verify() for n in range(3))
+    assert read_sites(path) == terms
+    with pytest.raises(ConfigError, match="holds 3 sites"):
+        Ledger.read(path)
+    with pytest.raises(ConfigError, match="does not hold the site 'site-9'"):
+        Ledger.read(path, "site-9")
+    with pytest.raises(ConfigError, match="begun with site"):
+        Ledger.open(path, terms[2])

@@ -16,7 +16,7 @@ from polyclinic import Federation
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.server.federate import _unlike, calibrate
 from polyclinic.server.rounds import sample_cohort
 from polyclinic.server.sites import Site
@@ -83,7 +83,7 @@ def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick
     state = Federation.from_dataset("breast-cancer", out=str(tmp_path)).with_options(rounds=4, local_steps=2)
     plan = calibrate(state.config)
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
-    ledger = Ledger(folder / "sites" / "hospital-2" / "ledger.sqlite", "hospital-2", 3.0, 1e-3)
+    ledger = Ledger.open_all(folder / "sites" / "ledger.sqlite", [Terms("hospital-2", 1e-3, budget=3.0)])[0]
     while True:
         try:
             ledger.charge(plan.round_event, "elsewhere", "other", 1)
@@ -98,32 +98,50 @@ def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick
     assert "hospital-2" in (folder / "report.html").read_text()
 
 
-def test_too_few_sites_fail_the_run(quick: Quick, tmp_path: Path) -> None:
+def test_a_run_that_budgets_stop_keeps_the_rounds_that_were_paid_for(tmp_path: Path) -> None:
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=["-c", "min-sites=4"])
-    ledger = Ledger(folder / "sites" / "hospital-2" / "ledger.sqlite", "hospital-2", 3.0, 1e-3)
+    ledger = Ledger.open_all(folder / "sites" / "ledger.sqlite", [Terms("hospital-2", 1e-3, budget=3.0)])[0]
     plan = calibrate(Federation().with_options(rounds=4, local_steps=2).config)
-    while True:
-        try:
+    with pytest.raises(BudgetRefused):
+        for _ in range(20):
             ledger.charge(plan.round_event, "elsewhere", "other", 1)
-        except Exception:
-            break
-    with pytest.raises(BudgetRefused, match="min-sites is 4"):
+    done = subprocess.run([sys.executable, "-m", "polyclinic", "run", "--resume", str(folder)], env=os.environ)
+    assert done.returncode == 3
+    resumed = RunResult.read(folder)
+    assert 2 <= resumed.summary["rounds"] < 4 and "min-sites is 4" in resumed.summary["stopped"]
+    assert any("stopped after round" in note for note in resumed.summary["notes"])
+    assert resumed.rounds["round"].max() == resumed.summary["rounds"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "older"])
+def test_a_run_does_not_go_on_without_what_its_ledger_held(tmp_path: Path, damage: str) -> None:
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
+    path = folder / "sites" / "ledger.sqlite"
+    path.unlink()
+    if damage == "older":
+        for site in ("hospital-1", "hospital-2", "hospital-3", "hospital-4"):
+            Ledger.open_all(path, [Terms(site, 1e-3, budget=3.0)])
+    with pytest.raises(DataError, match=r"ledger"):
         Federation.resume(folder)
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
+@pytest.mark.parametrize(
+    ("strategy", "dies"), [("fedavg", "checkpoint"), ("fedadam", "checkpoint"), ("fedavg", "training")]
+)
 def test_a_killed_run_resumes_to_the_same_model_and_never_undercounts(
-    quick: Quick, tmp_path: Path, strategy: str
+    quick: Quick, tmp_path: Path, strategy: str, dies: str
 ) -> None:
     options = ["-c", f"strategy={strategy}", "-c", "optimizer=adam", "-c", "learning-rate=0.05"]
     whole = quick(rounds=4, strategy=strategy, optimizer="adam", learning_rate=0.05)
-    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=options)
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=options, dies=dies)
+    charged = {event["round"] for event in Ledger.read(folder / "sites" / "ledger.sqlite", "hospital-1").events()}
+    assert charged == ({0, 1, 2} if dies == "checkpoint" else {0, 1, 2, 3})
     resumed = Federation.resume(folder)
     assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
     for name, site in resumed.summary["statement"]["sites"].items():
         trained = [event["round"] for event in site["events"] if event["purpose"] == "train"]
-        assert set(trained) == {1, 2, 3, 4}, name
-        assert site["epsilon"] >= whole.summary["statement"]["sites"][name]["epsilon"] - 1e-9
+        assert trained == [1, 2, 3, 4], name  # a round that was charged, lost and run again gives the same numbers
+        assert site["epsilon"] == whole.summary["statement"]["sites"][name]["epsilon"]
         assert site["intact"]
 
 
@@ -135,16 +153,24 @@ def test_a_torn_checkpoint_is_said(tmp_path: Path) -> None:
         Federation.resume(folder)
 
 
-def _start_and_kill(out: Path, rounds: int, after: int, options: list[str] | None = None) -> Path:
-    """A run in a process of its own, killed by SIGKILL right after the checkpoint of round ``after``."""
+_DIES = {
+    "checkpoint": "        if state.round == after: os.kill(os.getpid(), signal.SIGKILL)\n",
+    # The next round is charged; then, where training would begin, the process dies.
+    "training": "        if state.round == after: classification.train = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\n",
+}
+
+
+def _start_and_kill(
+    out: Path, rounds: int, after: int, options: list[str] | None = None, dies: str = "checkpoint"
+) -> Path:
+    """A run in a process of its own, killed by SIGKILL after the checkpoint of round ``after``, or in the next round."""
     script = (
         "import os, signal, sys\n"
         "from polyclinic.server import federate\n"
-        "save = federate.save_checkpoint\n"
+        "from polyclinic.training import classification\n"
+        f"save, after = federate.save_checkpoint, {after}\n"
         "def then_die(path, state, strategy):\n"
-        "    save(path, state, strategy)\n"
-        f"    if state.round == {after}: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "federate.save_checkpoint = then_die\n"
+        "        save(path, state, strategy)\n" + _DIES[dies] + "federate.save_checkpoint = then_die\n"
         "sys.argv = ['polyclinic', 'run'] + sys.argv[1:]\n"
         "from polyclinic.cli import main\n"
         "main()\n"

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,17 +52,34 @@ def test_flowers_own_start_runs_on_it_with_any_client_app() -> None:
     assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
 
 
-def test_a_killed_worker_costs_its_round_and_no_more(tmp_path: Path) -> None:
+def test_calls_of_a_killed_worker_are_made_again(tmp_path: Path) -> None:
     with LocalGrid(AppReference(__name__), 3, {"dies": str(tmp_path / "died")}, workers=2) as grid:
         arrays = ArrayRecord({"w": Array(np.zeros(2))})
-        counts = []
-        for _ in range(2):
+        for number in (1, 2):
             replies = grid.send_and_receive(
                 [Message(RecordDict({"arrays": arrays}), node, "train") for node in (1, 2, 3)]
             )
-            counts.append(sum(reply.has_content() for reply in replies))
-            assert len(replies) == 3
-    assert counts[0] < 3 and counts[1] == 3
+            assert [reply.content["metrics"]["calls"] for reply in replies] == [number] * 3
+    assert (tmp_path / "died").exists()
+
+
+class Together(ClientApp):
+    """Takes all messages at once; its replies tell how many came together."""
+
+    def call_stack(self, messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
+        metrics = MetricRecord({"num-examples": 1, "together": len(messages)})
+        return [Message(RecordDict({"metrics": metrics}), reply_to=message) for message in messages]
+
+
+stacked = Together()
+
+
+@pytest.mark.parametrize(("workers", "together"), [(1, [5] * 5), (2, [3, 2, 3, 2, 3])])
+def test_an_app_that_takes_a_stack_is_called_once_for_each_worker(workers: int, together: list[int]) -> None:
+    with LocalGrid(AppReference(__name__, "stacked"), 5, {}, workers=workers) as grid:
+        replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in range(1, 6)])
+    assert [reply.content["metrics"]["together"] for reply in replies] == together
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3, 4, 5]
 
 
 def test_a_message_to_nobody_is_refused() -> None:

@@ -202,3 +202,40 @@ def test_a_model_that_mixes_by_hand_is_found_by_probing() -> None:
 def test_dropout_is_no_mixing() -> None:
     build = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))  # noqa: E731
     classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
+
+
+class Remembering(nn.Module):
+    """Adds the earlier batch's first row to every output of the next one; no buffer shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.last = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x + self.last.to(x.dtype))
+        self.last = x[0].detach()
+        return out
+
+
+@pytest.mark.parametrize("build", [Remembering, Counting])
+def test_a_model_that_remembers_records_between_batches_is_refused(build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match="remembers records between batches"):
+        classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
+
+
+def test_dropout_follows_its_own_stream_and_leaves_global_state() -> None:
+    build = double(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    start = {name: value.numpy() for name, value in initialise(build, 0).items()}
+    before = torch.random.get_rng_state()
+
+    def trained(key: str) -> np.ndarray:
+        site = work(rows(), layers=keyed_stream(0, "layers", key))
+        return classification.train(build, start, [site], settings(local_steps=3))[0].arrays["0.weight"]
+
+    first = trained("a")
+    torch.rand(7)
+    assert np.array_equal(first, trained("a")) and not np.array_equal(first, trained("b"))
+    torch.random.set_rng_state(before)
+    trained("a")
+    assert torch.equal(torch.random.get_rng_state(), before)

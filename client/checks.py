@@ -1,0 +1,83 @@
+"""What a hospital checks of a request before its ledger is charged: policy, names, arrays, and their shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from polyclinic.client.hospital import Hospital
+from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.training.preparation import Standardiser
+from polyclinic.training.task import Arrays, TrainSettings
+
+
+def check_names(hospital: Hospital, config: RunConfig) -> None:
+    """Raises BudgetRefused before a name in the run's configuration can load code that the policy does not allow."""
+    for key, name, allowed in (
+        ("task", config.task, hospital.policy.allowed_tasks),
+        ("model", config.model, hospital.policy.allowed_models),
+    ):
+        if name not in allowed:
+            raise BudgetRefused(f"{hospital.site}: the policy allows the {key}s {', '.join(allowed)}, not {name!r}.")
+
+
+def check_policy(hospital: Hospital, task: str, noise_multiplier: float | None, local_steps: int = 0) -> None:
+    """Raises BudgetRefused when the policy does not allow the task, its noise or length, or work without privacy."""
+    policy = hospital.policy
+    if task not in policy.allowed_tasks:
+        raise BudgetRefused(f"{hospital.site}: the policy allows {', '.join(policy.allowed_tasks)}, not {task!r}.")
+    if noise_multiplier is None and not policy.allow_without_privacy:
+        raise BudgetRefused(f"{hospital.site}: the policy does not allow training or statistics without privacy.")
+    if noise_multiplier is not None and noise_multiplier < policy.smallest_noise_multiplier:
+        raise BudgetRefused(
+            f"{hospital.site}: noise_multiplier {noise_multiplier:.4g} is below the policy's "
+            f"smallest-noise-multiplier {policy.smallest_noise_multiplier:g}."
+        )
+    if policy.most_local_steps is not None and local_steps > policy.most_local_steps:
+        raise BudgetRefused(
+            f"{hospital.site}: local-steps {local_steps} is above the policy's most-local-steps {policy.most_local_steps}."
+        )
+
+
+def check_size(hospital: Hospital, arrays: Arrays) -> None:
+    """Raises BudgetRefused for a model of more parameters than the policy lets the hospital's machine take on."""
+    size, most = sum(value.size for value in arrays.values()), hospital.policy.most_parameters
+    if most is not None and size > most:
+        raise BudgetRefused(
+            f"{hospital.site}: the model has {size} parameters, above the policy's most-parameters {most}."
+        )
+
+
+def train_settings(config: RunConfig, noise_multiplier: float | None, content: RecordDict) -> TrainSettings:
+    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does."""
+    told = content.get("config")
+    mu = told.get("proximal-mu", config.proximal_mu) if isinstance(told, ConfigRecord) else config.proximal_mu
+    return TrainSettings(
+        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
+        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def model_arrays(content: RecordDict) -> tuple[str, Arrays]:
+    """The strategy's ArrayRecord, under whatever key it uses."""
+    for key, record in content.array_records.items():
+        if key != "standardiser":
+            return key, {name: value.numpy() for name, value in record.items()}
+    raise ConfigError("The message carries no ArrayRecord with the model.")
+
+
+def standardiser(content: RecordDict, features: int) -> Standardiser | None:
+    """Mean and std, (features,) each. Raises ConfigError for any other shape: one fitted to rows would ask how many there are."""
+    record = content.array_records.get("standardiser")
+    if record is None:
+        return None
+    if set(record) != {"mean", "std"}:
+        raise ConfigError("The message's standardiser must hold exactly 'mean' and 'std'.")
+    mean, std = record["mean"].numpy(), record["std"].numpy()
+    if mean.shape != (features,) or std.shape != (features,) or not np.isfinite(mean).all() or not (std >= 1e-6).all():
+        raise ConfigError(
+            f"The message's standardiser must hold {features} finite means and {features} stds of at least 1e-6."
+        )
+    return mean, std

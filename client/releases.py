@@ -1,0 +1,77 @@
+"""What a hospital has released: the digest that identifies a release, and the last replies, kept to be sent again.
+
+A coordinator that lost a reply asks again. A real hospital's answer to the same question is the reply that it gave:
+the same numbers again tell nothing new, whereas fresh noise would have to be paid for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+_KINDS = {"metrics": MetricRecord, "config": ConfigRecord}
+
+
+def digest(*parts: Any) -> str:
+    """Identifies a release by everything that decides it: plain values, and arrays by name."""
+    found = sha256()
+    for part in parts:
+        if isinstance(part, dict) and any(isinstance(value, np.ndarray) for value in part.values()):
+            for name, value in sorted(part.items()):
+                found.update(f"{name}|{value.dtype}|{value.shape}|".encode() + np.ascontiguousarray(value).tobytes())
+        else:
+            found.update(json.dumps(part, sort_keys=True).encode() + b"|")
+    return found.hexdigest()
+
+
+def read_release(home: Path, run: str, purpose: str, round: int, identity: str) -> RecordDict | None:
+    """The reply that left for the same question, or None; a damaged file counts as none, and is paid for again."""
+    try:
+        with safe_open(_path(home, run, purpose, round), framework="numpy") as file:
+            meta = file.metadata()
+            if meta["identity"] != identity:
+                return None
+            content = RecordDict({key: _KINDS[kind](values) for key, kind, values in json.loads(meta["plain"])})
+            arrays: dict[str, dict[str, Array]] = {}
+            for key, name, label in json.loads(meta["arrays"]):
+                arrays.setdefault(key, {})[label] = Array(file.get_tensor(name))
+            for key, named in arrays.items():
+                content[key] = ArrayRecord(named)
+            return content
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
+def write_release(home: Path, run: str, purpose: str, round: int, identity: str, reply: RecordDict) -> None:
+    """Keep a reply before it leaves, and forget those of rounds before the last. Atomic."""
+    home.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, np.ndarray] = {}
+    names, plain = [], []
+    for key, record in reply.items():
+        if isinstance(record, ArrayRecord):
+            for label, value in record.items():
+                names.append((key, str(len(arrays)), label))
+                arrays[str(len(arrays))] = np.ascontiguousarray(value.numpy())
+        else:
+            plain.append((key, "metrics" if isinstance(record, MetricRecord) else "config", dict(record)))
+    meta = {"identity": identity, "plain": json.dumps(plain), "arrays": json.dumps(names)}
+    path = _path(home, run, purpose, round)
+    partial = path.with_suffix(".partial")
+    save_file(arrays, partial, meta)
+    partial.replace(path)
+    named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
+    for old in home.glob("release-*"):
+        if (found := named.fullmatch(old.name)) and int(found[1]) < round - 1:
+            old.unlink(missing_ok=True)
+
+
+def _path(home: Path, run: str, purpose: str, round: int) -> Path:
+    return home / f"release-{run}-{purpose}-{round:06d}.safetensors"

@@ -1,0 +1,116 @@
+"""A run from Python, stopped and resumed: nothing is lost, done twice, or left without a word on how to go on."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic import Federation
+from polyclinic.cli.terminal import fail
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.federation import RunResult
+from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.rounds import RunState
+from polyclinic.server.sites import Site
+
+Quick = Callable[..., RunResult]
+
+
+class Watcher:
+    """Keeps what it is told, and raises ``error`` when that begins with ``stop``."""
+
+    def __init__(self, stop: str = "never", error: BaseException | None = None) -> None:
+        self.told: list[str] = []
+        self._stop, self._error = stop, error
+
+    def doing(self, what: str) -> None:
+        self.told.append(what)
+        if self._error is not None and what.startswith(self._stop):
+            raise self._error
+
+    def opened(self, folder: Path) -> None:
+        self.doing(f"opened {folder}")
+
+    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
+        self.doing("started")
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        self.doing(f"round {state.round}")
+
+
+def test_progress_tells_every_step(quick: Quick) -> None:
+    watcher = Watcher()
+    result = quick(progress=watcher, comparison=True, sites=2)
+    assert watcher.told == [
+        f"opened {result.path}", "calibrating the noise", "started", "round 1", "round 2",
+        "comparison: 1 of 3, all hospitals without DP", "comparison: 2 of 3, hospital-1 alone",
+        "comparison: 3 of 3, hospital-2 alone",
+    ]  # fmt: skip
+
+
+def test_a_failed_run_names_its_folder_and_goes_on_from_there(
+    quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PolyclinicError) as caught:
+        quick(progress=Watcher("round 1", PolyclinicError("The lights went out.")))
+    (folder,) = tmp_path.iterdir()
+    assert fail(caught.value) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "Error: The lights went out.", f"The run's folder is {folder}; go on with `polyclinic run --resume {folder}`.",
+    ]  # fmt: skip
+    assert Federation.resume(folder).summary["rounds"] == 2
+
+
+def test_a_run_stopped_before_its_first_checkpoint_is_to_be_started_anew(quick: Quick, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quick(progress=Watcher("started", KeyboardInterrupt()))
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in caught.value.__notes__[0] and "start it anew" in caught.value.__notes__[0]
+    with pytest.raises(ConfigError, match="start it anew"):
+        Federation.resume(folder)
+
+
+def test_a_finished_run_is_not_resumed(quick: Quick) -> None:
+    result = quick()
+    before = (result.path / "summary.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"has finished; `polyclinic show .*` prints it\.$"):
+        Federation.resume(result.path)
+    assert (result.path / "summary.json").read_bytes() == before
+
+
+def test_a_run_stopped_in_its_comparison_has_finished_and_says_what_is_missing(quick: Quick, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quick(progress=Watcher("comparison: 2", KeyboardInterrupt()), comparison=True, sites=2)
+    (folder,) = tmp_path.iterdir()
+    assert "without the comparison" in caught.value.__notes__[0]
+    found = RunResult.read(folder)
+    assert found.summary["comparison"] is None
+    assert any("comparison was asked for and is missing" in note for note in found.summary["notes"])
+    with pytest.raises(ConfigError, match="has finished without the comparison"):
+        Federation.resume(folder)
+
+
+def test_a_resumed_run_makes_the_comparison_that_was_asked_for(quick: Quick, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        quick(progress=Watcher("round 1", KeyboardInterrupt()), comparison=True, sites=2)
+    (folder,) = tmp_path.iterdir()
+    resumed = Federation.resume(folder)
+    assert set(resumed.summary["comparison"]["alone"]["sites"]) == {"hospital-1", "hospital-2"}
+    assert not any("missing" in note for note in resumed.summary["notes"])
+    assert RunResult.read(folder).summary == resumed.summary
+
+
+@pytest.mark.parametrize("wrong", ["trial", {"rounds": 2}, None])
+def test_a_federation_of_anything_but_a_configuration_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"takes a RunConfig, not .*; Federation\.from_dataset\(name\)"):
+        Federation(wrong)
+
+
+def test_a_result_is_one_short_line(quick: Quick) -> None:
+    result = quick()
+    shown = repr(result)
+    assert shown.startswith(f"RunResult({result.path.name!r}, rounds=2, epsilon=2.99")
+    assert "pooled_auroc=0." in shown and len(shown) < 120
+    assert "epsilon=None" in repr(quick(dp=False))

@@ -1,0 +1,166 @@
+"""What a person meets in a terminal: Ctrl-C, narrow and ASCII-only screens, closed pipes, names that look like markup."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polyclinic.cli import app
+from polyclinic.cli.live import LiveProgress
+from polyclinic.cli.terminal import console
+from polyclinic.federation import RunResult
+
+Command = Callable[..., Any]
+HEADINGS = ("hospital", "patients", "AUROC", "accuracy", "epsilon", "no DP", "alone")
+
+
+def _shown(folder: Path, columns: int) -> str:
+    done = CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def _altered(result: RunResult, **changes: Any) -> Path:
+    """The run's folder, after its summary was given other values."""
+    (result.path / "summary.json").write_text(json.dumps(result.summary | changes), encoding="utf-8")
+    return result.path
+
+
+def _compared(result: RunResult) -> dict[str, Any]:
+    rows = {name: {"auroc": 0.5} for name in result.summary["metrics"]["sites"]}
+    return {"without_dp": {"pooled": {"auroc": 0.5}, "sites": rows}, "alone": {"sites": rows}}
+
+
+def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyclinic", "run", "--rounds", "5000", "--out", str(tmp_path)],
+        stdin=follower, stdout=follower, stderr=follower, env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1"},
+        # A test run in the background ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    os.close(follower)
+    screen = ""
+    while True:
+        try:
+            read = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        before, screen = screen, screen + read.decode(errors="replace")
+        if "3/5000" in screen and "3/5000" not in before:
+            process.send_signal(signal.SIGINT)
+    os.close(leader)
+    assert process.wait() == 130
+    (folder,) = tmp_path.iterdir()
+    said = [line.strip() for line in screen.split("Stopped.", 1)[1].splitlines() if line.strip()]
+    assert said == [f"The run's folder is {folder}; go on with `polyclinic run --resume {folder}`."]
+    # From the first second on, a terminal shows what is going on and where it goes.
+    parts = [screen.index(words) for words in ("Starting", f"Run folder: {folder}", "calibrating the noise", "Round")]
+    assert parts == sorted(parts)
+
+
+def test_usage_errors_keep_their_text_and_exit_code() -> None:
+    done = CliRunner().invoke(app, ["run", "--nope"])
+    assert done.exit_code == 2 and "No such option" in done.output and "Usage" in done.output
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--help"]])
+def test_a_reader_that_has_gone_is_no_traceback(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "polyclinic", *arguments], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # with it set, nothing would be left to write at exit
+    )  # fmt: skip
+    os.close(write)
+    assert done.stderr == "" and done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["PYTHONIOENCODING", "LC_ALL"],
+)
+def test_an_ascii_screen_gets_words_for_symbols(command: Command, environment: dict[str, str]) -> None:
+    account = ["account", "--sample-rate", "0.1", "--steps", "10", "--delta", "1e-5", "--noise-multiplier", "5"]
+    done = command(*account, **environment)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"epsilon = 0\.\d+ at delta = 1e-05 ", done.stdout)
+    wrong = command("datasets", "show", "tëst", **environment)
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60, 50])
+def test_headings_stay_whole_at_any_width(quick: Command, columns: int) -> None:
+    result = quick()
+    shown = _shown(_altered(result, comparison=_compared(result)), columns)
+    table = shown.split("Privacy:")[0]
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    left_out = re.search(r"Too narrow for: (.*)\.", table)
+    missing = left_out[1].split(", ") if left_out else []
+    assert (columns >= 80) == (not missing)
+    for heading in HEADINGS:
+        assert heading in table.split("Too narrow")[0] or heading in missing
+    assert {"hospital", "AUROC", "epsilon"}.isdisjoint(missing)
+    for name in result.summary["metrics"]["sites"]:
+        assert re.search(rf"^ {name} .* of 3 ", table, re.MULTILINE)
+
+
+def test_a_long_name_is_folded_at_its_spaces_beside_whole_figures(quick: Command) -> None:
+    result = quick(sites=2)
+    sites = result.summary["metrics"]["sites"]
+    metrics = result.summary["metrics"] | {
+        "sites": {"Hospital of Saint Bartholomew by the Sea": sites["hospital-1"], "b": sites["hospital-2"]}
+    }
+    table = _shown(_altered(result, metrics=metrics), 60).split("Privacy:")[0]
+    for word in ("Hospital", "Bartholomew", "patients", "AUROC", "accuracy", " of 3 "):
+        assert word in table
+
+
+def test_names_and_reasons_that_look_like_markup_are_shown_as_they_are(quick: Command) -> None:
+    result = quick(sites=2)
+    sites = result.summary["metrics"]["sites"]
+    folder = _altered(
+        result,
+        dataset="[bold]d[/bold]",
+        metrics=result.summary["metrics"] | {"sites": {"[red]x[/red]": sites["hospital-1"], ":cat:": sites["hospital-2"]}},
+        dropouts=[{"round": 1, "site": "[red]x[/red]", "reason": "[bold] [/nothing]"}],
+        notes=["see [link=x]here[/link]"],
+    )  # fmt: skip
+    shown = _shown(folder, 200)
+    for words in ("[bold]d[/bold]: after", " [red]x[/red] ", " :cat: ", "[red]x[/red]: [bold] [/nothing]",
+                  "see [link=x]here[/link]"):  # fmt: skip
+        assert words in shown
+
+
+def test_live_progress_shows_names_as_they_are(
+    quick: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
+    monkeypatch.setenv("COLUMNS", "200")
+    with LiveProgress(console()) as progress:
+        quick(progress=progress, rounds=1)
+        progress.doing("comparison: 2 of 5, [red]{x}[/red] alone")
+    assert "comparison: 2 of 5, [red]{x}[/red] alone" in capsys.readouterr().out
+
+
+def test_no_dp_is_said_to_give_no_guarantee_once(quick: Command) -> None:
+    shown = _shown(quick(dp=False).path, 200)
+    assert shown.count("formal guarantee") == 1 and "No differential privacy." in shown
+
+
+def test_small_epsilons_are_not_shown_as_zero() -> None:
+    account = ["account", "--sample-rate", "0.01", "--steps", "10", "--delta", "1e-9"]
+    runner = CliRunner()
+    shown = runner.invoke(app, [*account, "--noise-multiplier", "300"]).output
+    exact = json.loads(runner.invoke(app, [*account, "--noise-multiplier", "300", "--json"]).output)["epsilon"]
+    said = float(shown.split("ε = ")[1].split()[0])
+    assert exact > 0 and said == pytest.approx(exact, rel=1e-3)

@@ -15,11 +15,11 @@ from functools import cache
 from logging import ERROR
 from typing import Generic
 
-import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 
+from polyclinic.arrays import to_record
 from polyclinic.client.checks import (
     check_names,
     check_policy,
@@ -40,7 +40,7 @@ from polyclinic.plugins import build_model, task_named
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.statistics import noisy_moments
-from polyclinic.training.preparation import contributions, standardised
+from polyclinic.training.preparation import Standardiser, contributions, standardised
 from polyclinic.training.task import Arrays, SiteWork
 
 Answer = RecordDict | Exception
@@ -89,7 +89,8 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
             answers.append(_reply(call.hospital, {"sums": total}, {}, epsilon))
         return answers
 
-    return _released(calls, allow, event, "statistics", 0, lambda call: digest("statistics", noise), release)
+    return _released(calls, allow, event, "statistics", 0,
+                     lambda call: digest(call.config.decisive(), noise, call.hospital.shard().digest), release)  # fmt: skip
 
 
 def train(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
@@ -111,7 +112,7 @@ def _alike(call: Call[TrainRequest]) -> tuple[object, ...]:
 
 def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     config, request, content, schema = calls[0].config, calls[0].request, calls[0].content, calls[0].hospital.schema
-    settings = train_settings(config, request.noise_multiplier, content)
+    settings = train_settings(config, request.noise_multiplier, content, not calls[0].hospital.simulated)
     features = len(feature_names(schema))
     key, arrays = model_arrays(content)
     scale = standardiser(content, features)
@@ -128,10 +129,16 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     if first is None:
         return _each(allow, calls)  # type: ignore[arg-type]
     task, build = task_named(config.task), build_model(config, schema)
-    task.check(build, arrays, features)
+    task.check(build, arrays, features, settings.engine)
+
+    states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
+
+    def identify(call: Call[TrainRequest]) -> str:
+        """By everything that decides the numbers; only the streams are known from site and round."""
+        return digest(common, call.request.public_patients, call.hospital.shard().digest, states[id(call)])
 
     def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
-        work = [_work(call, scale) for call in calls]
+        work = [_work(call, scale, states[id(call)]) for call in calls]
         updates = task.train(build, arrays, work, settings)
         answers = []
         for call, site, update, epsilon in zip(calls, work, updates, spent, strict=True):
@@ -146,17 +153,17 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return answers
 
     return _released(calls, allow, task.event(settings), "train", request.round,
-                     lambda call: digest(common, call.request.public_patients), release)  # fmt: skip
+                     identify, release)  # fmt: skip
 
 
-def _work(call: Call[TrainRequest], scale: tuple[np.ndarray, np.ndarray] | None) -> SiteWork:
+def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
         rows=standardised(hospital.shard().train, scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        optimizer_state=read_state(hospital.home, request.run, request.round),
+        optimizer_state=state,
         layers=hospital.stream("layers", request.round),
     )
 
@@ -179,7 +186,7 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
         metrics |= {"num-examples": float(len(rows.y)), "patients": float(shard.patients)}
         reply = _reply(hospital, {}, metrics, spent[id(call)])
         if hospital.policy.release_predictions:
-            reply["predictions"] = _record({"scores": scores, "labels": rows.y})
+            reply["predictions"] = to_record({"scores": scores, "labels": rows.y})
         return reply
 
     return _each(answer, calls)
@@ -203,11 +210,7 @@ def _released(
         except PolyclinicError as error:
             answers[index] = error
             continue
-        kept = (
-            None
-            if hospital.simulated
-            else read_release(hospital.home, call.request.run, purpose, round, identify(call))
-        )
+        kept = None if hospital.simulated else _kept(call, purpose, round, identify(call))
         if kept is None:
             open_calls.append(index)
         else:
@@ -230,6 +233,15 @@ def _released(
                     write_release(call.hospital.home, call.request.run, purpose, round, identify(call), reply)
         answers |= {index: reply for (index, _), reply in zip(paid, replies, strict=True)}
     return [answers[index] for index in range(len(calls))]
+
+
+def _kept(call: Call[R], purpose: str, round: int, identity: str) -> RecordDict | None:
+    """The reply that left before, with the ledger's epsilon of now."""
+    hospital = call.hospital
+    kept = read_release(hospital.home, call.request.run, purpose, round, identity)
+    if kept is not None:
+        kept[RECORD] = ConfigRecord({**kept[RECORD], "epsilon": spent_all(open_ledgers([hospital]))[0]})  # type: ignore[dict-item]
+    return kept
 
 
 @contextmanager
@@ -263,10 +275,6 @@ def _each(answer: Callable[[Call[R]], RecordDict], calls: Sequence[Call[R]]) -> 
     return answers
 
 
-def _record(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
-
-
 def _reply(
     hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays"
 ) -> RecordDict:
@@ -276,5 +284,5 @@ def _reply(
         RECORD: ConfigRecord({"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}),
     })  # fmt: skip
     if arrays:
-        content[key] = _record(arrays)
+        content[key] = to_record(arrays)
     return content

@@ -8,6 +8,7 @@ in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from logging import ERROR
 from typing import Any
 
@@ -70,11 +71,16 @@ app.evaluate()(_one)
 
 def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] | Exception:
     try:
-        config = RunConfig.build(context.run_config)
+        config = _config(tuple(context.run_config.items()))
         request = read_request(kind, message.content)
         return Call(message.content, open_hospital(context, request, config), request, config)
     except Exception as error:
         return error
+
+
+@lru_cache(maxsize=8)
+def _config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    return RunConfig.build(dict(items))
 
 
 def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list[Call[Any]]) -> list[Answer]:

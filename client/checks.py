@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
+from polyclinic.arrays import from_record
 from polyclinic.client.hospital import Hospital
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -49,14 +52,23 @@ def check_size(hospital: Hospital, arrays: Arrays) -> None:
         )
 
 
-def train_settings(config: RunConfig, noise_multiplier: float | None, content: RecordDict) -> TrainSettings:
-    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does."""
+def train_settings(
+    config: RunConfig, noise_multiplier: float | None, content: RecordDict, double: bool
+) -> TrainSettings:
+    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does.
+
+    double: compute in float64, as a real hospital does: what rounding adds to a patient's influence is then far below
+    the noise.
+    """
     told = content.get("config")
     mu = told.get("proximal-mu", config.proximal_mu) if isinstance(told, ConfigRecord) else config.proximal_mu
+    if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
+        raise ConfigError(f"Message field 'proximal-mu' is {mu!r}; allowed are finite numbers of at least 0.")
     return TrainSettings(
         sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
         max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
-        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),  # type: ignore[arg-type]
+        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),
+        engine=config.engine, double=double,
     )  # fmt: skip
 
 
@@ -64,7 +76,7 @@ def model_arrays(content: RecordDict) -> tuple[str, Arrays]:
     """The strategy's ArrayRecord, under whatever key it uses."""
     for key, record in content.array_records.items():
         if key != "standardiser":
-            return key, {name: value.numpy() for name, value in record.items()}
+            return key, from_record(record)
     raise ConfigError("The message carries no ArrayRecord with the model.")
 
 

@@ -7,15 +7,19 @@ the same numbers again tell nothing new, whereas fresh noise would have to be pa
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from polyclinic.arrays import to_record
 
 _KINDS = {"metrics": MetricRecord, "config": ConfigRecord}
 
@@ -24,7 +28,7 @@ def digest(*parts: Any) -> str:
     """Identifies a release by everything that decides it: plain values, and arrays by name."""
     found = sha256()
     for part in parts:
-        if isinstance(part, dict) and any(isinstance(value, np.ndarray) for value in part.values()):
+        if isinstance(part, dict) and all(isinstance(value, np.ndarray) for value in part.values()):
             for name, value in sorted(part.items()):
                 found.update(f"{name}|{value.dtype}|{value.shape}|".encode() + np.ascontiguousarray(value).tobytes())
         else:
@@ -37,14 +41,15 @@ def read_release(home: Path, run: str, purpose: str, round: int, identity: str) 
     try:
         with safe_open(_path(home, run, purpose, round), framework="numpy") as file:
             meta = file.metadata()
-            if meta["identity"] != identity:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            if meta["identity"] != identity or meta["content"] != _content(meta, tensors):
                 return None
             content = RecordDict({key: _KINDS[kind](values) for key, kind, values in json.loads(meta["plain"])})
-            arrays: dict[str, dict[str, Array]] = {}
+            arrays: dict[str, dict[str, np.ndarray]] = {}
             for key, name, label in json.loads(meta["arrays"]):
-                arrays.setdefault(key, {})[label] = Array(file.get_tensor(name))
+                arrays.setdefault(key, {})[label] = tensors[name]
             for key, named in arrays.items():
-                content[key] = ArrayRecord(named)
+                content[key] = to_record(named)
             return content
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
@@ -64,13 +69,27 @@ def write_release(home: Path, run: str, purpose: str, round: int, identity: str,
             plain.append((key, "metrics" if isinstance(record, MetricRecord) else "config", dict(record)))
     meta = {"identity": identity, "plain": json.dumps(plain), "arrays": json.dumps(names)}
     path = _path(home, run, purpose, round)
-    partial = path.with_suffix(".partial")
-    save_file(arrays, partial, meta)
+    partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+    save_file(arrays, partial, meta | {"content": _content(meta, arrays)})
+    _flush(partial)
     partial.replace(path)
+    _flush(home)
     named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
     for old in home.glob("release-*"):
         if (found := named.fullmatch(old.name)) and int(found[1]) < round - 1:
             old.unlink(missing_ok=True)
+
+
+def _content(meta: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+    return digest({key: meta[key] for key in ("identity", "plain", "arrays")}, arrays)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _path(home: Path, run: str, purpose: str, round: int) -> Path:

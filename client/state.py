@@ -22,7 +22,7 @@ def read_state(home: Path, run: str, round: int) -> Arrays:
 
 
 def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
-    """Write the state after ``round`` and forget all but the round before it. Atomic: a torn file is never seen."""
+    """Write the state after ``round`` and forget all but it and the newest one before it. Atomic: no torn file is seen."""
     if not state:
         return
     home.mkdir(parents=True, exist_ok=True)
@@ -30,9 +30,10 @@ def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
     partial = target.with_suffix(".partial")
     save_file(state, partial)
     partial.replace(target)
-    for number, path in _files(home, run):
-        if number < round - 1:
-            path.unlink(missing_ok=True)
+    # A site may have skipped rounds: the one before is whichever it last took part in.
+    earlier = sorted((number, path) for number, path in _files(home, run) if number < round)
+    for _, path in earlier[:-1]:
+        path.unlink(missing_ok=True)
 
 
 def _files(home: Path, run: str) -> list[tuple[int, Path]]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polyclinic.errors import ConfigError, nearest
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -26,7 +26,9 @@ def _dashed(name: str) -> str:
 class RunConfig(BaseModel):
     """Everything that decides a run's result. Immutable; every field has a default that works."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_dashed, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=_dashed, populate_by_name=True, allow_inf_nan=False
+    )
 
     dataset: str = Field(
         "breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`."
@@ -50,13 +52,23 @@ class RunConfig(BaseModel):
     fraction_train: Rate = Field(1.0, description="Share of the hospitals sampled for each round.")
     min_sites: int = Field(1, ge=1, description="A round with fewer valid replies fails the run.")
     rounds: int = Field(15, ge=1, description="Federated rounds.")
+    evaluate_every: int = Field(
+        1, ge=1, description="Evaluate on held-out patients after every so many rounds, and after the last."
+    )
     local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
     sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="The hospitals' optimizer: DP-SGD or DP-Adam.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="The hospitals' optimizer: DP-SGD, DP-Adam or DP-AdamW."
+    )
     learning_rate: float = Field(0.3, gt=0, le=1e6, description="The hospitals' learning rate.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
+    engine: Literal["auto", "linear", "functional", "opacus"] = Field(
+        "auto",
+        description="How per-patient gradients are had: linear (closed form), functional (torch.func) or opacus; auto "
+        "takes the first that the model allows. Results agree within rounding.",
+    )
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
     delta: float = Field(1e-3, gt=0, lt=1, description="Target delta; must be below 1/patients at every hospital.")

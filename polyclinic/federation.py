@@ -24,7 +24,7 @@ from polyclinic.evaluation.report import render_report
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, dataset_named
 from polyclinic.server.app import coordinate
-from polyclinic.server.federate import Progress, check_names
+from polyclinic.server.federate import Progress, Silent, calibrate, check_names
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.grid import AppReference, LocalGrid
@@ -190,6 +190,9 @@ class Federation:
         check_simulation(config)
         _check_sites(config)
         initialise(build_model(config, dataset_named(config.dataset).schema), seed=0)
+        if config.dp:
+            (progress or Silent()).doing("calibrating the noise")
+            calibrate(config)
         return self._carry_out(config, RunFolder.create(config, comparison=comparison), progress)
 
     @staticmethod

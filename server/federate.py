@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -16,8 +17,9 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from polyclinic.arrays import from_record
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, ConfigError, DataError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
@@ -25,7 +27,7 @@ from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
-from polyclinic.server.rounds import RunState, from_record, run_rounds, too_few
+from polyclinic.server.rounds import RunState, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.registry import make_strategy
 from polyclinic.training.preparation import combine
@@ -122,13 +124,7 @@ def federate(
     if checkpoint is not None and not resume:
         save_checkpoint(checkpoint, state, strategy)
     taking_part = [site for site in sites if site.name not in _gone(state)]
-    try:
-        run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
-    except BudgetRefused as refusal:
-        # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
-        if state.round == 0:
-            raise
-        state.stopped = str(refusal)
+    run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
     return Outcome(config, run, tuple(sites), privacy, state)
 
 
@@ -167,8 +163,19 @@ def _unlike(site: Site, config: RunConfig) -> str | None:
     return None
 
 
+@lru_cache(maxsize=8)
 def calibrate(config: RunConfig) -> PrivacyPlan:
-    """The noise that spends ``config.epsilon`` over the statistics and all rounds, composed by PLD."""
+    """The noise that spends ``config.epsilon`` over the statistics and all rounds, composed by PLD.
+
+    Raises ConfigError naming the key when no noise does.
+    """
+    try:
+        return _plan(config)
+    except ConfigError as error:
+        raise ConfigError(f"Configuration key 'epsilon' has the value {config.epsilon:g}: {error}") from None
+
+
+def _plan(config: RunConfig) -> PrivacyPlan:
     return plan(
         epsilon=config.epsilon, delta=config.delta, sample_rate=config.sample_rate, steps_per_round=config.local_steps,
         rounds=config.rounds, statistics_share=config.statistics_share if config.standardise else 0.0,

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
@@ -23,7 +24,6 @@ from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.privacy.streams import generator
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 
-Arrays = dict[str, np.ndarray]
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 
 
@@ -65,23 +65,32 @@ def run_rounds(
 ) -> RunState:  # fmt: skip
     """Run the rounds after ``state.round`` up to ``config.rounds``; ``after_round`` sees the state after each.
 
-    Raises RunFailed when fewer than ``config.min_sites`` sites give a valid reply.
+    Stops early, and says so in ``state.stopped``, when budgets leave fewer than ``config.min_sites`` sites for a later
+    round. Raises RunFailed when too few give a valid reply for another reason, BudgetRefused in the first round.
     """
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
-        losses = _train(grid, sample_cohort(sites, config, number), strategy, state, config, run, home, number)
-        rows = _evaluate(grid, sites, strategy, state, config, run, home, number)
+        try:
+            losses = _train(grid, sample_cohort(sites, config, number), strategy, state, config, run, home, number)
+        except BudgetRefused as refusal:
+            # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
+            if state.round == 0:
+                raise
+            state.stopped = str(refusal)
+            break
+        if number % config.evaluate_every == 0 or number == config.rounds:
+            rows = _evaluate(grid, sites, strategy, state, config, run, home, number)
+        else:
+            rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in losses]
         state.round = number
         elapsed = time.perf_counter() - started
         state.seconds += elapsed
-        for row in rows:
-            row |= {
-                "train_loss": losses.get(row["site"]),
-                "epsilon": state.epsilon.get(row["site"]),
-                "seconds": elapsed,
-            }
-        state.rows += rows
+        state.rows += [row | {"train_loss": losses.get(row["site"]), "epsilon": state.epsilon.get(row["site"]),
+                              "seconds": elapsed} for row in rows]  # fmt: skip
         after_round(state)
+    if state.stopped and state.round % config.evaluate_every:
+        kept = [row for row in state.rows if row["round"] != state.round]
+        state.rows = kept + _evaluate(grid, sites, strategy, state, config, run, home, state.round)
     return state
 
 
@@ -97,8 +106,8 @@ def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int) -> list
 def _train(
     grid: Grid, cohort: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
     number: int,
-) -> dict[str, float]:  # fmt: skip
-    """One round of training; changes ``state`` and returns the train losses that policies let out."""
+) -> dict[str, float | None]:  # fmt: skip
+    """One round of training; changes ``state`` and returns, for each site that took part, the loss if its policy tells it."""
 
     def request(site: Site) -> TrainRequest:
         return TrainRequest(
@@ -112,12 +121,11 @@ def _train(
     replies = _accept(exchange, state, number, state.arrays)
     if len(replies) < config.min_sites:
         raise too_few(exchange, f"Round {number}", len(replies), config)
-    losses: dict[str, float] = {}
+    losses: dict[str, float | None] = {}
     for site, reply in replies:
-        metrics = next(iter(reply.content.metric_records.values()))
+        metrics = _metrics_of(reply)
         state.joined[site.name] = state.joined.get(site.name, 0) + 1
-        if "train-loss" in metrics:
-            losses[site.name] = float(metrics["train-loss"])  # type: ignore[arg-type]
+        losses[site.name] = float(metrics["train-loss"]) if "train-loss" in metrics else None  # type: ignore[arg-type]
     arrays, _ = strategy.aggregate_train(number, _alike([reply for _, reply in replies]))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
@@ -146,7 +154,7 @@ def _evaluate(
     rows: list[dict[str, Any]] = []
     predictions: list[Arrays] = []
     for site, reply in replies:
-        metrics = next(iter(reply.content.metric_records.values()))
+        metrics = _metrics_of(reply)
         rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "patients" in metrics:
             state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
@@ -180,8 +188,9 @@ def _accept(exchange: Exchange, state: RunState, number: int, like: Arrays | Non
         if problem:
             exchange.dropped.append((site, problem))
             continue
-        if RECORD in reply.content.config_records:
-            state.epsilon[site.name] = float(reply.content.config_records[RECORD]["epsilon"])  # type: ignore[arg-type]
+        told = reply.content.get(RECORD)
+        if isinstance(told, ConfigRecord):
+            state.epsilon[site.name] = float(told["epsilon"])  # type: ignore[arg-type]
         valid.append((site, reply))
     for site, reason in exchange.dropped:
         state.dropouts.append({"round": number, "site": site.name, "reason": reason})
@@ -190,13 +199,15 @@ def _accept(exchange: Exchange, state: RunState, number: int, like: Arrays | Non
 
 def _problem(reply: Message, like: Arrays | None) -> str | None:
     """Why a reply cannot be aggregated, or None."""
-    if not reply.content.metric_records:
+    records = list(reply.content.values())
+    if not any(isinstance(record, MetricRecord) for record in records):
         return "the reply carries no MetricRecord"
     if like is None:
         return None
-    if len(reply.content.array_records) != 1:
+    array_records = [record for record in records if isinstance(record, ArrayRecord)]
+    if len(array_records) != 1:
         return "the reply does not carry exactly one ArrayRecord"
-    arrays = from_record(next(iter(reply.content.array_records.values())))
+    arrays = from_record(array_records[0])
     for name, value in like.items():
         if name not in arrays or arrays[name].shape != value.shape:
             return f"array {name!r} is missing or does not have shape {value.shape}"
@@ -207,20 +218,17 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
     return None
 
 
+def _metrics_of(reply: Message) -> MetricRecord:
+    return next(record for record in reply.content.values() if isinstance(record, MetricRecord))
+
+
 def _alike(replies: Sequence[Message]) -> list[Message]:
     """Replies whose metric records hold the metrics that all of them hold: Flower refuses to average others."""
-    common = set.intersection(*(set(next(iter(reply.content.metric_records.values()))) for reply in replies))
-    for reply in replies:
-        kept = RecordDict({key: record for key, record in reply.content.items() if key != RECORD})
-        for key, record in kept.metric_records.items():
-            kept[key] = MetricRecord({name: value for name, value in record.items() if name in common})
-        reply.content = kept
+    named = [set(_metrics_of(reply)) for reply in replies]
+    common = set.intersection(*named)
+    for reply, names in zip(replies, named, strict=True):
+        reply.content.pop(RECORD, None)
+        if names != common:
+            for key, record in reply.content.metric_records.items():
+                reply.content[key] = MetricRecord({name: value for name, value in record.items() if name in common})
     return list(replies)
-
-
-def to_record(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
-
-
-def from_record(record: ArrayRecord) -> Arrays:
-    return {name: array.numpy() for name, array in record.items()}

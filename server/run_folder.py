@@ -21,7 +21,7 @@ import polyclinic
 from polyclinic.config import RunConfig, read_toml
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report, write_plots
 from polyclinic.server.rounds import RunState
 
@@ -75,7 +75,8 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "summary.json").is_file()
+        """The report is written last, so its presence means that everything else is there."""
+        return (self.path / "report.html").is_file()
 
     @property
     def awaits_comparison(self) -> bool:
@@ -100,7 +101,7 @@ class RunFolder:
         return RunConfig.build(read_toml(self.path / "config.toml"))
 
     def summary(self) -> dict[str, Any]:
-        """Raises ConfigError when the run has not finished."""
+        """Raises ConfigError when the run has not finished, DataError when the file is damaged."""
         try:
             found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
             return found
@@ -108,12 +109,14 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} has no summary.json: the run has not finished; resume it with --resume."
             ) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / 'summary.json'} cannot be read: {error}.") from None
 
     def rounds(self) -> pd.DataFrame:
         return pd.read_parquet(self.path / "rounds.parquet")
 
     def write(self, state: RunState, summary: dict[str, Any], schema: Schema) -> None:
-        """All results; the summary goes last, so its presence means that the run is whole."""
+        """All results; the report goes last, so its presence means that the run is whole."""
         frame = pd.DataFrame(state.rows)
         frame.to_parquet(self.path / "rounds.parquet", index=False)
         frame.to_csv(self.path / "rounds.csv", index=False)

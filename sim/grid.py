@@ -9,7 +9,10 @@ not depend on which worker takes it.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -153,6 +156,14 @@ def _begin_worker() -> None:
     # Ctrl-C reaches the whole process group; the run itself decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A run that is killed takes its workers with it; they would hold its pipes and memory for ever."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _by_type(messages: Sequence[Message]) -> list[list[int]]:

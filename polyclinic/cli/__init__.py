@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from polyclinic.cli.commands import app
@@ -13,6 +14,7 @@ from polyclinic.errors import PolyclinicError
 def main() -> None:
     """Run the command line; every foreseen error is one sentence on stderr, and Ctrl-C exits with 130."""
     spell_what_cannot_be_shown()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a scheduler sends is a wish to stop, like Ctrl-C
     try:
         try:
             app()

@@ -6,6 +6,8 @@ The patient is the unit of privacy: rows carry the index of their patient, and a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 import pandas as pd
@@ -47,12 +49,20 @@ class Shard:
         """The number of units of privacy: patients, or rows where the schema's unit is "record"."""
         return len(self.is_test)
 
-    @property
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the records: SHA-256 (hex) over the arrays."""
+        found = sha256(f"{self.x.shape}".encode())
+        for part in (self.x, self.y, self.patient, self.is_test):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    @cached_property
     def train(self) -> Rows:
         """The training patients' rows, in the order of the records."""
         return self._side(~self.is_test)
 
-    @property
+    @cached_property
     def test(self) -> Rows:
         """The held-out patients' rows, in the order of the records."""
         return self._side(self.is_test)

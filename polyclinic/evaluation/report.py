@@ -46,7 +46,9 @@ def render_report(run_dir: Path) -> Path:
         "style": Markup(STYLE),  # ours alone: no run's text in it
     }
     page = run_dir / "report.html"
-    page.write_text(environment.from_string(TEMPLATE).render(context), encoding="utf-8")
+    partial = page.with_suffix(".partial")
+    partial.write_text(environment.from_string(TEMPLATE).render(context), encoding="utf-8")
+    partial.replace(page)
     return page
 
 

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from polyclinic.privacy.events import Composition
-from polyclinic.privacy.streams import FloatArray
+from polyclinic.privacy.streams import Floats
 
 Relation = Literal["add-remove", "replace-one"]
 
@@ -38,10 +38,10 @@ def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _rdp(event: DpEvent, relation: Relation) -> FloatArray:
+def _rdp(event: DpEvent, relation: Relation) -> Floats:
     """Renyi divergence of one event at every order; infinite where the numerics fail."""
     replaced = relation == "replace-one"
-    divergence: FloatArray
+    divergence: Floats
     match event:
         case dpa.GaussianDpEvent():
             # A replaced patient moves the sum by twice the clip norm.
@@ -73,7 +73,7 @@ def _rdp(event: DpEvent, relation: Relation) -> FloatArray:
     return divergence
 
 
-def _sampled_gaussian(rate: float, noise: float, orders: FloatArray) -> FloatArray:
+def _sampled_gaussian(rate: float, noise: float, orders: Floats) -> Floats:
     def at(order: float) -> float:
         try:
             value = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=float(order)))

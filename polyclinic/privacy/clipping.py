@@ -67,5 +67,5 @@ def privatise(clipped: ClippedSum, noise_multiplier: float, stream: Stream) -> T
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}.")
     if not clipped.total.is_floating_point():
         raise ValueError(f"Only floating point sums can be privatised, got {clipped.total.dtype}.")
-    noise = torch.from_numpy(stream.normal(tuple(clipped.total.shape)) * (noise_multiplier * clipped.sensitivity))
-    return (clipped.total.double() + noise.to(clipped.total.device)).to(clipped.total.dtype)
+    noise = torch.from_numpy(stream.normal(tuple(clipped.total.shape))).double().to(clipped.total.device)
+    return (clipped.total.double() + noise * (noise_multiplier * clipped.sensitivity)).to(clipped.total.dtype)

@@ -234,31 +234,64 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetR
         raise ConfigError(f"The ledger {path} was opened for reading, so it cannot be charged.")
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     results: list[float | BudgetRefused] = []
+    rows: list[tuple[Any, ...]] = []
     with _transaction(path) as db:
+        heads = dict(db.execute("SELECT site, head FROM sites"))
         for ledger, charge in charges:
             site = ledger.site
             before = _charged_before(db, site, charge) if charge.release else None
-            after: float | BudgetRefused = before or 0.0
-            if before is None:
-                past, entry = _past(db, site), _entry(charge.event)
-                after = _afford(ledger.terms, past, entry, charge)
-                if not isinstance(after, BudgetRefused):
-                    seq = 1 + sum(count for _, count in past)
-                    row = (seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
-                    link = _link(_head(db, site), row)
-                    db.execute(f"INSERT INTO events (site, {_COLUMNS}, hash) VALUES ({'?, ' * 9}?)", (site, *row, link))
-                    db.execute("UPDATE sites SET head = ? WHERE site = ?", (link, site))
+            if before is not None:
+                results.append(before)
+                continue
+            past, entry = _past_of(db, path, site, heads.get(site, "")), _entry(charge.event)
+            after = _afford(ledger.terms, past, entry, charge)
             results.append(after)
+            if not isinstance(after, BudgetRefused):
+                seq = 1 + sum(count for _, count in past)
+                row = (seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
+                rows.append((site, *row, _link(heads[site], row)))
+                heads[site] = rows[-1][-1]
+                _remember(path, site, heads[site], _with(past, entry))
+        db.executemany(f"INSERT INTO events (site, {_COLUMNS}, hash) VALUES ({'?, ' * 9}?)", rows)
+        db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
     return results
+
+
+# What a chain of hashes stands for, by its head: read from the file once, and then known as long as nobody else charges.
+_known: dict[tuple[Path, str], tuple[str, Spent]] = {}
+_MOST_KNOWN = 100_000
+
+
+def _past_of(db: sqlite3.Connection, path: Path, site: str, head: str) -> Spent:
+    known = _known.get((path, site))
+    if known is not None and known[0] == head:
+        return known[1]
+    past = _past(db, site)
+    _remember(path, site, _head(db, site), past)
+    return past
+
+
+def _remember(path: Path, site: str, head: str, spent: Spent) -> None:
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[path, site] = head, spent
+
+
+def _with(past: Spent, entry: str) -> Spent:
+    counts = dict(past)
+    return tuple(sorted((counts | {entry: counts.get(entry, 0) + 1}).items()))
 
 
 def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
     """``Ledger.spent`` of several sites of one file."""
     path = ledgers[0].path
     with _connection(path) as db:
+        heads = dict(db.execute("SELECT site, head FROM sites"))
         return [
-            _epsilon(_past(db, one.site), one.delta, one.terms.accountant, one.terms.relation, False) for one in ledgers
-        ]
+            _epsilon(_past_of(db, path, one.site, heads.get(one.site, "")), one.delta, one.terms.accountant,
+                     one.terms.relation, False)
+            for one in ledgers
+        ]  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -276,8 +309,7 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
 
 
 def _afford(terms: Terms, past: Spent, entry: str, charge: Charge) -> float | BudgetRefused:
-    counts = dict(past)
-    total = tuple(sorted((counts | {entry: counts.get(entry, 0) + 1}).items()))
+    total = _with(past, entry)
     by = terms.delta, terms.accountant, terms.relation
     after = _epsilon(total, *by, True)
     if terms.budget is None or after <= terms.budget:
@@ -330,6 +362,8 @@ def _some(terms: Sequence[Terms]) -> str:
 
 @contextmanager
 def _connection(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.is_file():
+        raise DataError(f"There is no privacy ledger at {path}.")
     with _explained(path):
         # "rw" never creates a file, and rolls back what a killed process left half done.
         db = sqlite3.connect(

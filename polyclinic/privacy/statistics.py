@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from polyclinic.privacy.streams import FloatArray, Stream
+from polyclinic.privacy.streams import Floats, Stream
 
 _SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
 
@@ -24,12 +24,12 @@ class Moments:
     the d squares.
     """
 
-    total: FloatArray
+    total: Floats
     sensitivity: float
 
 
 def moments(
-    x: FloatArray, patient: npt.NDArray[np.int64], patients: int, nullable: npt.NDArray[np.bool_] | None = None
+    x: Floats, patient: npt.NDArray[np.int64], patients: int, nullable: npt.NDArray[np.bool_] | None = None
 ) -> Moments:
     """Sum over patients of (w, observed, value, value^2), each patient's rows averaged first.
 
@@ -56,7 +56,7 @@ def count_weight(nullable: npt.NDArray[np.bool_]) -> float:
     return max(1.0, 0.5 * math.sqrt(_others(nullable)))
 
 
-def patient_count(total: FloatArray, nullable: npt.NDArray[np.bool_]) -> float:
+def patient_count(total: Floats, nullable: npt.NDArray[np.bool_]) -> float:
     """The number of patients in a total, as noisy as the total is."""
     return float(total[0]) / count_weight(nullable)
 
@@ -65,7 +65,7 @@ def _others(nullable: npt.NDArray[np.bool_]) -> int:
     return int(nullable.sum()) + 2 * len(nullable)
 
 
-def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> FloatArray:
+def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> Floats:
     """The total plus N(0, (noise_multiplier * sensitivity)^2) noise; unchanged, and not private, when it is None.
 
     Accounted as one Gaussian event of ``noise_multiplier``. Raises ValueError if that is not positive and finite.
@@ -77,9 +77,7 @@ def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream
     return exact.total + noise_multiplier * exact.sensitivity * stream.normal(len(exact.total))
 
 
-def standardiser(
-    total: FloatArray, nullable: npt.NDArray[np.bool_], noisy: bool = True
-) -> tuple[FloatArray, FloatArray]:
+def standardiser(total: Floats, nullable: npt.NDArray[np.bool_], noisy: bool = True) -> tuple[Floats, Floats]:
     """Mean and std, (d,) each, from a total (of several sites, added up) in the layout of ``Moments``.
 
     Robust to noise of any size: counts are at least 1, means lie in [-1, 1], stds in [1/25, 1]. With ``noisy=False``

@@ -7,47 +7,84 @@ from __future__ import annotations
 import json
 import math
 import os
+from functools import cached_property
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
 Size = int | tuple[int, ...]
 
 
 class Stream(Protocol):
     """A source of independent draws."""
 
-    def uniform(self, size: Size) -> FloatArray:
-        """Uniform draws in [0, 1), of shape ``size``."""
+    def uniform(self, size: Size) -> Floats:
+        """Uniform float64 draws in [0, 1), of shape ``size``."""
         ...
 
-    def normal(self, size: Size) -> FloatArray:
-        """Standard normal draws, of shape ``size``."""
+    def normal(self, size: Size) -> Floats:
+        """Standard normal draws of shape ``size``: float64 of the system's entropy, float32 of a simulation.
+
+        A draw of shape (n, k) is n draws of shape (k,).
+        """
         ...
 
 
 class _Keyed:
-    def __init__(self, source: np.random.Generator) -> None:
-        self._source = source
+    """Philox words keyed by (seed, *key); begun at the first draw, since most sites never need most of their streams."""
 
-    def uniform(self, size: Size) -> FloatArray:
-        return self._source.random(size)
+    def __init__(self, seed: int, key: tuple[str | int, ...]) -> None:
+        self._key = seed, key
 
-    def normal(self, size: Size) -> FloatArray:
-        return self._source.standard_normal(size)
+    @cached_property
+    def _bits(self) -> np.random.Philox:
+        return np.random.Philox(key=int.from_bytes(_digest(*self._key), "little"))
+
+    def uniform(self, size: Size) -> Floats:
+        words = self._bits.random_raw(math.prod(_shape(size)))
+        return ((words >> np.uint64(11)) * 2.0**-53).reshape(size)
+
+    def normal(self, size: Size) -> Floats:
+        *leading, last = _shape(size) or (1,)
+        # A row takes whole words, so that rows drawn together are those drawn one by one.
+        width = (last + 1) // 2
+        pairs = np.empty((math.prod(leading) * width, 2), dtype=np.float32)
+        for begin in range(0, len(pairs), _AT_ONCE):
+            part = pairs[begin : begin + _AT_ONCE]
+            _box_muller(self._bits.random_raw(len(part)), part)
+        return np.ascontiguousarray(pairs.reshape(*leading, 2 * width)[..., :last]).reshape(size)
+
+
+# Pieces that stay in the processor's cache: three times as fast as all at once.
+_AT_ONCE = 4096
+
+
+def _box_muller(words: npt.NDArray[np.uint64], out: npt.NDArray[np.float32]) -> None:
+    """Two normal draws from each word, into ``out`` (n, 2): Box and Muller 1958, on 32-bit uniforms."""
+    halves = words.view(np.uint32).reshape(-1, 2)
+    radius = halves[:, 0].astype(np.float32)
+    radius += np.float32(1)
+    radius *= np.float32(2.0**-32)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2)
+    np.sqrt(radius, out=radius)
+    angle = halves[:, 1].astype(np.float32)
+    angle *= np.float32(2.0 * np.pi * 2.0**-32)
+    np.multiply(radius, np.cos(angle), out=out[:, 0])
+    np.multiply(radius, np.sin(angle), out=out[:, 1])
 
 
 class _System:
-    def uniform(self, size: Size) -> FloatArray:
-        shape = (size,) if isinstance(size, int) else size
+    def uniform(self, size: Size) -> Floats:
+        shape = _shape(size)
         words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
         return ((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
 
-    def normal(self, size: Size) -> FloatArray:
-        shape = (size,) if isinstance(size, int) else size
+    def normal(self, size: Size) -> Floats:
+        shape = _shape(size)
         count = math.prod(shape)
         pairs = (count + 1) // 2
         # Box and Muller 1958; 1 - u lies in (0, 1], so that the logarithm is finite.
@@ -63,7 +100,7 @@ def system_stream() -> Stream:
 
 def keyed_stream(seed: int, *key: str | int) -> Stream:
     """A reproducible stream for simulations, independent for every distinct (seed, *key)."""
-    return _Keyed(generator(seed, *key))
+    return _Keyed(seed, key)
 
 
 def generator(seed: int, *key: str | int) -> np.random.Generator:
@@ -74,6 +111,10 @@ def generator(seed: int, *key: str | int) -> np.random.Generator:
 def torch_seed(seed: int, *key: str | int) -> int:
     """A seed in [0, 2^63) for a local ``torch.Generator``, keyed like ``generator``."""
     return int.from_bytes(_digest(seed, key)[:8], "little") >> 1
+
+
+def _shape(size: Size) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else size
 
 
 def _digest(seed: int, key: tuple[str | int, ...]) -> bytes:

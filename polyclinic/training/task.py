@@ -22,7 +22,11 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise."""
+    """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise.
+
+    ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
+    whatever the model's dtype, so that rounding is far below the noise.
+    """
 
     sample_rate: float
     local_steps: int
@@ -33,6 +37,8 @@ class TrainSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    engine: str = "auto"
+    double: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Task(Protocol):
     def event(self, settings: TrainSettings) -> DpEvent:
         """What one call of ``train`` spends at each site (add/remove one patient)."""
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""
 
     def train(

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from polyclinic.client.app import app
 from polyclinic.client.state import read_state, write_state
@@ -213,6 +214,13 @@ def test_noise_that_no_accountant_can_add_up_is_refused(noise: float) -> None:
         TrainRequest(run="r", site=0, round=1, noise_multiplier=noise, public_patients=10.0)
 
 
+def test_the_state_before_a_round_outlives_the_round_though_rounds_were_skipped(tmp_path: Path) -> None:
+    for number in (1, 2, 5):
+        write_state(tmp_path, "r", number, {"0.m": np.full(2, float(number))})
+    assert read_state(tmp_path, "r", 5)["0.m"][0] == 2 and read_state(tmp_path, "r", 6)["0.m"][0] == 5
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_state_of_another_run_is_not_read(tmp_path: Path) -> None:
     write_state(tmp_path, "a-b", 1, {"0.m": np.ones(2)})
     assert read_state(tmp_path, "a", 9) == {} and list(read_state(tmp_path, "a-b", 2)) == ["0.m"]
@@ -248,12 +256,29 @@ def test_any_other_question_is_a_new_release(tmp_path: Path, change: dict[str, A
     assert len(ledger(hospital).events()) == 2
 
 
-def test_a_kept_reply_that_is_damaged_is_paid_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda whole: whole[:40], lambda whole: whole[:-8] + bytes(8)])
+def test_a_kept_reply_that_is_damaged_is_paid_for_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
     train(hospital)
     kept = next((tmp_path / "home").glob("release-*"))
-    kept.write_bytes(kept.read_bytes()[:40])
+    kept.write_bytes(damage(kept.read_bytes()))
     assert train(hospital).has_content() and len(ledger(hospital).events()) == 2
+
+
+def test_a_kept_reply_tells_what_has_been_spent_since(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    train(hospital)
+    train(hospital, run="other")
+    assert train(hospital).content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).spent())
+    assert len(ledger(hospital).events()) == 2
+
+
+@pytest.mark.parametrize("mu", [float("nan"), -1.0, float("inf"), "much"])
+def test_an_impossible_proximal_term_is_refused_before_the_ledger(tmp_path: Path, mu: Any) -> None:
+    ask = message(TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0), "train", model())
+    ask.content["config"] = ConfigRecord({"proximal-mu": mu})
+    assert "'proximal-mu'" in str(app(ask, context(make_hospital(tmp_path))).error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
 def test_a_failure_after_the_charge_says_nothing_of_its_kind(

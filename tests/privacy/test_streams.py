@@ -31,12 +31,28 @@ def test_system_uniforms_are_uniform_and_below_one():
 
 @pytest.mark.parametrize("stream", [system_stream(), keyed_stream(1, "a")], ids=["system", "keyed"])
 @pytest.mark.parametrize("size", [0, 1, 7, (3, 5), (0, 4), ()])
-def test_streams_draw_the_asked_shape_in_float64(stream, size):
+def test_streams_draw_the_asked_shape(stream, size):
     shape = (size,) if isinstance(size, int) else size
     for draws in (stream.uniform(size), stream.normal(size)):
         assert np.asarray(draws).shape == shape
-        assert np.asarray(draws).dtype == np.float64
         assert np.isfinite(draws).all()
+    assert np.asarray(stream.uniform(size)).dtype == system_stream().normal(size).dtype == np.float64
+
+
+@pytest.mark.parametrize("width", [1, 5, 8, 9000])
+def test_rows_drawn_together_are_those_drawn_one_by_one(width):
+    together, single = keyed_stream(3, "a"), keyed_stream(3, "a")
+    assert np.array_equal(together.normal((4, width)), [single.normal(width) for _ in range(4)])
+    assert np.array_equal(together.uniform((4, width)), [single.uniform(width) for _ in range(4)])
+
+
+def test_keyed_normals_are_standard_normal_and_uncorrelated():
+    draws = keyed_stream(5, "noise").normal((1000, 301)).astype(np.float64)
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
+    assert abs(np.mean(draws**4) - 3) < 0.1 and 4.3 < np.abs(draws).max() < 6.7
+    flat = draws.ravel()
+    assert all(abs(np.corrcoef(flat[:-lag], flat[lag:])[0, 1]) < 0.01 for lag in (1, 2, 301))
+    assert abs(np.corrcoef(flat[:-1] ** 2, flat[1:] ** 2)[0, 1]) < 0.01
 
 
 def test_keyed_streams_are_reproducible():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,9 +156,48 @@ def test_a_torn_checkpoint_is_said(tmp_path: Path) -> None:
 
 _DIES = {
     "checkpoint": "        if state.round == after: os.kill(os.getpid(), signal.SIGKILL)\n",
+    # The next round is trained, its states written; then, where its checkpoint would be, the process dies.
+    "after training": "        if state.round == after + 1: os.kill(os.getpid(), signal.SIGKILL)\n",
     # The next round is charged; then, where training would begin, the process dies.
     "training": "        if state.round == after: classification.train = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\n",
 }
+
+
+def test_a_hospital_that_skipped_rounds_goes_on_from_its_last_state(quick: Quick, tmp_path: Path) -> None:
+    """It last trained two rounds before the one in which the run died after its training."""
+    kept = {"fraction_train": 0.5, "optimizer": "adam", "learning_rate": 0.05}
+    whole = quick(rounds=6, **kept)
+    options = [part for key, value in kept.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
+    folder = _start_and_kill(tmp_path / "killed", rounds=6, after=4, options=options, dies="after training")
+    resumed = Federation.resume(folder)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+def test_other_records_are_another_release(quick: Quick) -> None:
+    """Two runs of one name over different records: nothing that was released for the one stands for the other."""
+    first, second = quick(rounds=1), quick(rounds=1, partitioner="iid")
+    releases = [
+        {event["release"] for site in run.summary["statement"]["sites"].values() for event in site["events"]}
+        for run in (first, second)
+    ]
+    assert not releases[0] & releases[1]
+
+
+def test_a_run_killed_before_its_report_is_written_goes_on(quick: Quick) -> None:
+    whole = quick(rounds=2)
+    (whole.path / "report.html").unlink()
+    shutil.rmtree(whole.path / "plots")
+    resumed = Federation.resume(whole.path)
+    assert (whole.path / "report.html").exists() and (whole.path / "plots" / "loss.svg").exists()
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+def test_a_damaged_summary_is_said(quick: Quick) -> None:
+    whole = quick(rounds=1)
+    (whole.path / "summary.json").write_text("{")
+    with pytest.raises(DataError, match=r"summary\.json cannot be read"):
+        RunResult.read(whole.path)
 
 
 def _start_and_kill(
@@ -170,7 +210,9 @@ def _start_and_kill(
         "from polyclinic.training import classification\n"
         f"save, after = federate.save_checkpoint, {after}\n"
         "def then_die(path, state, strategy):\n"
-        "        save(path, state, strategy)\n" + _DIES[dies] + "federate.save_checkpoint = then_die\n"
+        "        if state.round <= after: save(path, state, strategy)\n"
+        + _DIES[dies]
+        + "federate.save_checkpoint = then_die\n"
         "sys.argv = ['polyclinic', 'run'] + sys.argv[1:]\n"
         "from polyclinic.cli import main\n"
         "main()\n"

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -92,3 +95,45 @@ def test_results_do_not_depend_on_the_number_of_workers(quick: Callable[..., Run
     two = quick(model="mlp", workers=2)
     assert one.summary["model_sha256"] == two.summary["model_sha256"]
     assert Path(two.path / "report.html").exists()
+
+
+ORPHANS = """
+import os, sys
+from flwr.app import ArrayRecord, Message, RecordDict
+from polyclinic.sim.grid import AppReference, LocalGrid
+if __name__ == "__main__":
+    grid = LocalGrid(AppReference("tests.sim.test_grid", "stacked"), 4, {}, workers=2)
+    grid.send_and_receive([Message(RecordDict(), node, "train") for node in (1, 2, 3, 4)])
+    print(*(process.pid for process in grid._pool._processes.values()), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_of_a_killed_run_end_too(tmp_path: Path) -> None:
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2, done.stderr
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in workers):
+        assert time.monotonic() < deadline, "workers outlived their run"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("engine", ["linear", "functional", "opacus"])
+def test_engines_and_stacks_give_the_same_model(quick: Callable[..., RunResult], engine: str) -> None:
+    """Stacks of 8, or of 4 in two workers, with any engine: the same model within rounding, and the same ledger."""
+    whole = quick(model="mlp", sites=8, rounds=2)
+    other = quick(model="mlp", sites=8, rounds=2, engine=engine, workers=2)
+    for name, value in whole.arrays.items():
+        np.testing.assert_allclose(other.arrays[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6)
+    spent = [run.summary["metrics"]["sites"] for run in (whole, other)]
+    assert [site["epsilon"] for site in spent[0].values()] == [site["epsilon"] for site in spent[1].values()]

@@ -14,7 +14,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.training import classification
+from polyclinic.training import classification, modules
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 
 
@@ -26,8 +26,17 @@ BUILD = double(lambda: mlp(4, 3, (5,)))
 START = {name: value.double().numpy() for name, value in initialise(BUILD, 7).items()}
 
 
+@pytest.fixture(params=["linear", "functional", "opacus"], autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every property here holds for every engine."""
+    monkeypatch.setitem(ENGINE, "engine", request.param)
+
+
+ENGINE: dict[str, object] = {"engine": "auto"}
+
+
 def settings(**changes: object) -> TrainSettings:
-    values: dict[str, object] = {
+    values: dict[str, object] = ENGINE | {
         "sample_rate": 1.0, "local_steps": 1, "learning_rate": 0.3, "max_grad_norm": 0.2, "noise_multiplier": 1e-12,
     }  # fmt: skip
     return TrainSettings(**(values | changes))  # type: ignore[arg-type]
@@ -55,7 +64,7 @@ def distance(a: SiteUpdate, b: SiteUpdate) -> float:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_private_step_equals_opacus(optimizer: str) -> None:
     data = rows()
-    module = GradSampleModule(classification.load(BUILD, START))
+    module = GradSampleModule(modules.load(BUILD, START))
     inner = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](module.parameters(), lr=0.3)
     theirs = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=0.2, expected_batch_size=data.patients)
     for _ in range(3):
@@ -120,7 +129,7 @@ def test_the_divisor_is_public_not_the_realised_batch() -> None:
 
 def test_without_privacy_a_full_batch_step_is_plain_gradient_descent() -> None:
     data = rows()
-    module = classification.load(BUILD, START)
+    module = modules.load(BUILD, START)
     functional.cross_entropy(module(torch.from_numpy(data.x)), torch.from_numpy(data.y)).backward()
     ours = one(data, noise_multiplier=None)
     for name, p in module.named_parameters():
@@ -141,15 +150,15 @@ def test_optimizer_state_continues_where_it_stopped() -> None:
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=False, track_running_stats=True)])
 def test_modules_that_mix_patients_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="mixes patients"):
-        classification.check_module(nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2)))
+        modules.check_module(nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2)))
 
 
 def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
     wrong = {**START, "0.weight": np.zeros((2, 2))}
     with pytest.raises(ConfigError, match=r"'0.weight' has shape \(2, 2\); allowed is \(5, 4\)"):
-        classification.load(BUILD, wrong)
+        modules.load(BUILD, wrong)
     with pytest.raises(ConfigError, match="not finite"):
-        classification.load(BUILD, {**START, "0.bias": np.full(5, np.nan)})
+        modules.load(BUILD, {**START, "0.bias": np.full(5, np.nan)})
 
 
 def test_initial_parameters_follow_the_seed_and_leave_global_state() -> None:
@@ -188,14 +197,14 @@ class Centring(nn.Module):
 def test_buffers_written_by_data_do_not_leave() -> None:
     build = double(Counting)
     start = {name: value.numpy() for name, value in initialise(build, 0).items()}
-    update = classification.train(build, start, [work(rows())], settings(noise_multiplier=1.0))[0]
+    update = classification.train(build, start, [work(rows())], settings(noise_multiplier=1.0, engine="auto"))[0]
     assert np.array_equal(update.arrays["seen"], start["seen"])
     assert not np.array_equal(update.arrays["linear.weight"], start["linear.weight"])
 
 
 def test_a_model_that_mixes_by_hand_is_found_by_probing() -> None:
     start = {name: value.numpy() for name, value in initialise(Centring, 0).items()}
-    with pytest.raises(ConfigError, match="one row's values change another row's output"):
+    with pytest.raises(ConfigError, match="one row's values change another row's output or gradient"):
         classification.check(Centring, start, 4)
 
 
@@ -231,7 +240,7 @@ def test_dropout_follows_its_own_stream_and_leaves_global_state() -> None:
 
     def trained(key: str) -> np.ndarray:
         site = work(rows(), layers=keyed_stream(0, "layers", key))
-        return classification.train(build, start, [site], settings(local_steps=3))[0].arrays["0.weight"]
+        return classification.train(build, start, [site], settings(local_steps=3, engine="auto"))[0].arrays["0.weight"]
 
     first = trained("a")
     torch.rand(7)
@@ -239,3 +248,71 @@ def test_dropout_follows_its_own_stream_and_leaves_global_state() -> None:
     torch.random.set_rng_state(before)
     trained("a")
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+class Notebook(nn.Module):
+    """Copies the batch into a trainable parameter, which would leave with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.memo = nn.Linear(4, 3), nn.Linear(4, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memo.weight.data.copy_(x.detach().sum(0, keepdim=True))
+        out: torch.Tensor = self.linear(x) + 0 * self.memo(x.detach())
+        return out
+
+
+class Signed(torch.autograd.Function):
+    """Rows stay apart on the way forth; on the way back all are multiplied by the sign of the batch's sum."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, torch.sign(x.sum()) * gradient.T @ x
+
+
+class MixedGradients(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Signed.apply(x, self.weight) + self.bias
+        return out
+
+
+class LastRow(nn.Linear):
+    """Only the first row's output depends on another row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.cat([x[:1] + 0.1 * x[-1:], x[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (Notebook, "remembers records"),
+        (lambda: MixedGradients(4, 3), "mixes patients"),
+        (lambda: LastRow(4, 3), "mixes patients"),
+    ],
+)
+def test_models_that_hide_records_in_parameters_or_gradients_are_refused(
+    build: Callable[[], nn.Module], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 3)),
+        lambda: logistic(4, 3),
+        lambda: mlp(4, 3, (5, 5)),
+    ],
+)  # fmt: skip
+def test_models_that_keep_patients_apart_pass(build: Callable[[], nn.Module]) -> None:
+    classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)

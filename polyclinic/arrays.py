@@ -1,0 +1,58 @@
+"""Arrays in Flower's records, and back: the one place where NumPy meets a message.
+
+Flower's Array holds serialised bytes. In one process nobody reads them, and writing and parsing them for every array of
+every site takes longer than the training, so an array made here keeps its ndarray and is serialised when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+Arrays = dict[str, np.ndarray]
+
+
+class HeldArray(Array):
+    """A Flower Array over an ndarray of this process; its ``data`` is made when it is first asked for."""
+
+    def __init__(self, ndarray: np.ndarray) -> None:
+        held = np.ascontiguousarray(ndarray).reshape(ndarray.shape)
+        self.__dict__ |= {
+            "dtype": _dtype_name(held.dtype),
+            "shape": held.shape,
+            "stype": "numpy.ndarray",
+            "_held": held,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "data":
+            raise AttributeError(name)
+        self.__dict__["data"] = Array.from_numpy_ndarray(self.__dict__["_held"]).data
+        return self.__dict__["data"]
+
+    def numpy(self) -> np.ndarray:
+        """A copy, as Flower's own Array gives."""
+        return np.array(self.__dict__["_held"])
+
+
+_dtype_name = lru_cache(str)  # NumPy looks a type's name up anew every time
+
+
+def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """An ArrayRecord of the arrays by name; they must not be changed after."""
+    record = ArrayRecord()
+    for name, value in arrays.items():  # one by one, since ArrayRecord's own constructor copies the bytes
+        record[name] = HeldArray(value)
+    return record
+
+
+def from_record(record: ArrayRecord) -> Arrays:
+    """The arrays by name, for reading: they may be shared with the record."""
+    return {
+        name: array.__dict__["_held"] if isinstance(array, HeldArray) else array.numpy()
+        for name, array in record.items()
+    }

@@ -1,0 +1,160 @@
+"""Modules and arrays: a builder's module filled with a run's arrays and read out again, and what a module may not do.
+
+Clipping one patient bounds that patient's influence only where the module keeps patients apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+
+from polyclinic.errors import ConfigError
+from polyclinic.training.task import Arrays
+
+
+def load(build: Callable[[], nn.Module], arrays: Arrays) -> nn.Module:
+    """A module holding ``arrays``. Raises ConfigError when names, shapes or finiteness do not fit."""
+    with torch.random.fork_rng(devices=[]):  # a new module's own initial values come from the global generator
+        module = build()
+    expected = module.state_dict()
+    if set(expected) != set(arrays):
+        raise ConfigError(f"The model's arrays are {sorted(arrays)}; this hospital's model has {sorted(expected)}.")
+    for label, value in expected.items():
+        if tuple(arrays[label].shape) != tuple(value.shape):
+            raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {tuple(value.shape)}.")
+        if not np.isfinite(arrays[label]).all():
+            raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
+    module.load_state_dict(
+        {label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()}
+    )
+    return module
+
+
+def noised_only(module: nn.Module, received: Arrays) -> Arrays:
+    """The trained parameters, in the dtype that came; buffers go back as they came, for what wrote to them added no noise."""
+    trained = {label: p for label, p in module.named_parameters() if p.requires_grad}
+    return {
+        label: trained[label].detach().cpu().numpy().astype(value.dtype) if label in trained else value
+        for label, value in received.items()
+    }
+
+
+def dump(module: nn.Module) -> Arrays:
+    return {label: value.detach().cpu().numpy().copy() for label, value in module.state_dict().items()}
+
+
+def check_module(module: nn.Module) -> None:
+    """Raises ConfigError for a module whose output for one patient depends on the others in the batch (batch norm)."""
+    problems = ModuleValidator.validate(module, strict=False)
+    tracking = [
+        label for label, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or _mixes(part))
+    ]  # fmt: skip
+    if problems or tracking:
+        found = ", ".join(tracking) or str(problems[0]).splitlines()[0]
+        raise ConfigError(
+            f"The model mixes patients within a batch ({found}), so clipping one patient does not bound its influence; "
+            "use group or layer normalisation, or none."
+        )
+
+
+def _mixes(part: nn.Module) -> bool:
+    return isinstance(part, nn.modules.batchnorm._BatchNorm)
+
+
+def check_behaviour(build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
+    """Raises ConfigError for arrays that do not fit, and for a module that mixes patients or remembers them.
+
+    Besides the module's parts its behaviour is probed in float64 on made-up batches of 1, 2 and 7 rows: outputs and
+    gradients of rows together must be those of each row alone, and what was seen in earlier batches may change neither
+    them nor any parameter or buffer. A probe can find carelessness; it cannot prove that code written to deceive behaves.
+    """
+    check_module(load(build, arrays))
+
+    def made() -> nn.Module:
+        return load(lambda: build().double(), arrays)
+
+    dtype = torch.float64
+    batches = [torch.linspace(-1, 1, rows * features, dtype=dtype).reshape(rows, features) for rows in (7, 2, 1)]
+    others = [batch.flip(0) * 3.0 + 0.5 for batch in batches]
+    for batch in batches:
+        if not _rows_stay_apart(made, batch):
+            raise ConfigError(
+                "The model mixes patients within a batch: one row's values change another row's output or gradient."
+            )
+    first, second = made(), made()
+    for own, other in zip(batches, others, strict=True):
+        _probe(first, own)
+        _probe(second, other)
+    same = all(torch.equal(a, b) for a, b in zip(_probe(first, batches[0]), _probe(second, batches[0]), strict=True))
+    kept = [{**dump(module), **_parameters(module)} for module in (first, second)]
+    if (
+        not same
+        or any(not np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
+        or any(not np.array_equal(value, arrays[name].astype(np.float64)) for name, value in _parameters(first).items())
+    ):
+        raise ConfigError(
+            "The model remembers records between batches: an earlier batch's values change a later output, gradient, "
+            "parameter or buffer, so clipping one patient does not bound its influence; keep nothing of the input in the "
+            "module."
+        )
+
+
+def _rows_stay_apart(made: Callable[[], nn.Module], batch: Tensor) -> bool:
+    """Whether rows together give the outputs, and the summed gradient, of each row alone."""
+    with seeded(0):
+        begun = torch.random.get_rng_state()
+        together = _probe(made(), batch, fork=False)
+        draws = not torch.equal(torch.random.get_rng_state(), begun)
+    if draws:  # alone, a row would be given other draws; together, its neighbours' values must not matter
+        for row in range(len(batch)):
+            changed = batch.clone()
+            changed[row] = 7.0
+            kept = torch.arange(len(batch)) != row
+            if not torch.allclose(_probe(made(), changed)[0][kept], together[0][kept], rtol=1e-6, atol=1e-9):
+                return False
+        return True
+    alone = [_probe(made(), batch[row : row + 1], offset=row) for row in range(len(batch))]
+    parts = [
+        torch.cat([part[0] for part in alone]),
+        *(torch.stack(p).sum(0) for p in zip(*(a[1:] for a in alone), strict=True)),
+    ]
+    return all(torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in zip(together, parts, strict=True))
+
+
+def _probe(module: nn.Module, rows: Tensor, offset: int = 0, fork: bool = True) -> list[Tensor]:
+    """The outputs and the parameters' gradients of one training step's forward and backward pass; dropout left out."""
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.eval()
+    with seeded(0) if fork else nullcontext():
+        found = torch.as_tensor(module(rows))
+        # Each row with a weight of its own, so that gradients of different rows do not stand in for each other.
+        weight = torch.cos(torch.arange(offset, offset + len(found), dtype=found.dtype) + 1.0)
+        weight = weight.reshape(-1, *([1] * (found.dim() - 1)))
+        if found.requires_grad:
+            torch.autograd.backward((torch.tanh(found) * weight).sum())
+    gradients = [
+        torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters() if p.requires_grad
+    ]
+    module.zero_grad(set_to_none=True)
+    return [found.detach(), *gradients]
+
+
+def _parameters(module: nn.Module) -> Arrays:
+    """The parameters themselves, which a hook on ``state_dict`` cannot alter."""
+    return {name: p.detach().cpu().numpy().copy() for name, p in module.named_parameters()}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Layers that draw from torch's global generator (dropout) draw from ``seed`` within, and leave no trace outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

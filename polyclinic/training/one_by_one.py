@@ -1,0 +1,115 @@
+"""One site's training with Opacus' GradSampleModule: for modules that stacking cannot take, and to check the others.
+
+The unit is the patient: all rows of a sampled patient are in the batch, their losses are averaged, and their summed
+gradient is clipped once. An empty batch still adds noise and counts. Abadi et al. 2016, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from opacus import GradSampleModule
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyclinic.privacy.clipping import clipped_sum, poisson_sample, privatise
+from polyclinic.privacy.streams import Stream
+from polyclinic.training.modules import load, noised_only, seeded
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+
+def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+    """The site's update after ``settings.local_steps`` steps from ``arrays``; noise from the site's own stream."""
+    with seeded(int(site.layers.uniform(1)[0] * 2**53)):
+        return _train(build, arrays, site, settings)
+
+
+def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+    private = settings.noise_multiplier is not None
+    plain = load(build, arrays)
+    # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
+    module = GradSampleModule(plain, loss_reduction="sum", strict=True) if private else plain
+    parameters = [p for p in plain.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in parameters]
+    optimizer = _optimizer(parameters, settings)
+    _restore(optimizer, site.optimizer_state)
+
+    x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(parameters[0].dtype)
+    x.requires_grad_(private)  # Opacus' backward hooks want an input that has a gradient
+    y = torch.from_numpy(site.rows.y)
+    patient = site.rows.patient
+    divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)
+    losses: list[float] = []
+    for _ in range(settings.local_steps):
+        batch = poisson_sample(site.rows.patients, settings.sample_rate, site.sampling)
+        position = np.full(site.rows.patients, -1)
+        position[batch] = np.arange(len(batch))
+        rows = np.flatnonzero(position[patient] >= 0)
+        member = torch.from_numpy(position[patient[rows]])
+        gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, site.noise)
+        for p, total, origin in zip(parameters, gradient, start, strict=True):
+            p.grad = total / divisor + settings.proximal_mu * (p.detach() - origin)
+        optimizer.step()
+        if len(batch):
+            losses.append(loss / len(batch))
+    return SiteUpdate(noised_only(plain, arrays), settings.local_steps, float(np.mean(losses)) if losses else float("nan"),
+                      _state(optimizer))  # fmt: skip
+
+
+def _batch_gradient(
+    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int,
+    settings: TrainSettings, noise: Stream,
+) -> tuple[list[Tensor], float]:  # fmt: skip
+    """Sum over the batch's patients of their (clipped) gradients, plus noise when private; and their summed loss."""
+    shapes = [p.shape for p in parameters]
+    if patients == 0:
+        per_patient = torch.zeros(0, sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        loss = 0.0
+    else:
+        weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
+        summed = (functional.cross_entropy(module(x), y, reduction="none") * weight).sum()
+        loss = float(summed.detach())
+        module.zero_grad(set_to_none=True)
+        torch.autograd.backward(summed)
+        if settings.noise_multiplier is None:
+            return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], loss
+        rows = torch.cat([p.grad_sample.flatten(1) for p in parameters], dim=1)  # type: ignore[attr-defined]
+        for p in parameters:
+            p.grad_sample = None  # type: ignore[attr-defined]
+        per_patient = torch.zeros(patients, rows.shape[1], dtype=rows.dtype).index_add_(0, member, rows)
+    if settings.noise_multiplier is None:
+        return [torch.zeros_like(p) for p in parameters], loss
+    flat = privatise(clipped_sum(per_patient, settings.max_grad_norm), settings.noise_multiplier, noise)
+    pieces = torch.split(flat.to(parameters[0].dtype), [shape.numel() for shape in shapes])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)], loss
+
+
+def _optimizer(parameters: list[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
+    if settings.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Arrays:
+    """The optimizer's tensors by ``parameter.name``; they are functions of noisy gradients, yet stay at the site."""
+    return {
+        f"{index}.{label}": torch.as_tensor(value).detach().cpu().numpy().copy()
+        for index, slots in optimizer.state_dict()["state"].items()
+        for label, value in slots.items()
+        if value is not None
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
+    if not state:
+        return
+    slots: dict[int, dict[str, Tensor]] = {}
+    for key, value in state.items():
+        index, label = key.split(".", 1)
+        slots.setdefault(int(index), {})[label] = torch.from_numpy(np.array(value))
+    optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})

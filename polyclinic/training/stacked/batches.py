@@ -1,0 +1,159 @@
+"""Many hospitals' rows as one table, and a step's Poisson samples of their patients as padded tensors.
+
+S sites, B rows in the largest batch, M patients in the largest batch, F features. Padding grows with the draw: a batch
+is never cut to a size, so every sampled patient is in it with all their rows. Nothing here trains or clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from polyclinic.training.task import SiteWork
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The rows of S sites, one site after the other, a patient's rows together.
+
+    x: (rows + 1, F) in the module's dtype, the last row zero for padding; y: (rows + 1,) int64. For each patient:
+    ``first`` row, ``count`` of rows, ``site``. ``one_row``: every patient has exactly one row.
+    """
+
+    x: Tensor
+    y: Tensor
+    first: Ints
+    count: Ints
+    site: Ints
+    sites: int
+    one_row: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some patients of each site, all their rows.
+
+    x: (S, B, F); y: (S, B) int64; weight: (S, B), 1/(the patient's rows), 0 for padding; member: (S, B) int64, the
+    row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is patient b, padding too).
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    member: Tensor
+    patients: int
+    one_row: bool
+
+
+def build_table(work: Sequence[SiteWork], dtype: torch.dtype) -> Table:
+    """The sites' rows in one table, NaN cells as 0 (an infinite cell becomes the largest float64, then ``dtype``)."""
+    sizes = [len(site.rows.y) for site in work]
+    ends = np.cumsum(sizes)
+    x = torch.zeros(int(ends[-1]) + 1, work[0].rows.x.shape[1], dtype=dtype)
+    y = torch.zeros(int(ends[-1]) + 1, dtype=torch.int64)
+    counts: list[Ints] = []
+    for site, end, size in zip(work, ends, sizes, strict=True):
+        rows, part = site.rows, slice(int(end) - size, int(end))
+        values, labels = rows.x, rows.y
+        if np.any(rows.patient[1:] < rows.patient[:-1]):
+            order = np.argsort(rows.patient, kind="stable")
+            values, labels = values[order], labels[order]
+        x[part] = torch.from_numpy(values)
+        y[part] = torch.from_numpy(labels)
+        counts.append(np.bincount(rows.patient, minlength=rows.patients))
+    infinite = float(torch.tensor(torch.finfo(torch.float64).max, dtype=torch.float64).to(dtype))
+    x.nan_to_num_(nan=0.0, posinf=infinite, neginf=-infinite)
+    count = np.concatenate(counts)
+    number = np.repeat(np.arange(len(work)), [site.rows.patients for site in work])
+    return Table(x, y, np.cumsum(count) - count, count, number, len(work), bool(np.all(count == 1)))
+
+
+def draw_batches(work: Sequence[SiteWork], sample_rate: float, steps: int) -> Bools:
+    """(steps, patients of all sites) bool: Poisson samples of patients, each site's from its own stream.
+
+    The draws are those of ``steps`` calls of ``poisson_sample``, one after the other.
+    Raises ValueError if ``sample_rate`` is outside (0, 1].
+    """
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
+    chosen = [site.sampling.uniform((steps, site.rows.patients)) < sample_rate for site in work]
+    return np.concatenate(chosen, axis=1)
+
+
+def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batch]:
+    """The batch of the ``chosen`` patients, (patients,) bool, in parts of about ``rows_at_once`` rows of each site.
+
+    A patient is wholly in one part, so that a part may pass ``rows_at_once`` by one patient's rows. Without chosen
+    patients there is one part of padding alone.
+    """
+    taken = np.flatnonzero(chosen)
+    rows = table.count[taken]
+    part = _position(table.site[taken], rows, table.sites) // rows_at_once
+    for number in range(int(part.max(initial=0)) + 1):
+        yield _batch(table, taken[part == number])
+
+
+def _position(site: Ints, size: Ints, sites: int) -> Ints:
+    """What the earlier entries of the same site add up to, for entries sorted by site."""
+    before = np.cumsum(size) - size
+    of_site = np.bincount(site, weights=size, minlength=sites).astype(np.int64)
+    return before - (np.cumsum(of_site) - of_site)[site]
+
+
+def _batch(table: Table, taken: Ints) -> Batch:
+    site, rows = table.site[taken], table.first[taken]
+    member = _position(site, np.ones_like(site), table.sites)
+    patients = max(1, int(member.max(initial=0)) + 1)
+    column, share = member, None
+    if not table.one_row:
+        count = table.count[taken]
+        repeat = np.repeat(np.arange(len(taken)), count)
+        rows = rows[repeat] + np.arange(len(repeat)) - (np.cumsum(count) - count)[repeat]
+        site, member, share = site[repeat], member[repeat], 1.0 / count[repeat]
+        column = _position(site, np.ones_like(site), table.sites)
+    shape = (table.sites, max(1, int(column.max(initial=0)) + 1))
+    index = np.full(shape, len(table.y) - 1)
+    index[site, column] = rows
+    weight = np.zeros(shape)
+    weight[site, column] = 1.0 if share is None else share
+    if table.one_row:
+        members = np.broadcast_to(np.arange(shape[1]), shape).copy()
+    else:
+        members = np.full(shape, patients)
+        members[site, column] = member
+    flat = torch.from_numpy(index.reshape(-1))
+    return Batch(
+        table.x.index_select(0, flat).reshape(*shape, -1),
+        table.y.index_select(0, flat).reshape(shape),
+        torch.from_numpy(weight).to(table.x.dtype),
+        torch.from_numpy(members),
+        patients,
+        table.one_row,
+    )
+
+
+def group_sites(work: Sequence[SiteWork], sample_rate: float, row_bytes: int, memory_limit: int) -> list[list[int]]:
+    """Indices of sites to train together: similar expected batches, and stacked rows within ``memory_limit`` bytes.
+
+    row_bytes: what a row of a batch, or a site's own parameters, take at most. A group has at least one site; what one
+    site's batch takes is bounded by cutting the batch in parts, not here.
+    """
+    expected = np.array([sample_rate * len(site.rows.y) for site in work])
+    groups: list[list[int]] = []
+    for index in np.argsort(expected, kind="stable"):
+        largest = expected[index]
+        group = groups[-1] if groups else []
+        fits = (len(group) + 1) * (largest + 1.0) * row_bytes <= memory_limit
+        if group and fits and largest <= 1.5 * expected[group[0]] + 32:
+            group.append(int(index))
+        else:
+            groups.append([int(index)])
+    return groups

@@ -1,0 +1,63 @@
+"""The three ways to per-patient gradients, and which one a module gets.
+
+``linear``: closed form for stacks of linear layers, all sites at once (linear.py). ``functional``: torch.func, all
+sites at once (per_example.py). ``opacus``: site by site with Opacus' hooks (classification.py), for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, cast, get_args
+
+from torch import Tensor, nn
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.training.stacked.batches import Batch
+from polyclinic.training.stacked.layers import plan
+from polyclinic.training.stacked.linear import linear_sums
+from polyclinic.training.stacked.per_example import fits, functional_sums
+
+Engine = Literal["linear", "functional", "opacus"]
+Sums = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+
+
+def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
+    """The engine for the module: the first of linear, functional and opacus that takes it, or the one asked for.
+
+    features: the width of a row. Raises ConfigError for an unknown engine, and for one that cannot take the module.
+    """
+    known = get_args(Engine)
+    if engine not in (*known, "auto"):
+        raise ConfigError(
+            f"The engine {engine!r} is unknown; choose auto, {', '.join(known)}.{nearest(engine, (*known, 'auto'))}"
+        )
+    if engine == "opacus":
+        return "opacus"
+    problem: str | None = None
+    if engine in ("auto", "linear"):
+        layers = plan(module)
+        if not isinstance(layers, str):
+            return "linear"
+        problem = layers
+    if engine in ("auto", "functional"):
+        problem = fits(module, features)
+        if problem is None:
+            return "functional"
+    if engine == "auto":
+        return "opacus"
+    raise ConfigError(f"The engine {engine!r} cannot take this model: {str(problem).rstrip('.')}.")
+
+
+def sums(module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int) -> Sums:
+    """A function of (S, P) parameters and a batch: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
+
+    Raises ConfigError for an engine that cannot take the module or does not stack sites.
+    """
+    if engine == "linear":
+        layers = plan(module)
+        if isinstance(layers, str):
+            raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
+        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm)
+    if engine == "functional":
+        return lambda theta, batch: functional_sums(module, theta, batch, max_norm, rows_at_once)
+    raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

@@ -1,0 +1,161 @@
+"""Classification at many simulated hospitals at once: what classification.train does site by site, on stacked tensors.
+
+Batches are Poisson samples of patients, an empty one still adds noise and counts, noise and sampling come from each
+site's own stream in the order of its steps. Neighbouring relation: add or remove one patient. Abadi et al. 2016,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from polyclinic.training.modules import load
+from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, draw_batches, group_sites
+from polyclinic.training.stacked.engines import Engine, Sums, sums
+from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
+from polyclinic.training.stacked.per_example import split_flat
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+Floats = npt.NDArray[np.float64]
+MEMORY_LIMIT = 1 << 30
+CACHE = 1 << 24
+
+
+def train_stacked(
+    build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings,
+    engine: Engine, memory_limit: int = MEMORY_LIMIT,
+) -> list[SiteUpdate]:  # fmt: skip
+    """Each site's update after ``settings.local_steps`` steps from ``arrays``, in the order of ``work``.
+
+    engine: "linear" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
+    activations and noise to hold at one time; it changes the result by rounding only.
+    Raises ConfigError for a module that the engine cannot take.
+    """
+    with torch.random.fork_rng(devices=[]):  # a new module draws from the global generator, and so does dropout
+        return _train(load(build, arrays), arrays, work, settings, engine, memory_limit)
+
+
+def _train(
+    module: nn.Module,
+    arrays: Arrays,
+    work: Sequence[SiteWork],
+    settings: TrainSettings,
+    engine: Engine,
+    memory_limit: int,
+) -> list[SiteUpdate]:
+    private = settings.noise_multiplier is not None
+    row_bytes = _row_bytes(module, engine, private)
+    updates: dict[int, SiteUpdate] = {}
+    # Gradients that are built are read several times over, fastest while they are in the processor's cache.
+    held = min(memory_limit, CACHE) if engine == "functional" else memory_limit
+    groups = group_sites(work, settings.sample_rate, row_bytes, held)
+    if _draws_itself(module, work[0].rows.x.shape[1]):
+        groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
+    for group in groups:
+        rows_at_once = max(1, held // (row_bytes * len(group)))
+        compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once)
+        some = [work[index] for index in group]
+        torch.default_generator.manual_seed(int(some[0].layers.uniform(1)[0] * 2**53))
+        trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)
+        updates.update(zip(group, trained, strict=True))
+    return [updates[index] for index in range(len(work))]
+
+
+def _draws_itself(module: nn.Module, features: int) -> bool:
+    """Whether layers such as dropout take random numbers from torch's global generator."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.random.get_rng_state()
+        module(torch.zeros(2, features, dtype=next(module.parameters()).dtype))
+        return not torch.equal(before, torch.random.get_rng_state())
+
+
+def _row_bytes(module: nn.Module, engine: Engine, private: bool) -> int:
+    """What one row of a batch holds at most: its gradient, built and added up; or the inputs and outputs of layers."""
+    sizes = [p.numel() for p in module.parameters() if p.requires_grad]
+    widths = sum(sum(p.shape) for p in module.parameters() if p.dim() == 2)
+    numbers = 2 * sum(sizes) if engine == "functional" and private else 4 * widths
+    return max(1, numbers) * next(module.parameters()).element_size()
+
+
+def _train_group(
+    module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
+    rows_at_once: int, memory_limit: int,
+) -> list[SiteUpdate]:  # fmt: skip
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    dtype, shapes = parameters[0].dtype, [p.shape for p in parameters]
+    start = torch.cat([p.detach().flatten() for p in parameters])
+    theta = start.repeat(len(work), 1)
+    state = restore_state([site.optimizer_state for site in work], [p.numel() for p in parameters], settings, dtype)
+    table = build_table(work, dtype)
+    divisor = torch.tensor(
+        [settings.sample_rate * (site.public_patients or site.rows.patients) for site in work], dtype=dtype
+    )[:, None]
+    losses, sampled = [], []
+    for chosen, noise in _draws(work, settings, len(start), dtype, memory_limit):
+        gradient, loss = _sum_parts(compute, theta, batch_parts(table, chosen, rows_at_once))
+        losses.append(loss.double().numpy())
+        sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
+        if noise is not None:
+            gradient += noise
+        gradient /= divisor
+        if settings.proximal_mu:
+            gradient.add_(theta - start, alpha=settings.proximal_mu)
+        apply_step(theta, gradient, state, settings)
+    kept = dump_state(state, shapes, settings)
+    means = _means(np.array(losses), np.array(sampled))
+    trained = {name: value.numpy().astype(arrays[name].dtype) for name, value in split_flat(theta, module).items()}
+    names = list(module.state_dict())
+    return [
+        SiteUpdate(
+            {name: trained[name][site] if name in trained else arrays[name] for name in names},
+            settings.local_steps, means[site], kept[site],
+        )
+        for site in range(len(work))
+    ]  # fmt: skip
+
+
+def _draws(
+    work: Sequence[SiteWork], settings: TrainSettings, parameters: int, dtype: torch.dtype, memory_limit: int
+) -> Iterator[tuple[Bools, Tensor | None]]:
+    """For each step, which patients it samples, (patients of all sites,), and its noise, (S, P) or None."""
+    noisy = settings.noise_multiplier is not None
+    held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
+    at_once = max(1, memory_limit // (8 * held + 1))
+    for begin in range(0, settings.local_steps, at_once):
+        steps = min(at_once, settings.local_steps - begin)
+        chosen = draw_batches(work, settings.sample_rate, steps)
+        noise = _noise(work, settings, steps, parameters, dtype) if noisy else None
+        for step in range(steps):
+            yield chosen[step], None if noise is None else noise[step]
+
+
+def _noise(
+    work: Sequence[SiteWork], settings: TrainSettings, steps: int, parameters: int, dtype: torch.dtype
+) -> Tensor:
+    """(steps, S, P) draws of N(0, (noise_multiplier * max_grad_norm)^2), each site's from its own stream."""
+    noise = torch.empty(steps, len(work), parameters, dtype=dtype)
+    for index, site in enumerate(work):
+        noise[:, index] = torch.from_numpy(site.noise.normal((steps, parameters)))
+    return noise.mul_((settings.noise_multiplier or 0.0) * settings.max_grad_norm)
+
+
+def _sum_parts(compute: Sums, theta: Tensor, parts: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+    gradient, loss = compute(theta, next(parts))
+    for part in parts:
+        more, more_loss = compute(theta, part)
+        gradient, loss = gradient.add_(more), loss + more_loss
+    return gradient, loss
+
+
+def _means(losses: Floats, sampled: Ints) -> list[float]:
+    """Each site's mean over the steps with patients of the loss per patient; NaN without such a step. Both (steps, S)."""
+    per_patient = np.where(sampled > 0, losses / np.maximum(sampled, 1), 0.0)
+    steps = (sampled > 0).sum(0)
+    return [
+        float(total / count) if count else float("nan") for total, count in zip(per_patient.sum(0), steps, strict=True)
+    ]

@@ -18,6 +18,7 @@ from typing import Generic
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
+from torch import nn
 
 from polyclinic.arrays import to_record
 from polyclinic.client.checks import (
@@ -33,6 +34,7 @@ from polyclinic.client.releases import digest, read_release, write_release
 from polyclinic.client.state import read_state, write_state
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EnrolRequest, EvaluateRequest, R, StatisticsRequest, TrainRequest
@@ -40,8 +42,9 @@ from polyclinic.plugins import build_model, task_named
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.statistics import noisy_moments
+from polyclinic.training.modules import load
 from polyclinic.training.preparation import Standardiser, contributions, standardised
-from polyclinic.training.task import Arrays, SiteWork
+from polyclinic.training.task import Arrays, SiteWork, Task
 
 Answer = RecordDict | Exception
 
@@ -129,7 +132,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     if first is None:
         return _each(allow, calls)  # type: ignore[arg-type]
     task, build = task_named(config.task), build_model(config, schema)
-    task.check(build, arrays, features, settings.engine)
+    _check(config, schema, task, build, arrays)
 
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
 
@@ -154,6 +157,19 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     return _released(calls, allow, task.event(settings), "train", request.round,
                      identify, release)  # fmt: skip
+
+
+# By run configuration and schema: a module's code does not change between rounds, and probing it takes milliseconds.
+_checked: set[tuple[str, str]] = set()
+
+
+def _check(config: RunConfig, schema: Schema, task: Task, build: Callable[[], nn.Module], arrays: Arrays) -> None:
+    key = digest(config.decisive()), schema.digest()
+    if key in _checked:
+        load(build, arrays)
+        return
+    task.check(build, arrays, len(feature_names(schema)), config.engine)
+    _checked.add(key)
 
 
 def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -> SiteWork:

@@ -118,7 +118,7 @@ def pld_epsilon_at(events: Composition, delta: float, relation: Relation, interv
     total = pld.identity(value_discretization_interval=interval)
     for event, count in events:
         # dp-accounting's own PLDAccountant forgets the count of randomised response; here every event is composed.
-        single = _coarse_pld(event, relation, interval) if interval >= COARSE else _pld(event, relation, interval)
+        single = _coarse_pld(event, relation, interval) if interval >= COARSE else _fine_pld(event, relation, interval)
         total = total.compose(single.self_compose(count))
     return max(0.0, float(total.get_epsilon_for_delta(delta)))
 
@@ -148,4 +148,6 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
             raise TypeError(f"{event!r} did not come from merged().")
 
 
+# A run composes the same few events again and again; fine distributions are large, so fewer of them are kept.
 _coarse_pld = lru_cache(maxsize=32)(_pld)
+_fine_pld = lru_cache(maxsize=6)(_pld)

@@ -101,7 +101,7 @@ def _train_group(
         losses.append(loss.double().numpy())
         sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
         if noise is not None:
-            gradient += noise
+            gradient.add_(noise, alpha=(settings.noise_multiplier or 0.0) * settings.max_grad_norm)
         gradient /= divisor
         if settings.proximal_mu:
             gradient.add_(theta - start, alpha=settings.proximal_mu)
@@ -122,26 +122,24 @@ def _train_group(
 def _draws(
     work: Sequence[SiteWork], settings: TrainSettings, parameters: int, dtype: torch.dtype, memory_limit: int
 ) -> Iterator[tuple[Bools, Tensor | None]]:
-    """For each step, which patients it samples, (patients of all sites,), and its noise, (S, P) or None."""
+    """For each step, which patients it samples, (patients of all sites,), and its standard normal draws, (S, P) or None."""
     noisy = settings.noise_multiplier is not None
     held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
     at_once = max(1, memory_limit // (8 * held + 1))
     for begin in range(0, settings.local_steps, at_once):
         steps = min(at_once, settings.local_steps - begin)
         chosen = draw_batches(work, settings.sample_rate, steps)
-        noise = _noise(work, settings, steps, parameters, dtype) if noisy else None
+        noise = _noise(work, steps, parameters, dtype) if noisy else None
         for step in range(steps):
             yield chosen[step], None if noise is None else noise[step]
 
 
-def _noise(
-    work: Sequence[SiteWork], settings: TrainSettings, steps: int, parameters: int, dtype: torch.dtype
-) -> Tensor:
-    """(steps, S, P) draws of N(0, (noise_multiplier * max_grad_norm)^2), each site's from its own stream."""
+def _noise(work: Sequence[SiteWork], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
+    """(steps, S, P) standard normal draws, each site's from its own stream."""
     noise = torch.empty(steps, len(work), parameters, dtype=dtype)
     for index, site in enumerate(work):
         noise[:, index] = torch.from_numpy(site.noise.normal((steps, parameters)))
-    return noise.mul_((settings.noise_multiplier or 0.0) * settings.max_grad_norm)
+    return noise
 
 
 def _sum_parts(compute: Sums, theta: Tensor, parts: Iterator[Batch]) -> tuple[Tensor, Tensor]:

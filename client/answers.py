@@ -32,7 +32,8 @@ from polyclinic.client.checks import (
 from polyclinic.client.hospital import Hospital, open_ledgers, simulated_sites
 from polyclinic.client.releases import digest, read_release, write_release
 from polyclinic.client.state import read_state, write_state
-from polyclinic.config import RunConfig
+from polyclinic.compression import encode
+from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
@@ -47,6 +48,9 @@ from polyclinic.training.preparation import Standardiser, contributions, standar
 from polyclinic.training.task import Arrays, SiteWork, Task
 
 Answer = RecordDict | Exception
+
+# What compression left out of a site's last upload, among what the site keeps.
+RESIDUAL = "upload-residual"
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     task, build = task_named(config.task), build_model(config, schema)
     _check(config, schema, task, build, arrays)
 
+    how = compression(config)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
 
     def identify(call: Call[TrainRequest]) -> str:
@@ -145,14 +150,20 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         updates = task.train(build, arrays, work, settings)
         answers = []
         for call, site, update, epsilon in zip(calls, work, updates, spent, strict=True):
-            hospital = call.hospital
-            write_state(hospital.home, request.run, request.round, update.optimizer_state)
+            hospital, upload, kept = call.hospital, update.arrays, update.optimizer_state
+            if how.active:
+                residual = states[id(call)].get(RESIDUAL)
+                upload, left_out = encode(
+                    update.arrays, arrays, how, hospital.stream("rounding", request.round), residual
+                )
+                kept = kept if left_out is None else kept | {RESIDUAL: left_out}
+            write_state(hospital.home, request.run, request.round, kept, config.checkpoint_every)
             divisor = site.rows.patients if request.noise_multiplier is None else call.request.public_patients or 1.0
             metrics = {"steps": float(update.steps), "num-examples": float(divisor)}
             # Never in a private run: the loss is computed on the patients that epsilon protects.
             if request.noise_multiplier is None and hospital.policy.release_metrics and math.isfinite(update.loss):
                 metrics["train-loss"] = update.loss
-            answers.append(_reply(hospital, update.arrays, metrics, epsilon, key))
+            answers.append(_reply(hospital, upload, metrics, epsilon, key))
         return answers
 
     return _released(calls, allow, task.event(settings), "train", request.round,
@@ -179,7 +190,7 @@ def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        optimizer_state=state,
+        optimizer_state={name: value for name, value in state.items() if name != RESIDUAL},
         layers=hospital.stream("layers", request.round),
     )
 
@@ -246,7 +257,8 @@ def _released(
             replies = release(working, [after for _, after in paid]) if paid else []
             for call, reply in zip(working, replies, strict=True):
                 if not call.hospital.simulated:
-                    write_release(call.hospital.home, call.request.run, purpose, round, identify(call), reply)
+                    write_release(call.hospital.home, call.request.run, purpose, round, identify(call), reply,
+                                  call.config.checkpoint_every)  # fmt: skip
         answers |= {index: reply for (index, _), reply in zip(paid, replies, strict=True)}
     return [answers[index] for index in range(len(calls))]
 

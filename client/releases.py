@@ -55,8 +55,10 @@ def read_release(home: Path, run: str, purpose: str, round: int, identity: str) 
         return None
 
 
-def write_release(home: Path, run: str, purpose: str, round: int, identity: str, reply: RecordDict) -> None:
-    """Keep a reply before it leaves, and forget those of rounds before the last. Atomic."""
+def write_release(
+    home: Path, run: str, purpose: str, round: int, identity: str, reply: RecordDict, keep: int = 1
+) -> None:
+    """Keep a reply before it leaves, and forget those more than ``keep`` rounds back. Atomic."""
     home.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
     names, plain = [], []
@@ -76,7 +78,7 @@ def write_release(home: Path, run: str, purpose: str, round: int, identity: str,
     _flush(home)
     named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
     for old in home.glob("release-*"):
-        if (found := named.fullmatch(old.name)) and int(found[1]) < round - 1:
+        if (found := named.fullmatch(old.name)) and int(found[1]) < round - keep:
             old.unlink(missing_ok=True)
 
 

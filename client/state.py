@@ -21,8 +21,8 @@ def read_state(home: Path, run: str, round: int) -> Arrays:
     return load_file(max(earlier)[1]) if earlier else {}
 
 
-def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
-    """Write the state after ``round`` and forget all but it and the newest one before it. Atomic: no torn file is seen."""
+def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1) -> None:
+    """Write the state after ``round``; forget what a run that resumes ``keep`` rounds back does not need. Atomic."""
     if not state:
         return
     home.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def write_state(home: Path, run: str, round: int, state: Arrays) -> None:
     save_file(state, partial)
     partial.replace(target)
     # A site may have skipped rounds: the one before is whichever it last took part in.
-    earlier = sorted((number, path) for number, path in _files(home, run) if number < round)
+    earlier = sorted((number, path) for number, path in _files(home, run) if number <= round - keep)
     for _, path in earlier[:-1]:
         path.unlink(missing_ok=True)
 

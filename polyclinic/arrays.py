@@ -6,12 +6,13 @@ every site takes longer than the training, so an array made here keeps its ndarr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 
 Arrays = dict[str, np.ndarray]
 
@@ -56,3 +57,13 @@ def from_record(record: ArrayRecord) -> Arrays:
         name: array.__dict__["_held"] if isinstance(array, HeldArray) else array.numpy()
         for name, array in record.items()
     }
+
+
+def size_of(content: RecordDict) -> int:
+    """Bytes of the arrays in a message; names and the few numbers beside them are not counted."""
+    return sum(
+        math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        for record in content.values()
+        if isinstance(record, ArrayRecord)
+        for array in record.values()
+    )

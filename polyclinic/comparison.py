@@ -28,10 +28,17 @@ def compare(
     watcher.doing(f"comparison: 1 of {trainings}, all hospitals without DP")
     open_config = config.model_copy(update={"dp": False})
     without = _last(_run(open_config, grid_for, lambda site: True))
+    single = config.model_copy(update={"min_sites": 1, "sites_per_round": 0, "min_separation": 1})
     alone: dict[str, Any] = {}
     for number, site in enumerate(sites, start=2):
         watcher.doing(f"comparison: {number} of {trainings}, {site.name} alone")
-        rows = _last(_run(config.model_copy(update={"min_sites": 1}), grid_for, partial(_is_named, site.name)))
+        rows = _last(
+            _run(
+                single,
+                grid_for,
+                partial(_is_named, site.name),
+            )
+        )
         alone[site.name] = rows.get(site.name, {})
     return {
         "without_dp": {

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from polyclinic.compression import Compression
 from polyclinic.errors import ConfigError, nearest
 
+_INDECISIVE = {"out", "timeout", "workers", "evaluate-every", "checkpoint-every", "checkpoints-kept"}
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -50,6 +52,17 @@ class RunConfig(BaseModel):
     )
     strategy_options: str = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
     fraction_train: Rate = Field(1.0, description="Share of the hospitals sampled for each round.")
+    sites_per_round: int = Field(
+        0, ge=0, description="Hospitals sampled for each round; 0 takes fraction-train of them instead."
+    )
+    site_sampling: Literal["fixed", "poisson"] = Field(
+        "fixed", description="fixed: so many in every round; poisson: each with the same probability, on its own."
+    )
+    min_separation: int = Field(
+        1,
+        ge=1,
+        description="Rounds from one participation of a hospital to its next, at the least; 1 allows every round.",
+    )
     min_sites: int = Field(1, ge=1, description="A round with fewer valid replies fails the run.")
     rounds: int = Field(15, ge=1, description="Federated rounds.")
     evaluate_every: int = Field(
@@ -68,6 +81,35 @@ class RunConfig(BaseModel):
         "auto",
         description="How per-patient gradients are had: linear (closed form), functional (torch.func) or opacus; auto "
         "takes the first that the model allows. Results agree within rounding.",
+    )
+    upload: Literal["model", "difference"] = Field(
+        "model", description="What a hospital sends back: its model, or the difference from the one it was given."
+    )
+    upload_precision: Literal["full", "half", "int8"] = Field(
+        "full", description="Numbers of an upload: as trained, 16 bits, or 8 bits with stochastic rounding."
+    )
+    upload_share: Rate = Field(
+        1.0,
+        description="Share of a difference's numbers that is sent, the largest; the rest is kept at the hospital and added "
+        "to its next difference.",
+    )
+    dropout_rate: float = Field(
+        0.0, ge=0, lt=1, description="Simulation: probability that a sampled hospital cannot be reached in a round."
+    )
+    availability: str = Field(
+        "", description="Simulation: CSV of hospitals that cannot be reached, with columns round and site."
+    )
+    seconds_per_step: float = Field(
+        0.0, ge=0, description="Simulation: what a training step takes at a hospital, in simulated seconds."
+    )
+    straggling: float = Field(
+        0.0, ge=0, le=10, description="Simulation: spread of hospitals' speeds (standard deviation of the logarithm)."
+    )
+    bandwidth: float = Field(
+        0.0, ge=0, description="Simulation: a hospital's bytes per simulated second, each way; 0 is without limit."
+    )
+    round_deadline: float = Field(
+        0.0, ge=0, description="Simulation: simulated seconds after which a round does not wait; 0 waits for all."
     )
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
@@ -92,6 +134,10 @@ class RunConfig(BaseModel):
         1, ge=1, description="Processes that train hospitals side by side; results do not depend on it."
     )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
+    checkpoint_every: int = Field(
+        1, ge=1, description="Write a checkpoint after every so many rounds, and after the last."
+    )
+    checkpoints_kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
 
     @field_validator("hidden", mode="before")
@@ -124,6 +170,11 @@ class RunConfig(BaseModel):
                 "statistics-share is 0 but standardise is true: statistics of private records must be paid for; "
                 "give statistics-share a value above 0 and below 1, or set standardise to false"
             )
+        if self.upload_share < 1 and self.upload != "difference":
+            raise ValueError(
+                "upload-share is below 1 but upload is 'model': only a difference can be sent in part; "
+                "set upload to 'difference'"
+            )
         if self.dp and not paid and self.patients_per_site == 0:
             raise ValueError(
                 "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
@@ -146,7 +197,11 @@ class RunConfig(BaseModel):
 
     def decisive(self) -> dict[str, bool | int | float | str]:
         """``flat`` without the keys that say where and how a run goes on, and not what comes out."""
-        return {key: value for key, value in self.flat().items() if key not in ("out", "timeout", "workers")}
+        return {
+            key: value
+            for key, value in self.flat().items()
+            if key not in ("out", "timeout", "workers", "evaluate-every", "checkpoint-every", "checkpoints-kept")
+        }
 
     @classmethod
     def build(cls, *layers: Mapping[str, Any]) -> RunConfig:
@@ -166,6 +221,11 @@ class RunConfig(BaseModel):
             return cls.model_validate(merged)
         except ValidationError as error:
             raise ConfigError(_sentence(error)) from None
+
+
+def compression(config: RunConfig) -> Compression:
+    """How the run's uploads are encoded."""
+    return Compression(config.upload == "difference", config.upload_precision, config.upload_share)
 
 
 def _sentence(error: ValidationError) -> str:

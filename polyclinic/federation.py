@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +24,12 @@ from polyclinic.evaluation.report import render_report
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, dataset_named
 from polyclinic.server.app import coordinate
+from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import Progress, Silent, calibrate, check_names
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -67,6 +69,8 @@ def _check_sites(config: RunConfig) -> None:
             f"Configuration key 'min-sites' has the value {config.min_sites}, which must be at most {sites}, "
             "the number of simulated hospitals."
         )
+    check_cohorts(config, len(simulated_sites(config)))
+    conditions(config, simulated_sites(config))
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,8 @@ class Federation:
     ) -> RunResult:
         with _told(folder), _calm():
             with Federation._grid(config) as grid:
-                outcome, summary = coordinate(grid, config, folder, resume=resume, progress=progress)
+                lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
+                outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
             if folder.awaits_comparison:
                 found = compare(config, Federation._grid, outcome.sites, progress)
                 summary = summarise(outcome, folder.path, folder.sites, found)
@@ -222,5 +227,28 @@ class Federation:
 
     @staticmethod
     def _grid(config: RunConfig) -> LocalGrid:
-        dataset = dataset_named(config.dataset)
-        return LocalGrid(_CLIENT, config.sites or dataset.default_sites, config.flat(), config.workers)
+        return LocalGrid(_CLIENT, len(simulated_sites(config)), config.flat(), config.workers)
+
+
+def conditions(config: RunConfig, sites: Sequence[str]) -> Conditions:
+    """What the run's simulated hospitals and lines are like. Raises ConfigError for a bad ``availability`` file."""
+    return Conditions(
+        seed=config.seed, dropout_rate=config.dropout_rate, away=_away(config.availability, sites),
+        compute_seconds=config.local_steps * config.seconds_per_step, straggling=config.straggling,
+        bandwidth=config.bandwidth, deadline=config.round_deadline,
+    )  # fmt: skip
+
+
+def _away(path: str, sites: Sequence[str]) -> frozenset[tuple[int, int]]:
+    if not path:
+        return frozenset()
+    try:
+        trace = pd.read_csv(path, dtype={"site": str})
+        rounds = trace["round"].astype(int)
+        nodes = [sites.index(site) + 1 for site in trace["site"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"Configuration key 'availability' has the value {path!r}, which is not a CSV file with the columns round "
+            f"(whole numbers) and site (names of hospitals of this run): {error}."
+        ) from None
+    return frozenset(zip(rounds, nodes, strict=True))

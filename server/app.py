@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
-from polyclinic.server.federate import Outcome, Progress, Silent, federate
+from polyclinic.server.federate import Outcome, Progress, Silent, calibrate, federate
 from polyclinic.server.rounds import RunState
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
@@ -40,7 +40,7 @@ def coordinate(
     return outcome, summary
 
 
-class _Logged:
+class _Logged(Silent):
     """Progress as Flower's log lines."""
 
     def opened(self, folder: Path) -> None:
@@ -71,6 +71,9 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that Flower's run-config describes; the results are in the run's folder."""
     try:
         config = RunConfig.build(context.run_config)
+        if config.dp:
+            log(INFO, "Polyclinic: calibrating the noise")
+            calibrate(config)
         folder = RunFolder.create(config)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
         coordinate(grid, config, folder, progress=_Logged())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,11 @@ from polyclinic.strategies.state import restore_strategy, strategy_state
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in ("arrays", "standardiser")]
 
 
-def save_checkpoint(path: Path, state: RunState, strategy: Strategy) -> None:
-    """Write the state and the strategy's own; a crash leaves the earlier file whole."""
+def save_checkpoint(path: Path, state: RunState, strategy: Strategy, kept: int = 1) -> None:
+    """Write the state and the strategy's own: whole and on the disk, or the earlier file stays.
+
+    ``kept`` above 1 keeps that many of the newest beside ``path``, named by their rounds.
+    """
     arrays = {f"model/{name}": value for name, value in state.arrays.items()}
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
     if state.standardiser is not None:
@@ -27,7 +31,26 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy) -> None:
     partial = path.with_suffix(".partial")
     plain = json.dumps({name: getattr(state, name) for name in _PLAIN})
     save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, {"state": plain})
+    flush(partial)
     partial.replace(path)
+    flush(path.parent)
+    if kept > 1:
+        history = path.with_name("checkpoints")
+        history.mkdir(exist_ok=True)
+        named = history / f"round-{state.round:06d}{path.suffix}"
+        named.unlink(missing_ok=True)
+        named.hardlink_to(path)
+        for old in sorted(history.iterdir())[:-kept]:
+            old.unlink()
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_checkpoint(path: Path, strategy: Strategy) -> RunState:

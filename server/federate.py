@@ -27,6 +27,7 @@ from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
+from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.rounds import RunState, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.registry import make_strategy
@@ -43,6 +44,9 @@ class Progress(Protocol):
 
     def doing(self, what: str) -> None: ...
 
+    def stopping(self) -> bool:
+        """Whether the run is to stop after this round, whose checkpoint is then written; ``round_done`` stops it."""
+
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None: ...
 
     def round_done(self, config: RunConfig, state: RunState) -> None: ...
@@ -56,6 +60,9 @@ class Silent:
 
     def doing(self, what: str) -> None:
         pass
+
+    def stopping(self) -> bool:
+        return False
 
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
         pass
@@ -103,8 +110,7 @@ def federate(
         raise ConfigError(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
-    if config.dp:
-        watcher.doing("calibrating the noise")
+    check_cohorts(config, len(sites))
     privacy = calibrate(config) if config.dp else None
     watcher.started(config, sites, privacy)
     if resume:
@@ -117,12 +123,13 @@ def federate(
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
 
     def after_round(now: RunState) -> None:
-        if checkpoint is not None:
-            save_checkpoint(checkpoint, now, strategy)
+        due = now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping()
+        if checkpoint is not None and due:
+            save_checkpoint(checkpoint, now, strategy, config.checkpoints_kept)
         watcher.round_done(config, now)
 
     if checkpoint is not None and not resume:
-        save_checkpoint(checkpoint, state, strategy)
+        save_checkpoint(checkpoint, state, strategy, config.checkpoints_kept)
     taking_part = [site for site in sites if site.name not in _gone(state)]
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
     return Outcome(config, run, tuple(sites), privacy, state)

@@ -17,13 +17,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.arrays import Arrays, from_record, to_record
-from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, PolyclinicError
+from polyclinic.compression import Compression, decode
+from polyclinic.config import RunConfig, compression
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
-from polyclinic.privacy.streams import generator
+from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 
+TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 
 
@@ -35,7 +37,7 @@ class RunFailed(PolyclinicError):
 class RunState:
     """All that the next round depends on, and the history so far; what a checkpoint holds.
 
-    ``stopped``: why there will be no further round though some were left.
+    ``stopped``: why there will be no further round though some were left. ``sampled``: each site's last round.
     """
 
     arrays: Arrays
@@ -50,6 +52,7 @@ class RunState:
     patients: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     stopped: str | None = None
+    sampled: dict[str, int] = field(default_factory=dict)
 
     def shared(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""
@@ -71,7 +74,7 @@ def run_rounds(
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
         try:
-            losses = _train(grid, sample_cohort(sites, config, number), strategy, state, config, run, home, number)
+            told = _train(grid, sites, strategy, state, config, run, home, number)
         except BudgetRefused as refusal:
             # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
             if state.round == 0:
@@ -81,12 +84,15 @@ def run_rounds(
         if number % config.evaluate_every == 0 or number == config.rounds:
             rows = _evaluate(grid, sites, strategy, state, config, run, home, number)
         else:
-            rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in losses]
+            rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in told]
         state.round = number
         elapsed = time.perf_counter() - started
         state.seconds += elapsed
-        state.rows += [row | {"train_loss": losses.get(row["site"]), "epsilon": state.epsilon.get(row["site"]),
-                              "seconds": elapsed} for row in rows]  # fmt: skip
+        state.rows += [
+            row | dict.fromkeys(TOLD) | told.get(row["site"], {})
+            | {"epsilon": state.epsilon.get(row["site"]), "seconds": elapsed}
+            for row in rows
+        ]  # fmt: skip
         after_round(state)
     if state.stopped and state.round % config.evaluate_every:
         kept = [row for row in state.rows if row["round"] != state.round]
@@ -94,20 +100,11 @@ def run_rounds(
     return state
 
 
-def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int) -> list[Site]:
-    """The sites of one round: ``fraction_train`` of all, rounded up, without replacement, from the run's seed."""
-    size = max(config.min_sites, int(np.ceil(len(sites) * config.fraction_train - 1e-9)))
-    if size >= len(sites):
-        return list(sites)
-    chosen = generator(config.seed, "cohort", number).choice(len(sites), size, replace=False)
-    return [sites[index] for index in sorted(chosen)]
-
-
 def _train(
-    grid: Grid, cohort: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
+    grid: Grid, sites: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
     number: int,
-) -> dict[str, float | None]:  # fmt: skip
-    """One round of training; changes ``state`` and returns, for each site that took part, the loss if its policy tells it."""
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``)."""
 
     def request(site: Site) -> TrainRequest:
         return TrainRequest(
@@ -115,22 +112,30 @@ def _train(
             public_patients=state.public_patients.get(site.name),
         )  # fmt: skip
 
+    cohort = sample_cohort(sites, config, number, state.sampled)
+    state.sampled |= {site.name: number for site in cohort}
+    if not cohort and config.site_sampling == "poisson":
+        return {}
     view = SiteGrid(grid, cohort, request, state.shared())
     messages = strategy.configure_train(number, to_record(state.arrays), ConfigRecord(), view)
     exchange = view.exchange(messages, config.timeout)
-    replies = _accept(exchange, state, number, state.arrays)
-    if len(replies) < config.min_sites:
+    replies = _accept(exchange, state, number, state.arrays, compression(config))
+    if len(replies) < min(config.min_sites, len(cohort)) or not replies:
         raise too_few(exchange, f"Round {number}", len(replies), config)
-    losses: dict[str, float | None] = {}
+    told: dict[str, dict[str, Any]] = {}
     for site, reply in replies:
         metrics = _metrics_of(reply)
         state.joined[site.name] = state.joined.get(site.name, 0) + 1
-        losses[site.name] = float(metrics["train-loss"]) if "train-loss" in metrics else None  # type: ignore[arg-type]
+        down, up = exchange.sizes[site.index]
+        told[site.name] = {
+            "train_loss": metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,
+            "simulated_seconds": metrics.get("simulated-seconds"),
+        }  # fmt: skip
     arrays, _ = strategy.aggregate_train(number, _alike([reply for _, reply in replies]))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
     state.arrays = from_record(arrays)
-    return losses
+    return told
 
 
 def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig) -> PolyclinicError:
@@ -180,11 +185,13 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _accept(exchange: Exchange, state: RunState, number: int, like: Arrays | None = None) -> list[tuple[Site, Message]]:
+def _accept(
+    exchange: Exchange, state: RunState, number: int, like: Arrays | None = None, how: Compression | None = None
+) -> list[tuple[Site, Message]]:
     """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``."""
     valid = []
     for site, reply in exchange.replies:
-        problem = _problem(reply, like)
+        problem = _unpacked(reply, like, how) or _problem(reply, like)
         if problem:
             exchange.dropped.append((site, problem))
             continue
@@ -195,6 +202,19 @@ def _accept(exchange: Exchange, state: RunState, number: int, like: Arrays | Non
     for site, reason in exchange.dropped:
         state.dropouts.append({"round": number, "site": site.name, "reason": reason})
     return valid
+
+
+def _unpacked(reply: Message, like: Arrays | None, how: Compression | None) -> str | None:
+    """Put the model that an upload stands for in its place; or why there is none."""
+    if like is None or how is None or not how.active:
+        return None
+    for key, record in reply.content.items():
+        if isinstance(record, ArrayRecord):
+            try:
+                reply.content[key] = to_record(decode(from_record(record), like, how))
+            except ConfigError as error:
+                return str(error)
+    return None
 
 
 def _problem(reply: Message, like: Arrays | None) -> str | None:

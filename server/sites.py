@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from polyclinic.arrays import size_of
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
@@ -126,11 +127,15 @@ def _number(text: str) -> int:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Replies of one exchange in order of site, and why each other site gave none."""
+    """Replies of one exchange in order of site, and why each other site gave none.
+
+    ``sizes``: bytes of the arrays sent and received, by the site's index.
+    """
 
     replies: list[tuple[Site, Message]]
     dropped: list[tuple[Site, str]] = field(default_factory=list)
     refusals: list[Site] = field(default_factory=list)
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def refused(self) -> int:
@@ -202,6 +207,7 @@ class SiteGrid(Grid):
                     exchange.refusals.append(site)
                 exchange.dropped.append((site, reply.error.reason or "no reason given"))
             else:
+                exchange.sizes[site.index] = size_of(message.content), size_of(reply.content)
                 exchange.replies.append((site, reply))
         return exchange
 

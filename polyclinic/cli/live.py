@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +13,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +29,10 @@ _LEAST_NEEDED = ("accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
 class LiveProgress:
-    """Round, loss, AUROC and epsilon of each site; a line a round or a step where the output is no terminal."""
+    """Round, loss, AUROC and epsilon of each site; a line a round or a step where the output is no terminal.
+
+    The first Ctrl-C within the rounds stops the run after the round, with its checkpoint; a second stops it at once.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,14 +40,20 @@ class LiveProgress:
             TextColumn("{task.description}", style="bold", markup=False),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
+            TextColumn("{task.fields[speed]}", markup=False),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("Starting", total=None)
+        self._task = self._bar.add_task("Starting", total=None, speed="")
         self._live = Live(self._bar, console=console, refresh_per_second=8, transient=True)
         self._sites: Sequence[Site] = ()
+        self._in_rounds = self._stop = False
+        self._interrupt: Any = signal.SIG_DFL
 
     def __enter__(self) -> LiveProgress:
+        if threading.current_thread() is threading.main_thread():
+            self._interrupt = signal.signal(signal.SIGINT, self._interrupted)
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -51,6 +62,17 @@ class LiveProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupted(self, number: int, frame: Any) -> None:
+        if self._stop or not self._in_rounds:
+            raise KeyboardInterrupt
+        self._stop = True
+        self._console.print("Stopping after this round; Ctrl-C again stops at once.")
+
+    def stopping(self) -> bool:
+        return self._stop
 
     def opened(self, folder: Path) -> None:
         self._console.print(f"Run folder: {folder}", soft_wrap=True)
@@ -63,7 +85,7 @@ class LiveProgress:
             self._console.print(what, soft_wrap=True)
 
     def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
-        self._sites = sites
+        self._sites, self._in_rounds = sites, True
         self._bar.update(self._task, description="Round", total=config.rounds)
         promise = (
             f"ε = {config.epsilon:g}, δ = {config.delta:g} for each hospital; noise multiplier {privacy.noise_multiplier:.3f}, "
@@ -78,10 +100,18 @@ class LiveProgress:
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         rows = {row["site"]: row for row in state.rows if row["round"] == state.round}
-        self._bar.update(self._task, completed=state.round, total=config.rounds)
+        sites = sum(1 for row in rows.values() if row.get("bytes_up") is not None)
+        speed = f"{state.round / state.seconds:.2g} rounds/s, {sites * state.round / state.seconds:.3g} sites/s"
+        self._bar.update(self._task, completed=state.round, total=config.rounds, speed=speed)
+        self._in_rounds = state.round < config.rounds
         if self._console.is_terminal:
             self._live.update(Group(self._table(rows, config), self._bar))
-            return
+        else:
+            self._say(rows, config, state)
+        if self._stop and self._in_rounds:
+            raise KeyboardInterrupt
+
+    def _say(self, rows: dict[str, dict[str, Any]], config: RunConfig, state: RunState) -> None:
         overall = rows.get("pooled") or rows.get("macro") or {}
         spent = f", ε spent at most {significant(max(state.epsilon.values()))}" if config.dp and state.epsilon else ""
         figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"

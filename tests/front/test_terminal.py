@@ -16,7 +16,11 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.cli.live import LiveProgress
 from polyclinic.cli.terminal import console
+from polyclinic.config import RunConfig, read_toml
 from polyclinic.federation import RunResult
+from polyclinic.plugins import strategy_named
+from polyclinic.server.checkpoint import load_checkpoint
+from polyclinic.strategies.registry import make_strategy
 
 Command = Callable[..., Any]
 HEADINGS = ("hospital", "patients", "AUROC", "accuracy", "epsilon", "no DP", "alone")
@@ -39,32 +43,66 @@ def _compared(result: RunResult) -> dict[str, Any]:
     return {"without_dp": {"pooled": {"auroc": 0.5}, "sites": rows}, "alone": {"sites": rows}}
 
 
-def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+def _on_a_terminal(arguments: list[str], signals: dict[str, str]) -> tuple[int, str]:
+    """Exit code and screen of a command that gets SIGINT when each of ``signals`` first shows."""
     leader, follower = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "polyclinic", "run", "--rounds", "5000", "--out", str(tmp_path)],
+        [sys.executable, "-m", "polyclinic", *arguments],
         stdin=follower, stdout=follower, stderr=follower, env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1"},
         # A test run in the background ignores SIGINT, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     os.close(follower)
-    screen = ""
+    screen, waiting = "", list(signals)
     while True:
         try:
             read = os.read(leader, 65536)
         except OSError:  # the other end is closed
             break
-        before, screen = screen, screen + read.decode(errors="replace")
-        if "3/5000" in screen and "3/5000" not in before:
+        screen += read.decode(errors="replace")
+        if waiting and waiting[0] in screen:
             process.send_signal(signal.SIGINT)
+            waiting.pop(0)
     os.close(leader)
-    assert process.wait() == 130
+    return process.wait(), screen
+
+
+def _said_after(screen: str, words: str) -> list[str]:
+    return [line.strip() for line in screen.split(words, 1)[1].splitlines() if line.strip()]
+
+
+def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
+    arguments = ["run", "--rounds", "5000", "--out", str(tmp_path), "-c", "checkpoint-every=1000"]
+    code, screen = _on_a_terminal(arguments, {"3/5000": "SIGINT"})
+    assert code == 130 and "Stopping after this round; Ctrl-C again stops at once." in screen
     (folder,) = tmp_path.iterdir()
-    said = [line.strip() for line in screen.split("Stopped.", 1)[1].splitlines() if line.strip()]
-    assert said == [f"The run's folder is {folder}; go on with `polyclinic run --resume {folder}`."]
+    assert _said_after(screen, "Stopped.") == [
+        f"The run's folder is {folder}; go on with `polyclinic run --resume {folder}`."
+    ]
+    # A checkpoint of the last round, though none was due.
+    config = RunConfig.build(read_toml(folder / "config.toml"))
+    strategy = make_strategy(strategy_named(config.strategy), config.options)
+    assert load_checkpoint(folder / "checkpoint.safetensors", strategy).round >= 3
     # From the first second on, a terminal shows what is going on and where it goes.
-    parts = [screen.index(words) for words in ("Starting", f"Run folder: {folder}", "calibrating the noise", "Round")]
-    assert parts == sorted(parts)
+    parts = [screen.index(words) for words in ("Starting", "calibrating the noise", f"Run folder: {folder}", "Round")]
+    assert parts == sorted(parts) and "rounds/s" in screen and "sites/s" in screen
+
+
+def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
+    arguments = [
+        "run",
+        "--no-dp",
+        "--rounds",
+        "2",
+        "--out",
+        str(tmp_path),
+        "-c",
+        "local-steps=2000000",
+        "-c",
+        "engine=opacus",
+    ]
+    code, screen = _on_a_terminal(arguments, {"4 hospitals": "SIGINT", "Stopping after this round": "SIGINT"})
+    assert code == 130 and "Stopped." in screen and " 1/2" not in screen
 
 
 def test_usage_errors_keep_their_text_and_exit_code() -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.server.federate import _unlike, calibrate
-from polyclinic.server.rounds import sample_cohort
 from polyclinic.server.sites import Site
 
 Quick = Callable[..., RunResult]
@@ -156,6 +156,16 @@ def test_a_torn_checkpoint_is_said(tmp_path: Path) -> None:
 
 _DIES = {
     "checkpoint": "        if state.round == after: os.kill(os.getpid(), signal.SIGKILL)\n",
+    # Of the next two rounds there is no checkpoint.
+    "two rounds on": """
+        if state.round == after:
+            real, seen = classification.train, []
+            def later(*a, **k):
+                seen.append(1)
+                if len(seen) == 3: os.kill(os.getpid(), signal.SIGKILL)
+                return real(*a, **k)
+            classification.train = later
+""",
     # The next round is trained, its states written; then, where its checkpoint would be, the process dies.
     "after training": "        if state.round == after + 1: os.kill(os.getpid(), signal.SIGKILL)\n",
     # The next round is charged; then, where training would begin, the process dies.
@@ -172,6 +182,56 @@ def test_a_hospital_that_skipped_rounds_goes_on_from_its_last_state(quick: Quick
     resumed = Federation.resume(folder)
     assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
     assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+def test_checkpoints_of_every_so_many_rounds_are_kept_and_resumed_from(quick: Quick, tmp_path: Path) -> None:
+    options = {"optimizer": "adam", "learning_rate": 0.05, "checkpoint_every": 3, "checkpoints_kept": 2}
+    whole = quick(rounds=7, **options)
+    assert sorted(path.name for path in (whole.path / "checkpoints").iterdir()) == [
+        "round-000006.safetensors", "round-000007.safetensors",
+    ]  # fmt: skip
+    flags = [part for key, value in options.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
+    folder = _start_and_kill(tmp_path / "killed", rounds=7, after=3, options=flags, dies="two rounds on")
+    resumed = Federation.resume(folder)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Quick, tmp_path: Path) -> None:
+    """Twenty kills by SIGKILL at random moments of runs that go on after each, from the first checkpoint to the report."""
+    options = {"rounds": 6, "optimizer": "adam", "learning_rate": 0.05, "fraction_train": 0.5, "model": "mlp"}
+    whole = quick(**options)
+    rng = np.random.default_rng(0)
+    kills = 0
+    while kills < 20:
+        out = tmp_path / f"out-{kills}"
+        flags = [part for key, value in options.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
+        command = [*flags, "-c", "local-steps=2", "--out", str(out)]
+        while True:
+            process = subprocess.Popen([sys.executable, "-m", "polyclinic", "run", *command], env=os.environ)
+            folder = _when_begun(out, process)
+            try:
+                process.wait(timeout=float(rng.exponential(1.5)))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                kills += 1
+            if (folder / "report.html").exists():
+                break
+            command = ["--resume", str(folder)]
+        found = RunResult.read(folder)
+        assert found.summary["model_sha256"] == whole.summary["model_sha256"]
+        for name, site in found.summary["statement"]["sites"].items():
+            assert site["intact"] and site["epsilon"] == whole.summary["statement"]["sites"][name]["epsilon"]
+
+
+def _when_begun(out: Path, process: "subprocess.Popen[bytes]") -> Path:
+    """The run's folder, once it holds a checkpoint: before that there is nothing to go on with."""
+    while not (found := list(out.glob("*/checkpoint.safetensors"))):
+        assert process.poll() is None
+        time.sleep(0.02)
+    return found[0].parent
 
 
 def test_other_records_are_another_release(quick: Quick) -> None:
@@ -209,8 +269,8 @@ def _start_and_kill(
         "from polyclinic.server import federate\n"
         "from polyclinic.training import classification\n"
         f"save, after = federate.save_checkpoint, {after}\n"
-        "def then_die(path, state, strategy):\n"
-        "        if state.round <= after: save(path, state, strategy)\n"
+        "def then_die(path, state, strategy, kept):\n"
+        "        if state.round <= after: save(path, state, strategy, kept)\n"
         + _DIES[dies]
         + "federate.save_checkpoint = then_die\n"
         "sys.argv = ['polyclinic', 'run'] + sys.argv[1:]\n"
@@ -221,30 +281,6 @@ def _start_and_kill(
     done = subprocess.run([sys.executable, "-c", script, *arguments], env=os.environ, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return next(path for path in out.iterdir() if path.is_dir())
-
-
-def test_cohorts_follow_the_seed_and_have_the_size_asked_for() -> None:
-    template = {
-        "node": 1,
-        "simulated": True,
-        "schema": None,
-        "delta": 1e-3,
-        "budget": 1.0,
-        "relation": "add-remove",
-        "accountant": "pld",
-    }
-    sites = [Site(index=i, name=f"h{i}", **template) for i in range(10)]  # type: ignore[arg-type]
-    config = Federation().with_options(fraction_train=0.29).config
-    drawn = [sample_cohort(sites, config, number) for number in range(1, 30)]
-    assert all(len(cohort) == 3 for cohort in drawn)
-    assert drawn == [sample_cohort(sites, config, number) for number in range(1, 30)]
-    assert len({site.index for cohort in drawn for site in cohort}) == 10
-
-
-def test_sampling_hospitals_buys_no_privacy() -> None:
-    """The server sees who took part, so a small cohort must not lower the noise."""
-    few, all_of_them = (calibrate(Federation().with_options(fraction_train=share).config) for share in (0.25, 1.0))
-    assert few.noise_multiplier == all_of_them.noise_multiplier
 
 
 @pytest.mark.parametrize(

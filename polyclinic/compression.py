@@ -1,0 +1,113 @@
+"""Smaller uploads: differences instead of models, fewer bits, only the largest numbers.
+
+A hospital encodes its trained model after the noise was added, so all of this is post-processing; the server decodes it
+against the model that it sent. Seide et al. 2014 and Stich et al. 2018 (top-k with error feedback); Alistarh et al. 2017
+(stochastic rounding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.streams import Stream
+
+Arrays = dict[str, np.ndarray]
+_LEVELS = 127
+_PRECISIONS: dict[str, np.dtype[Any]] = {
+    "full": np.dtype(np.float32),
+    "half": np.dtype(np.float16),
+    "int8": np.dtype(np.int8),
+}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How uploads are encoded; the defaults leave a model as it is. ``share`` below 1 needs ``difference``."""
+
+    difference: bool = False
+    precision: str = "full"
+    share: float = 1.0
+
+    @property
+    def active(self) -> bool:
+        return self.difference or self.precision != "full"
+
+
+def encode(
+    trained: Arrays, given: Arrays, how: Compression, rounding: Stream, residual: np.ndarray | None = None
+) -> tuple[Arrays, np.ndarray | None]:
+    """The upload of ``trained``, and what was left out of it (P,), which is ``residual`` of the site's next call.
+
+    All floating point arrays, flattened in order of their names, become ``values`` (n,), with ``scale`` (1,) for int8 and
+    ``indices`` (n,) int32 where only a share is sent; other arrays are not sent, since nothing trains them.
+    """
+    vector = _flat(trained) - _flat(given) if how.difference else _flat(trained)
+    upload: Arrays = {}
+    chosen = vector
+    if how.share < 1:
+        vector = vector if residual is None else vector + residual
+        size = max(1, round(how.share * len(vector)))
+        indices = np.sort(np.argpartition(np.abs(vector), len(vector) - size)[-size:])
+        upload["indices"], chosen = indices.astype(np.int32), vector[indices]
+    if how.precision == "int8":
+        scale = np.float32(np.abs(chosen).max(initial=0.0) / _LEVELS)
+        steps = chosen / (scale or np.float32(1))
+        upload["scale"] = np.array([scale], dtype=np.float32)
+        # Up or down with probabilities that make the mean exact.
+        upload["values"] = np.clip(np.floor(steps + rounding.uniform(len(steps))), -_LEVELS, _LEVELS).astype(np.int8)
+    else:
+        upload["values"] = chosen.astype(_PRECISIONS[how.precision])
+    if how.share == 1:
+        return upload, None
+    return upload, (vector - _vector(upload, len(vector))).astype(np.float32)
+
+
+def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:
+    """The model that an upload stands for. Raises ConfigError when it is not one that ``encode`` makes for ``given``."""
+    size = sum(value.size for value in given.values() if _trains(value))
+    expected = (
+        {"values"} | ({"scale"} if how.precision == "int8" else set()) | ({"indices"} if how.share < 1 else set())
+    )
+    sent = upload.get("values", np.empty(0))
+    if set(upload) != expected or sent.dtype != _PRECISIONS[how.precision] or sent.ndim != 1:
+        raise ConfigError(f"the upload's arrays are not {sorted(expected)} in {_PRECISIONS[how.precision]}")
+    if how.share < 1:
+        indices = upload["indices"]
+        if indices.shape != sent.shape or (len(indices) and not (indices.min() >= 0 and indices.max() < size)):
+            raise ConfigError("the upload's indices are not those of the model")
+    elif len(sent) != size:
+        raise ConfigError(f"the upload has {len(sent)} numbers, the model has {size}")
+    vector = _vector(upload, size)
+    if how.difference:
+        vector = _flat(given) + vector
+    model, start = dict(given), 0
+    for name in sorted(given):
+        value = given[name]
+        if _trains(value):
+            model[name] = vector[start : start + value.size].reshape(value.shape).astype(value.dtype)
+            start += value.size
+    return model
+
+
+def _vector(upload: Arrays, size: int) -> np.ndarray:
+    values = upload["values"].astype(np.float32)
+    if "scale" in upload:
+        values *= upload["scale"][0]
+    if "indices" not in upload:
+        return values
+    vector = np.zeros(size, dtype=np.float32)
+    vector[upload["indices"]] = values
+    return vector
+
+
+def _flat(arrays: Arrays) -> np.ndarray:
+    parts = [arrays[name].astype(np.float32).ravel() for name in sorted(arrays) if _trains(arrays[name])]
+    return np.concatenate(parts)
+
+
+def _trains(value: np.ndarray) -> bool:
+    return bool(np.issubdtype(value.dtype, np.floating))

@@ -1,0 +1,122 @@
+"""Hospitals that cannot be reached, are slow, or have thin lines: a Grid around another, for simulations.
+
+Time is simulated: nobody waits. A hospital that misses a deadline has worked, and its ledger was charged; its reply is
+lost all the same. What happens in a round follows from (seed, round, node), so a run can be repeated and resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.arrays import size_of
+
+UNREACHABLE = 503
+SECONDS = "simulated-seconds"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a simulation's hospitals and lines are like.
+
+    dropout_rate: probability that a node cannot be reached in a round. away: (round, node) pairs that cannot. straggling:
+    standard deviation of the logarithm of a node's time in a round. bandwidth: bytes per second, each way, 0 without
+    limit. deadline: seconds after which a round does not wait, 0 for none. compute_seconds: of one round's training.
+    """
+
+    seed: int
+    dropout_rate: float = 0.0
+    away: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    compute_seconds: float = 0.0
+    straggling: float = 0.0
+    bandwidth: float = 0.0
+    deadline: float = 0.0
+
+    def reachable(self, round: int, node: int) -> bool:
+        draw = np.random.default_rng((self.seed, round, node, 0)).random()
+        return (round, node) not in self.away and draw >= self.dropout_rate
+
+    def seconds(self, round: int, node: int, sent: int) -> float:
+        """How long a node takes to be asked, to train, and to reply; ``sent`` bytes go over its line in both ways."""
+        slow = np.exp(self.straggling * np.random.default_rng((self.seed, round, node, 1)).standard_normal())
+        return float(self.compute_seconds * slow + (sent / self.bandwidth if self.bandwidth else 0.0))
+
+
+class UnreliableGrid(Grid):
+    """``grid`` under ``conditions``; only training is affected."""
+
+    def __init__(self, grid: Grid, conditions: Conditions) -> None:
+        self._grid = grid
+        self._conditions = conditions
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        pending = list(messages)
+        away = [message for message in pending if not self._reachable(message)]
+        lost = {id(message) for message in away}
+        asked = {message.metadata.dst_node_id: message for message in pending if id(message) not in lost}
+        replies = [self._in_time(asked.get(reply.metadata.src_node_id), reply)
+                   for reply in self._grid.send_and_receive(asked.values(), timeout=timeout)]  # fmt: skip
+        return [*replies, *(_error(message, "could not be reached in this round (simulated)") for message in away)]
+
+    def _reachable(self, message: Message) -> bool:
+        round = _round(message)
+        return round is None or self._conditions.reachable(round, message.metadata.dst_node_id)
+
+    def _in_time(self, message: Message | None, reply: Message) -> Message:
+        round = None if message is None else _round(message)
+        if message is None or round is None or reply.has_error():
+            return reply
+        taken = self._conditions.seconds(
+            round, reply.metadata.src_node_id, size_of(message.content) + size_of(reply.content)
+        )
+        if 0 < self._conditions.deadline < taken:
+            return _error(
+                message, f"missed the deadline of {self._conditions.deadline:g} simulated seconds with {taken:.3g}"
+            )
+        for record in reply.content.values():
+            if isinstance(record, MetricRecord):
+                record[SECONDS] = taken
+                break
+        return reply
+
+
+def _round(message: Message) -> int | None:
+    """The round of a message that asks for training, as Flower's strategies or Polyclinic's requests tell it."""
+    if message.metadata.message_type != MessageType.TRAIN:
+        return None
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            for key in ("server-round", "round"):
+                if isinstance(record.get(key), int):
+                    return int(record[key])  # type: ignore[arg-type]
+    return None
+
+
+def _error(message: Message, reason: str) -> Message:
+    return Message(Error(UNREACHABLE, reason), reply_to=message)

@@ -135,6 +135,11 @@ def simulated_sites(config: RunConfig) -> list[str]:
     return list(_simulated_shards(*_dataset_key(config)))
 
 
+def simulated_patients(config: RunConfig) -> list[int]:
+    """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
+    return [shard.train.patients for shard in _simulated_shards(*_dataset_key(config)).values()]
+
+
 def _dataset_key(config: RunConfig) -> tuple[str, ...]:
     return (config.dataset, str(config.sites), config.partitioner, str(config.seed), repr(config.alpha))
 

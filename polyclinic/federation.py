@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polyclinic.client.hospital import check_simulation, simulated_sites
+from polyclinic.client.hospital import check_simulation, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
@@ -28,8 +28,10 @@ from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import Progress, Silent, calibrate, check_names
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
-from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
+from polyclinic.sim.workers import ProcessWorkers, Workers
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -227,7 +229,16 @@ class Federation:
 
     @staticmethod
     def _grid(config: RunConfig) -> LocalGrid:
-        return LocalGrid(_CLIENT, len(simulated_sites(config)), config.flat(), config.workers)
+        patients = simulated_patients(config)
+        return LocalGrid(_CLIENT, len(patients), config.flat(), _workers(config), patients)
+
+
+def _workers(config: RunConfig) -> Workers | None:
+    if config.ray_address:
+        from polyclinic.sim.ray_workers import RayWorkers  # Ray takes a second to load
+
+        return RayWorkers(config.workers, config.ray_address, config.gpus)
+    return ProcessWorkers(config.workers) if config.workers > 1 else None
 
 
 def conditions(config: RunConfig, sites: Sequence[str]) -> Conditions:

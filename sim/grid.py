@@ -2,57 +2,32 @@
 
 Any ClientApp written for Flower's Message API runs on it unchanged, node by node. One that also has the method
 ``call_stack(messages, contexts) -> replies`` gets the messages of one type together, and may work on many nodes at once.
-With ``workers`` > 1 the calls are spread over processes; a node's ``Context.state`` travels with its call, so results do
-not depend on which worker takes it.
+With workers, processes of this machine or Ray actors, each node has its worker; a node's ``Context.state`` travels with its
+call, so results do not depend on which worker takes it.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from importlib import import_module
 from itertools import count
 from types import TracebackType
 from typing import Any
 
-import torch
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-APP_FAILED = 0
-
-Stack = list[tuple[Message, Context]]
-
-
-@dataclass(frozen=True)
-class AppReference:
-    """Where a worker process finds the ClientApp: ``package.module`` and the attribute's name."""
-
-    module: str
-    attribute: str = "app"
-
-    def load(self) -> ClientApp:
-        app = getattr(import_module(self.module), self.attribute)
-        if not isinstance(app, ClientApp):
-            raise TypeError(f"{self.module}:{self.attribute} is not a Flower ClientApp.")
-        return app
+from polyclinic.sim.calls import Answer, AppReference, call_app
+from polyclinic.sim.workers import Workers
 
 
 class LocalGrid(Grid):
     """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation."""
 
     def __init__(
-        self, app: AppReference, nodes: int, run_config: UserConfig, workers: int = 1, run_id: int = 1
-    ) -> None:
+        self, app: AppReference, nodes: int, run_config: UserConfig, workers: Workers | None = None,
+        costs: Sequence[float] | None = None, run_id: int = 1,
+    ) -> None:  # fmt: skip
         # Messages take their run and sender from this class attribute of Flower's.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 0
         self._app = app
@@ -61,7 +36,7 @@ class LocalGrid(Grid):
             for node in range(1, nodes + 1)
         }
         self._workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._placed = place(costs or [1.0] * nodes, workers.count) if workers else [0] * nodes
         self._ids = count(1)
         self._replies: dict[str, Message] = {}
 
@@ -71,9 +46,8 @@ class LocalGrid(Grid):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        if self._workers is not None:
+            self._workers.close()
 
     def set_run(self, run: Any) -> None:
         """Nothing to set: this grid has one run, made by its constructor."""
@@ -110,60 +84,28 @@ class LocalGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
-    def _call(self, messages: Sequence[Message]) -> list[tuple[Message, RecordDict]]:
-        """Replies and new states in order; the messages of one type go to the app together, in at most ``workers`` parts."""
-        answers: list[tuple[Message, RecordDict] | None] = [None] * len(messages)
+    def _call(self, messages: Sequence[Message]) -> list[Answer]:
+        """Replies and new states in order; the messages of one type go to the app together, or a part to each worker."""
+        answers: dict[int, Answer] = {}
         for indices in _by_type(messages):
-            parts = [indices[start :: self._workers] for start in range(min(self._workers, len(indices)))]
+            count = self._workers.count if self._workers else 1
+            parts: list[list[int]] = [[] for _ in range(count)]
+            for index in indices:
+                parts[self._placed[messages[index].metadata.dst_node_id - 1]].append(index)
             stacks = [[(messages[i], self._contexts[messages[i].metadata.dst_node_id]) for i in part] for part in parts]
-            for part, replies in zip(parts, self._spread(stacks), strict=True):
-                for index, reply in zip(part, replies, strict=True):
-                    answers[index] = reply
-        return [answer for answer in answers if answer is not None]
-
-    def _spread(self, stacks: Sequence[Stack]) -> list[list[tuple[Message, RecordDict]]]:
-        if len(stacks) == 1:
-            return [call_app(self._app, stacks[0])]
-        found: list[list[tuple[Message, RecordDict]] | None] = [None] * len(stacks)
-        # A worker that died took every call of its pool with it: those are made once more, in a new pool.
-        for _ in range(2):
-            waiting = [index for index, answer in enumerate(found) if answer is None]
-            futures = {index: self._workers_pool().submit(call_app, self._app, stacks[index]) for index in waiting}
-            for index, future in futures.items():
-                try:
-                    found[index] = future.result()
-                except BrokenProcessPool:
-                    self._pool = None
-        return [self._lost(stack) if answer is None else answer for stack, answer in zip(stacks, found, strict=True)]
-
-    def _lost(self, stack: Stack) -> list[tuple[Message, RecordDict]]:
-        error = Error(
-            APP_FAILED,
-            "worker processes died twice before this site's reply; a script "
-            "that uses workers must start its work under `if __name__ == '__main__':`",
-        )
-        return [(Message(error, reply_to=message), context.state) for message, context in stack]
-
-    def _workers_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # Not fork: torch's and Ray's threads do not survive it.
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(min(self._workers, len(self._contexts)), spawn, initializer=_begin_worker)
-        return self._pool
+            found = self._workers.call(self._app, stacks) if self._workers else [call_app(self._app, stacks[0])]
+            for part, replies in zip(parts, found, strict=True):
+                answers |= zip(part, replies, strict=True)
+        return [answers[index] for index in range(len(messages))]
 
 
-def _begin_worker() -> None:
-    # Ctrl-C reaches the whole process group; the run itself decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """A run that is killed takes its workers with it; they would hold its pipes and memory for ever."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+def place(costs: Sequence[float], workers: int) -> list[int]:
+    """The worker of each node: the dearest first, each to the worker that has least (Graham 1969), always the same."""
+    load, placed = [0.0] * workers, [0] * len(costs)
+    for node in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        worker = min(range(workers), key=lambda index: (load[index], index))
+        placed[node], load[worker] = worker, load[worker] + costs[node]
+    return placed
 
 
 def _by_type(messages: Sequence[Message]) -> list[list[int]]:
@@ -172,29 +114,3 @@ def _by_type(messages: Sequence[Message]) -> list[list[int]]:
     for index, message in enumerate(messages):
         found.setdefault(message.metadata.message_type, []).append(index)
     return list(found.values())
-
-
-def call_app(reference: AppReference, stack: Stack) -> list[tuple[Message, RecordDict]]:
-    """The ClientApp's replies and the nodes' new states: all at once where the app has ``call_stack``, else one by one.
-
-    A ClientApp that raises gives an Error reply, as under Flower.
-    """
-    app = reference.load()
-    together = getattr(app, "call_stack", None)
-    if together is not None:
-        try:
-            replies = together([message for message, _ in stack], [context for _, context in stack])
-            return [(reply, context.state) for reply, (_, context) in zip(replies, stack, strict=True)]
-        except Exception as error:
-            return [_failed(message, context, error) for message, context in stack]
-    answers = []
-    for message, context in stack:
-        try:
-            answers.append((app(message, context), context.state))
-        except Exception as error:
-            answers.append(_failed(message, context, error))
-    return answers
-
-
-def _failed(message: Message, context: Context, error: Exception) -> tuple[Message, RecordDict]:
-    return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message), context.state

@@ -61,6 +61,9 @@ def run(
     task: Annotated[str | None, typer.Option(help="Task by name.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
@@ -69,7 +72,7 @@ def run(
     """Train one model over several hospitals; without arguments, the embedded default."""
     flags = {
         "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
-        "task": task, "seed": seed, "workers": workers, "out": out,
+        "task": task, "seed": seed, "workers": workers, "ray_address": ray_address, "out": out,
     }  # fmt: skip
     given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})
     screen = console(as_json)

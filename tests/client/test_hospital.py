@@ -23,7 +23,8 @@ from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
 
 SCHEMA = {

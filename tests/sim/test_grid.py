@@ -14,8 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
-from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid, place
+from polyclinic.sim.ray_workers import RayWorkers
+from polyclinic.sim.workers import ProcessWorkers, Workers
 
 app = ClientApp()
 
@@ -55,8 +59,13 @@ def test_flowers_own_start_runs_on_it_with_any_client_app() -> None:
     assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
 
 
-def test_calls_of_a_killed_worker_are_made_again(tmp_path: Path) -> None:
-    with LocalGrid(AppReference(__name__), 3, {"dies": str(tmp_path / "died")}, workers=2) as grid:
+@pytest.fixture(params=["processes", "ray"])
+def two_workers(request: pytest.FixtureRequest) -> Callable[[], Workers]:
+    return lambda: ProcessWorkers(2) if request.param == "processes" else RayWorkers(2, "local")
+
+
+def test_calls_of_a_killed_worker_are_made_again(tmp_path: Path, two_workers: Callable[[], Workers]) -> None:
+    with LocalGrid(AppReference(__name__), 3, {"dies": str(tmp_path / "died")}, two_workers()) as grid:
         arrays = ArrayRecord({"w": Array(np.zeros(2))})
         for number in (1, 2):
             replies = grid.send_and_receive(
@@ -77,12 +86,32 @@ class Together(ClientApp):
 stacked = Together()
 
 
-@pytest.mark.parametrize(("workers", "together"), [(1, [5] * 5), (2, [3, 2, 3, 2, 3])])
-def test_an_app_that_takes_a_stack_is_called_once_for_each_worker(workers: int, together: list[int]) -> None:
-    with LocalGrid(AppReference(__name__, "stacked"), 5, {}, workers=workers) as grid:
+@pytest.mark.parametrize(("workers", "together"), [(None, [5] * 5), (2, [3, 2, 3, 2, 3])])
+def test_an_app_that_takes_a_stack_is_called_once_for_each_worker(workers: int | None, together: list[int]) -> None:
+    with LocalGrid(AppReference(__name__, "stacked"), 5, {}, ProcessWorkers(workers) if workers else None) as grid:
         replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in range(1, 6)])
     assert [reply.content["metrics"]["together"] for reply in replies] == together
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3, 4, 5]
+
+
+def test_the_dearest_nodes_are_placed_first_and_evenly() -> None:
+    assert place([5, 4, 3, 3, 3], 2) == [0, 1, 1, 0, 1]
+    assert place([1.0] * 5, 2) == [0, 1, 0, 1, 0]
+    costs = [float(cost) for cost in np.random.default_rng(0).exponential(size=200)]
+    load = np.bincount(place(costs, 4), weights=costs)
+    assert load.max() - load.min() < max(costs)
+
+
+def test_ray_actors_give_the_model_that_this_process_gives(quick: Callable[..., RunResult]) -> None:
+    whole, actors = quick(sites=5), quick(sites=5, workers=2, ray_address="local")
+    for name, value in whole.arrays.items():
+        np.testing.assert_allclose(actors.arrays[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6)
+    assert whole.privacy["epsilon"] == actors.privacy["epsilon"]
+
+
+def test_no_cluster_at_an_address_is_said(quick: Callable[..., RunResult]) -> None:
+    with pytest.raises(ConfigError, match="'ray-address' has the value '127.0.0.1:1'"):
+        quick(ray_address="127.0.0.1:1")
 
 
 def test_a_message_to_nobody_is_refused() -> None:
@@ -100,11 +129,15 @@ def test_results_do_not_depend_on_the_number_of_workers(quick: Callable[..., Run
 ORPHANS = """
 import os, sys
 from flwr.app import ArrayRecord, Message, RecordDict
-from polyclinic.sim.grid import AppReference, LocalGrid
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid, place
+from polyclinic.sim.ray_workers import RayWorkers
+from polyclinic.sim.workers import ProcessWorkers, Workers
 if __name__ == "__main__":
-    grid = LocalGrid(AppReference("tests.sim.test_grid", "stacked"), 4, {}, workers=2)
+    workers = ProcessWorkers(2)
+    grid = LocalGrid(AppReference("tests.sim.test_grid", "stacked"), 4, {}, workers)
     grid.send_and_receive([Message(RecordDict(), node, "train") for node in (1, 2, 3, 4)])
-    print(*(process.pid for process in grid._pool._processes.values()), flush=True)
+    print(*(pid for pool in workers._pools.values() for pid in pool._processes), flush=True)
     os.kill(os.getpid(), 9)
 """
 

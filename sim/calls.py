@@ -1,0 +1,54 @@
+"""One call of a ClientApp for many nodes: what a worker does, whatever kind of worker it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+APP_FAILED = 0
+
+Stack = list[tuple[Message, Context]]
+Answer = tuple[Message, RecordDict]
+
+
+@dataclass(frozen=True)
+class AppReference:
+    """Where a worker process finds the ClientApp: ``package.module`` and the attribute's name."""
+
+    module: str
+    attribute: str = "app"
+
+    def load(self) -> ClientApp:
+        app = getattr(import_module(self.module), self.attribute)
+        if not isinstance(app, ClientApp):
+            raise TypeError(f"{self.module}:{self.attribute} is not a Flower ClientApp.")
+        return app
+
+
+def call_app(reference: AppReference, stack: Stack) -> list[Answer]:
+    """The ClientApp's replies and the nodes' new states: all at once where the app has ``call_stack``, else one by one.
+
+    A ClientApp that raises gives an Error reply, as under Flower.
+    """
+    app = reference.load()
+    together = getattr(app, "call_stack", None)
+    if together is not None:
+        try:
+            replies = together([message for message, _ in stack], [context for _, context in stack])
+            return [(reply, context.state) for reply, (_, context) in zip(replies, stack, strict=True)]
+        except Exception as error:
+            return [_failed(message, context, error) for message, context in stack]
+    answers = []
+    for message, context in stack:
+        try:
+            answers.append((app(message, context), context.state))
+        except Exception as error:
+            answers.append(_failed(message, context, error))
+    return answers
+
+
+def _failed(message: Message, context: Context, error: Exception) -> Answer:
+    return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message), context.state

@@ -1,0 +1,90 @@
+"""Processes of this machine that make a grid's calls. Each is a pool of one, so that one that dies takes nothing with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Protocol
+
+import torch
+from flwr.app import Error, Message
+
+from polyclinic.sim.calls import APP_FAILED, Answer, AppReference, Stack, call_app
+
+
+class Workers(Protocol):
+    """Who makes a grid's calls. ``count`` of them; ``call`` gives stack i to worker i, which keeps what it has loaded."""
+
+    count: int
+
+    def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
+        """The answers of every stack, in order. A worker that dies is replaced and its call made once more."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class ProcessWorkers:
+    """``count`` processes of this machine."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pools: dict[int, ProcessPoolExecutor] = {}
+
+    def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
+        found: dict[int, list[Answer]] = {index: [] for index, stack in enumerate(stacks) if not stack}
+        for _ in range(2):
+            waiting = [index for index in range(len(stacks)) if index not in found]
+            futures: dict[int, Future[list[Answer]]] = {}
+            for index in waiting:
+                try:
+                    futures[index] = self._pool(index).submit(call_app, app, stacks[index])
+                except BrokenProcessPool:
+                    self._pools.pop(index)
+            for index, future in futures.items():
+                try:
+                    found[index] = future.result()
+                except BrokenProcessPool:
+                    self._pools.pop(index)
+        return [found[index] if index in found else lost(stack) for index, stack in enumerate(stacks)]
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+        self._pools.clear()
+
+    def _pool(self, index: int) -> ProcessPoolExecutor:
+        if index not in self._pools:
+            # Not fork: torch's and Ray's threads do not survive it.
+            spawn = multiprocessing.get_context("spawn")
+            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker)
+        return self._pools[index]
+
+
+def lost(stack: Stack) -> list[Answer]:
+    """Errors for the sites of a call whose worker died twice."""
+    reason = (
+        "the worker died twice before this site's reply; a script that uses workers must start its work under "
+        "`if __name__ == '__main__':`"
+    )
+    return [(Message(Error(APP_FAILED, reason), reply_to=message), context.state) for message, context in stack]
+
+
+def _begin_worker() -> None:
+    # Ctrl-C reaches the whole process group; the run itself decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A run that is killed takes its workers with it; they would hold its pipes and memory for ever."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

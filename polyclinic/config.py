@@ -24,7 +24,6 @@ _INDECISIVE = {
     "checkpoint-every",
     "checkpoints-kept",
     "ray-address",
-    "gpus",
 }
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -146,7 +145,6 @@ class RunConfig(BaseModel):
         "",
         description="Workers are Ray actors: local begins Ray here, auto or HOST:PORT joins a cluster; empty: processes.",
     )
-    gpus: float = Field(0.0, ge=0, description="GPUs that the Ray workers share; fractions are allowed.")
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     checkpoint_every: int = Field(
         1, ge=1, description="Write a checkpoint after every so many rounds, and after the last."
@@ -183,10 +181,6 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "statistics-share is 0 but standardise is true: statistics of private records must be paid for; "
                 "give statistics-share a value above 0 and below 1, or set standardise to false"
-            )
-        if self.gpus and not self.ray_address:
-            raise ValueError(
-                "gpus is set but ray-address is empty: only Ray workers have GPUs; set ray-address to 'local'"
             )
         if self.upload_share < 1 and self.upload != "difference":
             raise ValueError(

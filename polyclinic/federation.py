@@ -237,7 +237,7 @@ def _workers(config: RunConfig) -> Workers | None:
     if config.ray_address:
         from polyclinic.sim.ray_workers import RayWorkers  # Ray takes a second to load
 
-        return RayWorkers(config.workers, config.ray_address, config.gpus)
+        return RayWorkers(config.workers, config.ray_address)
     return ProcessWorkers(config.workers) if config.workers > 1 else None
 
 

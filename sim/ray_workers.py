@@ -1,4 +1,4 @@
-"""Ray actors that make a grid's calls: on this machine, on its GPUs, or on a cluster.
+"""Ray actors that make a grid's calls: on this machine or on a cluster.
 
 What all messages of a call share (the model, the standardiser) is put into Ray's object store once for all actors. The
 run's folder must be one that every machine of a cluster sees, for the hospitals' ledgers lie in it.
@@ -23,12 +23,12 @@ from polyclinic.sim.workers import lost
 
 
 class RayWorkers:
-    """``count`` actors, each with one CPU and ``gpus / count`` of a GPU; Ray restarts an actor that dies.
+    """``count`` actors, each with one CPU; Ray restarts an actor that dies and makes its call once more.
 
     address: "local" starts Ray on this machine, "auto" or a host joins a cluster. Raises ConfigError when there is none.
     """
 
-    def __init__(self, count: int, address: str, gpus: float = 0.0) -> None:
+    def __init__(self, count: int, address: str) -> None:
         self.count = count
         self._begun_here = not ray.is_initialized()
         if self._begun_here:
@@ -43,7 +43,7 @@ class RayWorkers:
                 raise ConfigError(
                     f"Configuration key 'ray-address' has the value {address!r}, where no Ray cluster answers: {first}"
                 ) from None
-        actor = ray.remote(num_cpus=1, num_gpus=gpus / count, max_restarts=-1, max_task_retries=1)(_Actor)
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(_Actor)
         self._actors: list[Any] = [actor.remote() for _ in range(count)]
 
     def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:

@@ -15,7 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"errors", "ehr", "privacy"},
     "strategies": {"errors", "privacy", "models"},
     "client": {*FRONT, "ehr", "privacy", "training", "evaluation"},
-    "sim": {"errors"},
+    "sim": {"errors", "arrays"},
     "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation"},
 }
 FLOWER_FREE = ("ehr", "privacy", "models", "training", "evaluation")

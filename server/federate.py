@@ -137,11 +137,10 @@ def federate(
 
 def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
     """Raises DataError when a simulated site's ledger is missing, altered, or shows less than the checkpoint was told."""
-    for site in sites:
-        told = state.epsilon.get(site)
-        if told is None:
-            continue
-        ledger = Ledger.read(home / "ledger.sqlite", site)
+    told_of = {site: state.epsilon[site] for site in sites if site in state.epsilon}
+    ledgers = Ledger.read_all(home / "ledger.sqlite") if told_of else {}
+    for site, told in told_of.items():
+        ledger = ledgers.get(site) or Ledger.read(home / "ledger.sqlite", site)
         events = ledger.events()
         # A site tells the quick bound after a charge and the exact one after evaluating; the ledger holds the first.
         if not ledger.verify() or not events or max(ledger.spent(), events[-1]["epsilon_after"]) < told * (1 - 1e-9):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Ledger, spent_all
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
 
@@ -53,8 +53,10 @@ def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
     spent = dict(outcome.state.epsilon)
     path = home / "ledger.sqlite"
     if path.exists():
-        for site in (site.name for site in outcome.sites if site.simulated):
-            spent[site] = max(spent.get(site, 0.0), Ledger.read(path, site).spent())
+        ledgers = Ledger.read_all(path)
+        known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
+        for ledger, epsilon in zip(known, spent_all(known), strict=True):
+            spent[ledger.site] = max(spent.get(ledger.site, 0.0), epsilon)
     return spent
 
 
@@ -76,9 +78,10 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
     """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
     sites: dict[str, Any] = {}
     path = home / "ledger.sqlite"
+    ledgers = Ledger.read_all(path) if path.exists() else {}
     for site in outcome.sites:
-        if site.simulated and path.exists():
-            sites[site.name] = Ledger.read(path, site.name).statement()
+        if site.simulated and site.name in ledgers:
+            sites[site.name] = ledgers[site.name].statement()
         else:
             sites[site.name] = {"site": site.name, "epsilon": outcome.state.epsilon.get(site.name), "delta": site.delta,
                                 "budget": site.budget, "relation": site.relation, "accountant": site.accountant}  # fmt: skip

@@ -248,10 +248,10 @@ def ledger_show(
     as_json: Json = False,
 ) -> None:
     """Print a ledger: what was spent, of what budget, on what."""
-    from polyclinic.privacy.ledger import Ledger, read_sites, statement_of
+    from polyclinic.privacy.ledger import Ledger, statement_of
 
-    sites = [site] if site is not None else [terms.site for terms in read_sites(path)]
-    statements = [Ledger.read(path, name).statement() for name in sites]
+    ledgers = [Ledger.read(path, site)] if site is not None else Ledger.read_all(path).values()
+    statements = [ledger.statement() for ledger in ledgers]
     if as_json:
         print_json(statement_of(statements))
         return

@@ -129,13 +129,21 @@ class Ledger:
 
         Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
         """
-        found = read_sites(path)
+        found = cls.read_all(path)
         if site is None and len(found) > 1:
-            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {_some(found)}.")
-        for terms in found:
-            if site in (None, terms.site):
-                return cls(Path(path), terms, False)
-        raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {_some(found)}.")
+            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {_some(list(found))}.")
+        if site is not None and site not in found:
+            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {_some(list(found))}.")
+        return found[site] if site is not None else next(iter(found.values()))
+
+    @classmethod
+    def read_all(cls, path: Path) -> dict[str, Ledger]:
+        """The ledgers of all sites in a file, by site, for looking only. Raises DataError if the file is no ledger."""
+        with _connection(Path(path)) as db:
+            found = _sites(db)
+            if not found:
+                raise LookupError("it holds no site")
+            return {terms.site: cls(Path(path), terms, False) for terms in found}
 
     @property
     def site(self) -> str:
@@ -216,15 +224,6 @@ def statement_of(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "events": [{"site": one["site"], **event} for one in statements for event in one["events"]],
         "intact": all(one["intact"] for one in statements), "sites": {one["site"]: one for one in statements},
     }  # fmt: skip
-
-
-def read_sites(path: Path) -> list[Terms]:
-    """The terms of every site in the file. Raises DataError if it is no ledger."""
-    with _connection(Path(path)) as db:
-        found = _sites(db)
-        if not found:
-            raise LookupError("it holds no site")
-        return found
 
 
 def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetRefused]:
@@ -356,8 +355,8 @@ def _sites(db: sqlite3.Connection) -> list[Terms]:
         raise LookupError(str(error)) from error
 
 
-def _some(terms: Sequence[Terms]) -> str:
-    return ", ".join(found.site for found in terms[:5]) + (", ..." if len(terms) > 5 else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, read_sites
+from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 
@@ -365,7 +365,7 @@ def test_sites_of_a_simulation_share_a_file_and_nothing_else(path):
     ledgers[2].charge(ROUND, "training", "run-1", 2)
     assert [len(Ledger.read(path, f"site-{n}").events()) for n in range(3)] == [1, 0, 2]
     assert all(Ledger.read(path, f"site-{n}").verify() for n in range(3))
-    assert read_sites(path) == terms
+    assert [ledger.terms for ledger in Ledger.read_all(path).values()] == terms
     with pytest.raises(ConfigError, match="holds 3 sites"):
         Ledger.read(path)
     with pytest.raises(ConfigError, match="does not hold the site 'site-9'"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FRONT = {"errors", "arrays", "config", "messages", "plugins"}
+FRONT = {"errors", "arrays", "compression", "config", "messages", "plugins"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ehr": {"errors"},
     "privacy": {"errors"},

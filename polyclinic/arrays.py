@@ -39,6 +39,17 @@ class HeldArray(Array):
         """A copy, as Flower's own Array gives."""
         return np.array(self.__dict__["_held"])
 
+    def __reduce__(self) -> tuple[Any, tuple[np.ndarray]]:
+        return _held, (self.__dict__["_held"],)
+
+
+# On the wire Flower names an object by its class, and a receiver knows only its own.
+HeldArray.__qualname__ = Array.__qualname__
+
+
+def _held(ndarray: np.ndarray) -> HeldArray:
+    return HeldArray(ndarray)
+
 
 _dtype_name = lru_cache(str)  # NumPy looks a type's name up anew every time
 

@@ -30,9 +30,10 @@ from polyclinic.client.checks import (
     train_settings,
 )
 from polyclinic.client.hospital import Hospital, open_ledgers, simulated_sites
+from polyclinic.client.merging import join
 from polyclinic.client.releases import digest, read_release, write_release
 from polyclinic.client.state import read_state, write_state
-from polyclinic.compression import encode
+from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
@@ -148,8 +149,8 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
         work = [_work(call, scale, states[id(call)]) for call in calls]
         updates = task.train(build, arrays, work, settings)
-        answers = []
-        for call, site, update, epsilon in zip(calls, work, updates, spent, strict=True):
+        uploads, figures = [], []
+        for call, site, update in zip(calls, work, updates, strict=True):
             hospital, upload, kept = call.hospital, update.arrays, update.optimizer_state
             if how.active:
                 residual = states[id(call)].get(RESIDUAL)
@@ -163,8 +164,16 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
             # Never in a private run: the loss is computed on the patients that epsilon protects.
             if request.noise_multiplier is None and hospital.policy.release_metrics and math.isfinite(update.loss):
                 metrics["train-loss"] = update.loss
-            answers.append(_reply(hospital, upload, metrics, epsilon, key))
-        return answers
+            uploads.append(upload)
+            figures.append(metrics)
+        if not calls[0].hospital.simulated or request.merge_by not in figures[0]:
+            return [_reply(call.hospital, upload, metrics, epsilon, key)
+                    for call, upload, metrics, epsilon in zip(calls, uploads, figures, spent, strict=True)]  # fmt: skip
+        replies = [_reply(call.hospital, {}, metrics, epsilon)
+                   for call, metrics, epsilon in zip(calls, figures, spent, strict=True)]  # fmt: skip
+        models = [decode(upload, arrays, how) for upload in uploads] if how.active else uploads
+        join(replies, key, uploads, models, [metrics[request.merge_by] for metrics in figures])
+        return replies
 
     return _released(calls, allow, task.event(settings), "train", request.round,
                      identify, release)  # fmt: skip

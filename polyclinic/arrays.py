@@ -7,14 +7,18 @@ every site takes longer than the training, so an array made here keeps its ndarr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 Arrays = dict[str, np.ndarray]
+
+# In a reply whose model went into the mean that one reply carries: how many bytes it was. In that one: whose weight it has.
+MERGED, WEIGHT = "merged-bytes", "merged-weight"
+_MODELS_AT_ONCE = 256
 
 
 class HeldArray(Array):
@@ -70,8 +74,22 @@ def from_record(record: ArrayRecord) -> Arrays:
     }
 
 
+def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+    """The float64 mean of models of the same names and shapes; ``weights`` are not negative, one at least is positive."""
+    share = np.asarray(weights, dtype=np.float64) / math.fsum(weights)
+    mean = {name: np.zeros(value.shape) for name, value in models[0].items()}
+    for begin in range(0, len(models), _MODELS_AT_ONCE):
+        some = models[begin : begin + _MODELS_AT_ONCE]
+        for name, total in mean.items():
+            total += np.tensordot(share[begin : begin + len(some)], np.stack([model[name] for model in some]), 1)
+    return mean
+
+
 def size_of(content: RecordDict) -> int:
-    """Bytes of the arrays in a message; names and the few numbers beside them are not counted."""
+    """Bytes of the arrays that a message has or stands for; names and the few numbers beside them are not counted."""
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and MERGED in record:
+            return int(record[MERGED])  # type: ignore[arg-type]
     return sum(
         math.prod(array.shape) * np.dtype(array.dtype).itemsize
         for record in content.values()

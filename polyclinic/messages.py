@@ -50,11 +50,15 @@ class StatisticsRequest(Request):
 
 
 class TrainRequest(Request):
-    """One round of local training; ``public_patients`` is the paid or declared count that divides batch sums."""
+    """One round of local training; ``public_patients`` is the paid or declared count that divides batch sums.
+
+    ``merge_by``: simulated hospitals that are called together may answer with one mean, weighted by this metric.
+    """
 
     round: int = Field(ge=1, le=1_000_000)
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
     public_patients: float | None = Field(None, ge=1, le=1e9)
+    merge_by: str = ""
 
 
 class EvaluateRequest(Request):

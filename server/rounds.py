@@ -23,7 +23,9 @@ from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.server.cohort import sample_cohort
+from polyclinic.server.merging import is_merged, merge
 from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.strategies.registry import merge_by
 
 TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
@@ -105,11 +107,13 @@ def _train(
     number: int,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``)."""
+    key = merge_by(strategy)
+    merging = key if key and getattr(grid, "merges", False) else ""
 
     def request(site: Site) -> TrainRequest:
         return TrainRequest(
             run=run, site=site.index, home=home, round=number, noise_multiplier=state.noise_multiplier,
-            public_patients=state.public_patients.get(site.name),
+            public_patients=state.public_patients.get(site.name), merge_by=merging,
         )  # fmt: skip
 
     cohort = sample_cohort(sites, config, number, state.sampled)
@@ -131,11 +135,21 @@ def _train(
             "train_loss": metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,
             "simulated_seconds": metrics.get("simulated-seconds"),
         }  # fmt: skip
-    arrays, _ = strategy.aggregate_train(number, _alike([reply for _, reply in replies]))
+    models = [reply for _, reply in replies]
+    arrays, _ = strategy.aggregate_train(number, _alike(merge(models, key) if key else models))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
-    state.arrays = from_record(arrays)
+    state.arrays = _as_before(from_record(arrays), state.arrays)
     return told
+
+
+def _as_before(arrays: Arrays, before: Arrays) -> Arrays:
+    """The model in the types that it had: means are in float64."""
+    floats = {name for name, value in before.items() if np.issubdtype(value.dtype, np.floating)}
+    return {
+        name: value.astype(before[name].dtype, copy=False) if name in floats else value
+        for name, value in arrays.items()
+    }
 
 
 def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig) -> PolyclinicError:
@@ -206,7 +220,7 @@ def _accept(
 
 def _unpacked(reply: Message, like: Arrays | None, how: Compression | None) -> str | None:
     """Put the model that an upload stands for in its place; or why there is none."""
-    if like is None or how is None or not how.active:
+    if like is None or how is None or not how.active or is_merged(reply):
         return None
     for key, record in reply.content.items():
         if isinstance(record, ArrayRecord):
@@ -225,6 +239,8 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
     if like is None:
         return None
     array_records = [record for record in records if isinstance(record, ArrayRecord)]
+    if is_merged(reply) and not array_records:
+        return None
     if len(array_records) != 1:
         return "the reply does not carry exactly one ArrayRecord"
     arrays = from_record(array_records[0])

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import size_of
+from polyclinic.arrays import MERGED, WEIGHT, size_of
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
@@ -207,6 +207,8 @@ class SiteGrid(Grid):
                     exchange.refusals.append(site)
                 exchange.dropped.append((site, reply.error.reason or "no reason given"))
             else:
+                if not getattr(self._grid, "merges", False):
+                    _speak_for_itself(reply)
                 exchange.sizes[site.index] = size_of(message.content), size_of(reply.content)
                 exchange.replies.append((site, reply))
         return exchange
@@ -216,3 +218,11 @@ class SiteGrid(Grid):
         content = RecordDict({**message.content, **self._shared, RECORD: self._request(site).record()})
         kind = message.metadata.message_type
         return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))
+
+
+def _speak_for_itself(reply: Message) -> None:
+    """Take back a claim to be merged with others, which no real hospital's reply is."""
+    told = reply.content.get(RECORD)
+    if isinstance(told, ConfigRecord):
+        for claim in (MERGED, WEIGHT):
+            told.pop(claim, None)

@@ -22,7 +22,12 @@ from polyclinic.sim.workers import Workers
 
 
 class LocalGrid(Grid):
-    """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation."""
+    """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation.
+
+    ``merges``: replies reach the server all or not at all, so an app may put the arrays of many into one of them.
+    """
+
+    merges = True
 
     def __init__(
         self, app: AppReference, nodes: int, run_config: UserConfig, workers: Workers | None = None,

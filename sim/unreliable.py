@@ -54,6 +54,11 @@ class UnreliableGrid(Grid):
         self._grid = grid
         self._conditions = conditions
 
+    @property
+    def merges(self) -> bool:
+        """Not with a deadline: who misses it must not be in another's reply."""
+        return not self._conditions.deadline and getattr(self._grid, "merges", False)
+
     def set_run(self, run: Any) -> None:
         self._grid.set_run(run)
 

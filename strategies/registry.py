@@ -24,10 +24,22 @@ BUILT_IN: dict[str, type[Strategy]] = {
     "fedtrimmedavg": flower.FedTrimmedAvg,
 }
 
+_WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
+
 # The loop's cohort decides who takes part; without these Flower would sample again, or wait for ever for a second node.
 _EVERY_NODE = {
     "fraction_train": 1.0, "fraction_evaluate": 1.0, "min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1,
 }  # fmt: skip
+
+
+def merge_by(strategy: Strategy) -> str | None:
+    """The metric by which models may be averaged before ``aggregate_train`` sees them; None where it needs each one.
+
+    A strategy of one's own whose first step is the mean weighted by its ``weighted_by_key`` declares
+    ``associative = True``.
+    """
+    associative = getattr(strategy, "associative", type(strategy) in _WEIGHTED_MEANS)
+    return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 
 
 def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: float = 0.0) -> Strategy:

@@ -28,6 +28,8 @@ Quick = Callable[..., RunResult]
 class Halving(FedAvg):
     """A third-party strategy in the form that Flower's documentation teaches: override one method."""
 
+    associative = True
+
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         arrays, metrics = super().aggregate_train(server_round, replies)
         return arrays, metrics

@@ -7,12 +7,11 @@ S sites, B rows, M patients, P parameters in ``named_parameters`` order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_factors, clip_rows, longest_factor
@@ -84,44 +83,46 @@ def _guarded(
 
 
 def _factors(layers: Plan, theta: Tensor, batch: Batch) -> tuple[list[LayerRows], Tensor]:
-    value, seen = batch.x, []
-    with torch.enable_grad():
-        for layer in layers:
-            if not isinstance(layer, Affine):
-                value = _activate(layer, value)
-                continue
-            weight = layer.weight(theta).mT
-            out = torch.baddbmm(layer.offset(theta)[:, None], value, weight) if layer.bias else torch.bmm(value, weight)
-            seen.append((layer, value.detach(), out if out.requires_grad else out.requires_grad_()))
-            value = out
-        rows = functional.cross_entropy(value.flatten(0, 1), batch.y.flatten(), reduction="none")
-        losses = (rows.view_as(batch.weight) * batch.weight).sum(1)
-        gradients = torch.autograd.grad(losses.sum(), [out for _, _, out in seen])
-    return [LayerRows(layer, a, g) for (layer, a, _), g in zip(seen, gradients, strict=True)], losses.detach()
+    """Each linear layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
+    values = [batch.x]
+    for layer in layers:
+        values.append(_forward(layer, theta, values[-1]))
+    chances = torch.log_softmax(values[-1], -1)
+    label = batch.y[..., None]
+    losses = -(chances.gather(2, label)[..., 0] * batch.weight).sum(1)
+    gradient = chances.exp_().scatter_add_(2, label, chances.new_full((), -1.0).expand(label.shape))
+    gradient *= batch.weight[..., None]
+    parts: list[LayerRows] = []
+    for index in range(len(layers) - 1, -1, -1):
+        layer, value = layers[index], values[index]
+        if isinstance(layer, Affine):
+            parts.append(LayerRows(layer, value, gradient))
+            gradient = torch.bmm(gradient, layer.weight(theta)) if index else gradient
+        else:
+            gradient = _backward(layer, value, values[index + 1], gradient)
+    return parts[::-1], losses
 
 
-def _activate(layer: nn.Module, value: Tensor) -> Tensor:
-    if type(layer) is nn.Tanh and value.dtype == torch.float32:
-        return _tanh(value)
-    # What a layer writes in place is still needed: it is where gradients are taken.
+def _forward(layer: Affine | nn.Module, theta: Tensor, value: Tensor) -> Tensor:
+    if isinstance(layer, Affine):
+        weight = layer.weight(theta).mT
+        return torch.baddbmm(layer.offset(theta)[:, None], value, weight) if layer.bias else torch.bmm(value, weight)
+    if type(layer) is nn.Tanh and value.dtype == torch.float32 and value.device.type == "cpu":
+        # 2 sigmoid(2x) - 1, equal to 2 roundings of 1: on a CPU torch's sigmoid takes a sixth of its tanh's time.
+        return (value * 2).sigmoid_().mul_(2).sub_(1)
+    # What a layer writes in place is still needed: slopes are taken there.
     return cast(Tensor, layer(value.clone() if getattr(layer, "inplace", False) else value))
 
 
-class _Tanh(torch.autograd.Function):
-    """tanh as 2 sigmoid(2x) - 1: on a CPU torch's sigmoid takes a sixth of its tanh's time; equal to 2 roundings of 1."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        out = (value * 2).sigmoid_().mul_(2).sub_(1)
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return cast(Tensor, torch.ops.aten.tanh_backward(gradients[0], ctx.saved_tensors[0]))
-
-
-_tanh: Callable[[Tensor], Tensor] = _Tanh.apply
+def _backward(layer: nn.Module, before: Tensor, after: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient before an elementwise layer from the one after it."""
+    if type(layer) is nn.Tanh:
+        return cast(Tensor, torch.ops.aten.tanh_backward(gradient, after))
+    if type(layer) is nn.ReLU:
+        return cast(Tensor, torch.ops.aten.threshold_backward(gradient, after, 0))
+    with torch.enable_grad():
+        before = before.detach().requires_grad_()
+        return torch.autograd.grad(_forward(layer, before, before), before, gradient)[0]
 
 
 def _of_rows(factors: Tensor, batch: Batch) -> Tensor:

@@ -51,13 +51,13 @@ def _train(
     private = settings.noise_multiplier is not None
     row_bytes = _row_bytes(module, engine, private)
     updates: dict[int, SiteUpdate] = {}
-    # Gradients that are built are read several times over, fastest while they are in the processor's cache.
-    held = min(memory_limit, CACHE) if engine == "functional" else memory_limit
+    # What a step holds is read several times over, fastest while it is in the processor's cache.
+    held = min(memory_limit, CACHE)
     groups = group_sites(work, settings.sample_rate, row_bytes, held)
     if _draws_itself(module, work[0].rows.x.shape[1]):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
-        rows_at_once = max(1, held // (row_bytes * len(group)))
+        rows_at_once = max(1, (held if engine == "functional" else memory_limit) // (row_bytes * len(group)))
         compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once)
         some = [work[index] for index in group]
         torch.default_generator.manual_seed(int(some[0].layers.uniform(1)[0] * 2**53))

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -104,9 +105,15 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
 def _site(index: int, node: int, record: Mapping[str, Any]) -> Site:
     return Site(
         int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]),
-        Schema.from_dict(json.loads(record["schema"])),
+        _schema(str(record["schema"])),
         float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _schema(text: str) -> Schema:
+    """One object for all hospitals that tell the same: a schema has thousands of parts, and a run thousands of sites."""
+    return Schema.from_dict(json.loads(text))
 
 
 def _check_alike(sites: Sequence[Site]) -> None:

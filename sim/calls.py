@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -47,6 +48,17 @@ def call_app(reference: AppReference, stack: Stack) -> list[Answer]:
             answers.append((app(message, context), context.state))
         except Exception as error:
             answers.append(_failed(message, context, error))
+    return answers
+
+
+def call_in_worker(reference: AppReference, stack: Stack) -> list[Answer]:
+    """``call_app`` in a process that does nothing else.
+
+    What lives after its first call, modules and records, lives to its end: the garbage collector need not walk it again.
+    """
+    answers = call_app(reference, stack)
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
     return answers
 
 

@@ -18,7 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from ray.exceptions import RayError
 
 from polyclinic.errors import ConfigError
-from polyclinic.sim.calls import Answer, AppReference, Stack, call_app
+from polyclinic.sim.calls import Answer, AppReference, Stack, call_in_worker
 from polyclinic.sim.workers import lost
 
 
@@ -82,7 +82,7 @@ class _Actor:
         for message, names, context in stack:
             message.content = RecordDict({name: shared.get(key, record) for name, key, record in names})  # type: ignore[misc]
             whole.append((message, context))
-        return call_app(app, whole)
+        return call_in_worker(app, whole)
 
 
 # A message without its content; for each record its name, its key in the store, and the record where it is not there.

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from flwr.app import Error, Message
 
-from polyclinic.sim.calls import APP_FAILED, Answer, AppReference, Stack, call_app
+from polyclinic.sim.calls import APP_FAILED, Answer, AppReference, Stack, call_in_worker
 
 
 class Workers(Protocol):
@@ -44,7 +44,7 @@ class ProcessWorkers:
             futures: dict[int, Future[list[Answer]]] = {}
             for index in waiting:
                 try:
-                    futures[index] = self._pool(index).submit(call_app, app, stacks[index])
+                    futures[index] = self._pool(index).submit(call_in_worker, app, stacks[index])
                 except BrokenProcessPool:
                     self._pools.pop(index)
             for index, future in futures.items():

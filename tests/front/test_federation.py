@@ -1,10 +1,14 @@
 """A run from Python, stopped and resumed: nothing is lost, done twice, or left without a word on how to go on."""
 
+import gc
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyclinic import Federation
 from polyclinic.cli.terminal import fail
@@ -48,6 +52,24 @@ def test_progress_tells_every_step(quick: Quick) -> None:
         "comparison: 1 of 3, all hospitals without DP", "comparison: 2 of 3, hospital-1 alone",
         "comparison: 3 of 3, hospital-2 alone",
     ]  # fmt: skip
+
+
+class Settings(Watcher):
+    """Notes the process's settings as each step is told."""
+
+    def doing(self, what: str) -> None:
+        self.seen = gc.get_freeze_count() > 0, logging.getLogger("flwr").level, torch.get_num_threads()
+        super().doing(what)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_calms_the_process_and_puts_its_settings_back(quick: Quick, fails: bool) -> None:
+    before = gc.get_freeze_count(), logging.getLogger("flwr").level, torch.get_num_threads()
+    watcher = Settings("round 1", KeyboardInterrupt() if fails else None)
+    with suppress(KeyboardInterrupt):
+        quick(progress=watcher, rounds=1)
+    assert watcher.seen == (True, logging.WARNING, 1)
+    assert (gc.get_freeze_count(), logging.getLogger("flwr").level, torch.get_num_threads()) == before
 
 
 def test_a_failed_run_names_its_folder_and_goes_on_from_there(

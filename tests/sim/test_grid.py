@@ -1,5 +1,6 @@
 """The in-process grid: any ClientApp, state that persists, errors as replies, the same result for any worker count."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -92,6 +93,24 @@ def test_an_app_that_takes_a_stack_is_called_once_for_each_worker(workers: int |
         replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in range(1, 6)])
     assert [reply.content["metrics"]["together"] for reply in replies] == together
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2, 3, 4, 5]
+
+
+collected = ClientApp()
+
+
+@collected.train()
+def tell_what_is_frozen(message: Message, context: Context) -> Message:
+    metrics = MetricRecord({"num-examples": 1, "frozen": gc.get_freeze_count()})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def test_a_worker_keeps_what_its_first_call_loaded_from_the_garbage_collector() -> None:
+    with LocalGrid(AppReference(__name__, "collected"), 1, {}, ProcessWorkers(1)) as grid:
+        first, second = (
+            grid.send_and_receive([Message(RecordDict(), 1, "train")])[0].content["metrics"]["frozen"] for _ in range(2)
+        )
+    assert first == 0 and second > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_dearest_nodes_are_placed_first_and_evenly() -> None:

@@ -7,9 +7,11 @@ in it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from logging import ERROR
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
@@ -51,7 +53,8 @@ class HospitalApp(ClientApp):
         kind, answer = _ANSWERS[messages[0].metadata.message_type]
         found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
         calls = [call for call in found if isinstance(call, Call)]
-        given = iter(_answered(answer, calls))
+        given = iter([_told(call, reply, messages[0].metadata.message_type)
+                      for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
         return [_reply(message, next(given) if isinstance(call, Call) else call)
                 for message, call in zip(messages, found, strict=True)]  # fmt: skip
 
@@ -91,17 +94,27 @@ def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list
         return answer(calls)
     except Exception as error:
         if len(calls) == 1:
-            return [_told(calls[0], error)]
-        half = len(calls) // 2
-        return _answered(answer, calls[:half]) + _answered(answer, calls[half:])
+            return [error]
+    half = len(calls) // 2
+    return _answered(answer, calls[:half]) + _answered(answer, calls[half:])
 
 
-def _told(call: Call[Any], error: Exception) -> Exception:
-    """A simulation has nothing to protect and a person who wants to know what went wrong."""
-    if isinstance(error, PolyclinicError) or not call.hospital.simulated:
-        return error
-    log(ERROR, "%s failed.", call.hospital.site, exc_info=error)
-    return PolyclinicError(f"{call.hospital.site} failed with {type(error).__name__}: {error}")
+def _told(call: Call[Any], answer: Answer, kind: str) -> Answer:
+    """In a simulation, which has nothing to protect, what an unforeseen error was, and the file with its traceback."""
+    if isinstance(answer, RecordDict | PolyclinicError) or not call.hospital.simulated:
+        return answer
+    log(ERROR, "%s failed.", call.hospital.site, exc_info=answer)
+    path = _write_traceback(call, answer, kind.rpartition(".")[2])
+    sentence = f"{call.hospital.site} failed with {type(answer).__name__}: {answer}".rstrip(".")
+    return PolyclinicError(f"{sentence}; the traceback is in {path.relative_to(path.parents[2])}")
+
+
+def _write_traceback(call: Call[Any], error: Exception, kind: str) -> Path:
+    """The file, in the simulated site's folder in the run's own."""
+    path = call.hospital.home / f"failed-round-{getattr(call.request, 'round', 0):06d}-{kind}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return path
 
 
 def _reply(message: Message, answer: Answer) -> Message:

@@ -292,6 +292,7 @@ def test_a_failure_after_the_charge_says_nothing_of_its_kind(
         reasons.add(str(train(hospital, run=run, noise_multiplier=20.0).error.reason))
     assert reasons == {"the hospital failed; its own log has the details"}
     assert "row 7" in caplog.text and len(ledger(hospital).events()) == 3
+    assert not list(tmp_path.rglob("failed*"))
 
 
 def _raise(error: Exception) -> None:

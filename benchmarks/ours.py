@@ -31,7 +31,7 @@ class Clock(Silent):
         self.stamps: list[float] = []
         self.noise: float | None = None
 
-    def started(self, config: RunConfig, sites: Any, privacy: Any) -> None:
+    def started(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
         self.noise = privacy.noise_multiplier if privacy else None
         self.stamps.append(time.perf_counter())
 

@@ -49,11 +49,12 @@ class _Logged(Silent):
     def doing(self, what: str) -> None:
         log(INFO, "Polyclinic: %s", what)
 
-    def started(self, config: RunConfig, sites: Any, privacy: Any) -> None:
+    def started(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
         noise = (
             f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
         )
-        log(INFO, "Polyclinic: %d hospitals, %d rounds, %s", len(sites), config.rounds, noise)
+        trained = f"engine {engine}, " if engine else ""
+        log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         pooled: dict[str, Any] = next((row for row in reversed(state.rows) if row["site"] in ("pooled", "macro")), {})

@@ -17,8 +17,10 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import from_record
+from polyclinic.arrays import Arrays, from_record
 from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.models.tabular import initialise
@@ -31,7 +33,9 @@ from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.rounds import RunState, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.registry import make_strategy
+from polyclinic.training.modules import load
 from polyclinic.training.preparation import combine
+from polyclinic.training.stacked.engines import Engine, choose
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
 _FEWEST_PATIENTS = 10.0
@@ -47,7 +51,10 @@ class Progress(Protocol):
     def stopping(self) -> bool:
         """Whether the run is to stop after this round, whose checkpoint is then written; ``round_done`` stops it."""
 
-    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None: ...
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
+    ) -> None:
+        """``engine``: how the hospitals of a simulation train; None where they are real and choose for themselves."""
 
     def round_done(self, config: RunConfig, state: RunState) -> None: ...
 
@@ -64,7 +71,9 @@ class Silent:
     def stopping(self) -> bool:
         return False
 
-    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
+    ) -> None:
         pass
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
@@ -73,12 +82,16 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy)."""
+    """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
+
+    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves.
+    """
 
     config: RunConfig
     run: str
     sites: tuple[Site, ...]
     privacy: PrivacyPlan | None
+    engine: Engine | None
     state: RunState
 
 
@@ -112,7 +125,8 @@ def federate(
         )
     check_cohorts(config, len(sites))
     privacy = calibrate(config) if config.dp else None
-    watcher.started(config, sites, privacy)
+    engine = _engine(config, sites)
+    watcher.started(config, sites, privacy, engine)
     if resume:
         if checkpoint is None:
             raise ValueError("resume needs a checkpoint.")
@@ -132,7 +146,7 @@ def federate(
         save_checkpoint(checkpoint, state, strategy, config.checkpoints_kept)
     taking_part = [site for site in sites if site.name not in _gone(state)]
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
-    return Outcome(config, run, tuple(sites), privacy, state)
+    return Outcome(config, run, tuple(sites), privacy, engine, state)
 
 
 def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
@@ -188,11 +202,23 @@ def _plan(config: RunConfig) -> PrivacyPlan:
     )  # fmt: skip
 
 
+def _first_arrays(config: RunConfig, schema: Schema) -> Arrays:
+    build = build_model(config, schema)
+    return {name: value.numpy() for name, value in initialise(build, torch_seed(config.seed, "model")).items()}
+
+
+def _engine(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
+    if not all(site.simulated for site in sites):
+        return None
+    schema = sites[0].schema
+    module = load(build_model(config, schema), _first_arrays(config, schema))
+    return choose(module, len(feature_names(schema)), config.engine)
+
+
 def _first_state(
     grid: Grid, sites: Sequence[Site], config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
 ) -> RunState:
-    build = build_model(config, sites[0].schema)
-    arrays = {name: value.numpy() for name, value in initialise(build, torch_seed(config.seed, "model")).items()}
+    arrays = _first_arrays(config, sites[0].schema)
     state = RunState(arrays, noise_multiplier=privacy.noise_multiplier if privacy else None)
     if config.standardise:
         _standardise(grid, sites, state, config, run, home, privacy)

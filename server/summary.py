@@ -22,6 +22,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     site = outcome.sites[0]
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
+        "engine": outcome.engine,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "metrics": {
             "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),

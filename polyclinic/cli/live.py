@@ -84,7 +84,9 @@ class LiveProgress:
         else:
             self._console.print(what, soft_wrap=True)
 
-    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
+    ) -> None:
         self._sites, self._in_rounds = sites, True
         self._bar.update(self._task, description="Round", total=config.rounds)
         promise = (
@@ -94,6 +96,7 @@ class LiveProgress:
             else "no differential privacy"
         )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
+        what += f", engine {engine}" if engine else ""
         self._console.print(
             Text.assemble((config.dataset, "bold"), f": {what}\n", (promise, "" if privacy else "yellow"))
         )

@@ -137,7 +137,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "notes": list(summary.get("notes") or []),
         "facts": [
             (label, summary[key])
-            for label, key in (("Run folder", "run"), ("Seed", "seed"), ("Model, SHA-256", "model_sha256"))
+            for label, key in (
+                ("Run folder", "run"),
+                ("Seed", "seed"),
+                ("Engine", "engine"),
+                ("Model, SHA-256", "model_sha256"),
+            )
             if summary.get(key) is not None
         ],
     }

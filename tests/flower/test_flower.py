@@ -108,6 +108,7 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
     result = RunResult.read((tmp_path / "runs" / "latest.txt").read_text())
     assert list(result.sites.index) == ["north", "south"]
     assert result.pooled["auroc"] is None and not result.summary["simulation"]
+    assert result.summary["engine"] is None
     assert result.summary["metrics"]["sites"]["north"]["patients"] is None
     for name in ("north", "south"):
         ledger = Ledger.read(tmp_path / name / "home" / "ledger.sqlite")

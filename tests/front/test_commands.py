@@ -23,7 +23,8 @@ def finished(as_json: Command, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def test_run_prints_the_contract(finished: dict[str, Any]) -> None:
     assert set(finished) >= {
-        "run", "rounds", "seed", "strategy", "dataset", "metrics", "privacy", "model_sha256", "seconds", "rounds_per_second",
+        "run", "rounds", "seed", "strategy", "engine", "dataset", "metrics", "privacy", "model_sha256", "seconds",
+        "rounds_per_second",
     }  # fmt: skip
     assert set(finished["metrics"]) == {"pooled", "macro", "sites"}
     assert len(finished["metrics"]["sites"]) == 4

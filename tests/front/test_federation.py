@@ -37,8 +37,10 @@ class Watcher:
     def opened(self, folder: Path) -> None:
         self.doing(f"opened {folder}")
 
-    def started(self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None) -> None:
-        self.doing("started")
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
+    ) -> None:
+        self.doing(f"started with {engine}")
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         self.doing(f"round {state.round}")
@@ -48,7 +50,7 @@ def test_progress_tells_every_step(quick: Quick) -> None:
     watcher = Watcher()
     result = quick(progress=watcher, comparison=True, sites=2)
     assert watcher.told == [
-        "calibrating the noise", f"opened {result.path}", "started", "round 1", "round 2",
+        "calibrating the noise", f"opened {result.path}", "started with linear", "round 1", "round 2",
         "comparison: 1 of 3, all hospitals without DP", "comparison: 2 of 3, hospital-1 alone",
         "comparison: 3 of 3, hospital-2 alone",
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,5 +188,7 @@ def test_engines_and_stacks_give_the_same_model(quick: Callable[..., RunResult],
     other = quick(model="mlp", sites=8, rounds=2, engine=engine, workers=2)
     for name, value in whole.arrays.items():
         np.testing.assert_allclose(other.arrays[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6)
+    assert (whole.summary["engine"], other.summary["engine"]) == ("linear", engine)
+    assert re.search(rf"Engine</th><td><code>{engine}<", (other.path / "report.html").read_text())
     spent = [run.summary["metrics"]["sites"] for run in (whole, other)]
     assert [site["epsilon"] for site in spent[0].values()] == [site["epsilon"] for site in spent[1].values()]

@@ -57,7 +57,7 @@ class _Logged(Silent):
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
-        pooled: dict[str, Any] = next((row for row in reversed(state.rows) if row["site"] in ("pooled", "macro")), {})
+        pooled: dict[str, Any] = next((row for row in state.newest_rows() if row["site"] in ("pooled", "macro")), {})
         spent = f", epsilon spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
         log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
             _short(pooled.get("auroc")), spent)  # fmt: skip

@@ -1,4 +1,7 @@
-"""One file that holds a run's state after a round: safetensors, replaced atomically, no pickle."""
+"""One file that holds a run's state after a round: safetensors, replaced atomically, no pickle.
+
+Rows and drop-outs of all rounds so far lie in the history beside it, of which a checkpoint knows its part.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,49 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
+from polyclinic.server.history import Extent, History
 from polyclinic.server.rounds import RunState
 from polyclinic.strategies.state import restore_strategy, strategy_state
 
-_PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in ("arrays", "standardiser")]
+_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts")
+_PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 
-def save_checkpoint(path: Path, state: RunState, strategy: Strategy, kept: int = 1) -> None:
+def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: History, kept: int = 1) -> None:
     """Write the state and the strategy's own: whole and on the disk, or the earlier file stays.
 
-    ``kept`` above 1 keeps that many of the newest beside ``path``, named by their rounds.
+    ``history`` gains the state's new rows and drop-outs first. ``kept`` above 1 keeps that many of the newest beside
+    ``path``, named by their rounds.
     """
     arrays = {f"model/{name}": value for name, value in state.arrays.items()}
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
     if state.standardiser is not None:
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
     partial = path.with_suffix(".partial")
-    plain = json.dumps({name: getattr(state, name) for name in _PLAIN})
-    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, {"state": plain})
+    meta = {
+        "state": json.dumps({name: getattr(state, name) for name in _PLAIN}),
+        "history": json.dumps(dataclasses.asdict(history.add(state.rows, state.dropouts))),
+    }
+    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, meta)
     flush(partial)
     partial.replace(path)
     flush(path.parent)
     if kept > 1:
-        history = path.with_name("checkpoints")
-        history.mkdir(exist_ok=True)
-        named = history / f"round-{state.round:06d}{path.suffix}"
+        named = _kept(path, state.round)
+        named.parent.mkdir(exist_ok=True)
         named.unlink(missing_ok=True)
         named.hardlink_to(path)
-        for old in sorted(history.iterdir())[:-kept]:
+        for old in sorted(named.parent.iterdir())[:-kept]:
             old.unlink()
+
+
+def history_of(checkpoint: Path) -> Path:
+    """The history of the run that ``checkpoint`` belongs to."""
+    return checkpoint.with_name("history.jsonl")
+
+
+def _kept(path: Path, round: int) -> Path:
+    return path.with_name("checkpoints") / f"round-{round:06d}{path.suffix}"
 
 
 def flush(path: Path) -> None:
@@ -53,18 +70,30 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def load_checkpoint(path: Path, strategy: Strategy) -> RunState:
-    """The state that was saved; puts the strategy's own back. Raises DataError for a missing or damaged file."""
+def load_checkpoint(path: Path, strategy: Strategy) -> tuple[RunState, History]:
+    """The state that was saved, and its history, cut back to it; puts the strategy's own state back.
+
+    Kept checkpoints of later rounds go: the history that they count on is written anew. Raises DataError for a missing
+    or damaged file.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            plain = json.loads(file.metadata()["state"])
+            plain, extent = (json.loads(file.metadata()[name]) for name in ("state", "history"))
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
         raise DataError(f"{path} is not a checkpoint that can be resumed: it is missing or damaged.") from None
 
     def part(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
+    history, rows, dropouts = History.resume(history_of(path), Extent(**extent))
     restore_strategy(strategy, part("strategy/"))
     scale = part("standardiser/")
-    return RunState(arrays=part("model/"), standardiser=(scale["mean"], scale["std"]) if scale else None, **plain)
+    state = RunState(
+        arrays=part("model/"), standardiser=(scale["mean"], scale["std"]) if scale else None, rows=rows,
+        dropouts=dropouts, **plain,
+    )  # fmt: skip
+    for later in _kept(path, 0).parent.glob("*"):
+        if later.name > _kept(path, state.round).name:
+            later.unlink()
+    return state, history

@@ -28,8 +28,9 @@ from polyclinic.plugins import build_model, model_named, strategy_named, task_na
 from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import torch_seed
-from polyclinic.server.checkpoint import load_checkpoint, save_checkpoint
+from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts
+from polyclinic.server.history import History
 from polyclinic.server.rounds import RunState, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.registry import make_strategy
@@ -108,8 +109,8 @@ def federate(
 ) -> Outcome:  # fmt: skip
     """Run ``config`` over the hospitals behind ``grid``.
 
-    ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round, from
-    which ``resume`` continues; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
+    ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round (its
+    history beside it), from which ``resume`` continues; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
     """
     watcher = progress or Silent()
     check_names(config)
@@ -127,23 +128,29 @@ def federate(
     privacy = calibrate(config) if config.dp else None
     engine = _engine(config, sites)
     watcher.started(config, sites, privacy, engine)
+    history: History | None = None
     if resume:
         if checkpoint is None:
             raise ValueError("resume needs a checkpoint.")
-        state = load_checkpoint(checkpoint, strategy)
+        state, history = load_checkpoint(checkpoint, strategy)
         _check_ledgers(home, [site.name for site in sites if site.simulated], state)
     else:
         state = _first_state(grid, sites, config, run, home, privacy)
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
+        if checkpoint is not None:
+            history = History.begin(history_of(checkpoint))
+
+    def save(now: RunState) -> None:
+        if checkpoint is not None and history is not None:
+            save_checkpoint(checkpoint, now, strategy, history, config.checkpoints_kept)
 
     def after_round(now: RunState) -> None:
-        due = now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping()
-        if checkpoint is not None and due:
-            save_checkpoint(checkpoint, now, strategy, config.checkpoints_kept)
+        if now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping():
+            save(now)
         watcher.round_done(config, now)
 
-    if checkpoint is not None and not resume:
-        save_checkpoint(checkpoint, state, strategy, config.checkpoints_kept)
+    if not resume:
+        save(state)
     taking_part = [site for site in sites if site.name not in _gone(state)]
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
     return Outcome(config, run, tuple(sites), privacy, engine, state)

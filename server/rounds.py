@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class RunFailed(PolyclinicError):
 
 @dataclass
 class RunState:
-    """All that the next round depends on, and the history so far; what a checkpoint holds.
+    """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
     ``stopped``: why there will be no further round though some were left. ``sampled``: each site's last round.
     """
@@ -55,6 +56,11 @@ class RunState:
     seconds: float = 0.0
     stopped: str | None = None
     sampled: dict[str, int] = field(default_factory=dict)
+
+    def newest_rows(self) -> list[dict[str, Any]]:
+        """The rows of the round that is done."""
+        rows = takewhile(lambda row: row["round"] == self.round, reversed(self.rows))
+        return list(rows)[::-1]
 
     def shared(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""

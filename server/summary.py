@@ -16,7 +16,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     """The summary of a finished run; ``home`` holds the ledgers of simulated hospitals."""
     config, state, privacy = outcome.config, outcome.state, outcome.privacy
     simulated = all(site.simulated for site in outcome.sites)
-    last = {row["site"]: row for row in state.rows if row["round"] == state.round}
+    last = {row["site"]: row for row in state.newest_rows()}
     private = privacy is not None
     spent = _spent(outcome, home)
     site = outcome.sites[0]

@@ -102,7 +102,7 @@ class LiveProgress:
         )
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
-        rows = {row["site"]: row for row in state.rows if row["round"] == state.round}
+        rows = {row["site"]: row for row in state.newest_rows()}
         sites = sum(1 for row in rows.values() if row.get("bytes_up") is not None)
         speed = f"{state.round / state.seconds:.2g} rounds/s, {sites * state.round / state.seconds:.3g} sites/s"
         self._bar.update(self._task, completed=state.round, total=config.rounds, speed=speed)

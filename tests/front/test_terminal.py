@@ -82,7 +82,8 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     # A checkpoint of the last round, though none was due.
     config = RunConfig.build(read_toml(folder / "config.toml"))
     strategy = make_strategy(strategy_named(config.strategy), config.options)
-    assert load_checkpoint(folder / "checkpoint.safetensors", strategy).round >= 3
+    state, _ = load_checkpoint(folder / "checkpoint.safetensors", strategy)
+    assert state.round >= 3
     # From the first second on, a terminal shows what is going on and where it goes.
     parts = [screen.index(words) for words in ("Starting", "calibrating the noise", f"Run folder: {folder}", "Round")]
     assert parts == sorted(parts) and "rounds/s" in screen and "sites/s" in screen

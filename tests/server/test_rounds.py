@@ -272,8 +272,8 @@ def _start_and_kill(
         "from polyclinic.server import federate\n"
         "from polyclinic.training import classification\n"
         f"save, after = federate.save_checkpoint, {after}\n"
-        "def then_die(path, state, strategy, kept):\n"
-        "        if state.round <= after: save(path, state, strategy, kept)\n"
+        "def then_die(path, state, *rest):\n"
+        "        if state.round <= after: save(path, state, *rest)\n"
         + _DIES[dies]
         + "federate.save_checkpoint = then_die\n"
         "sys.argv = ['polyclinic', 'run'] + sys.argv[1:]\n"

@@ -1,0 +1,74 @@
+"""A run's rows and drop-outs on the disk: one file of JSON lines that only grows.
+
+A checkpoint holds how much of the file belongs to it, so that what it costs does not grow with the rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyclinic.errors import DataError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The part of a history that a checkpoint counts on: its first ``size`` bytes, and their SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass
+class History:
+    """A history file and what is in it: how many rows and drop-outs, in how many bytes, and the digest of those."""
+
+    path: Path
+    rows: int = 0
+    dropouts: int = 0
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @classmethod
+    def begin(cls, path: Path) -> History:
+        """An empty one; a file that is there is emptied."""
+        path.write_bytes(b"")
+        return cls(path)
+
+    @classmethod
+    def resume(cls, path: Path, extent: Extent) -> tuple[History, list[Record], list[Record]]:
+        """The history cut back to ``extent``, with the rows and the drop-outs in it.
+
+        Raises DataError when the file is missing, shorter than that, or not what was written.
+        """
+        content = path.read_bytes()[: extent.size] if path.is_file() else b""
+        digest = hashlib.sha256(content)
+        if len(content) != extent.size or digest.hexdigest() != extent.sha256:
+            raise DataError(
+                f"{path} does not hold the rounds that the checkpoint counts on: it is missing, cut short or altered; "
+                "restore it before the run goes on."
+            )
+        os.truncate(path, extent.size)
+        lines = [json.loads(line) for line in content.splitlines()]
+        rows = [line["row"] for line in lines if "row" in line]
+        dropouts = [line["dropout"] for line in lines if "dropout" in line]
+        return cls(path, len(rows), len(dropouts), extent.size, digest), rows, dropouts
+
+    def add(self, rows: Sequence[Record], dropouts: Sequence[Record]) -> Extent:
+        """Write what is new of all ``rows`` and ``dropouts``; returns once it is on the disk."""
+        lines = [{"row": row} for row in rows[self.rows :]] + [{"dropout": one} for one in dropouts[self.dropouts :]]
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        with self.path.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows, self.dropouts, self.size = len(rows), len(dropouts), self.size + len(content)
+        self.digest.update(content)
+        return Extent(self.size, self.digest.hexdigest())

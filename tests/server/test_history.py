@@ -1,0 +1,112 @@
+"""Rows and drop-outs beside the checkpoints: written once, counted by each checkpoint, cut back to it on resume."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyclinic import Federation
+from polyclinic.errors import DataError, PolyclinicError
+from polyclinic.federation import RunResult
+from polyclinic.server.federate import Silent
+from polyclinic.server.history import History
+
+Quick = Callable[..., RunResult]
+ROWS = [{"round": number, "site": "a", "loss": number / 3, "auroc": None} for number in range(5)]
+DROPOUTS = [{"round": 1, "site": "b\u2028", "reason": "no\nreply"}]
+
+
+class StopsAfter(Silent):
+    """Ends the run with an error once a round is done."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def round_done(self, config: object, state: object) -> None:
+        if state.round == self._round:  # type: ignore[attr-defined]
+            raise PolyclinicError("The lights went out.")
+
+
+def stopped(quick: Quick, out: Path, round: int, **options: object) -> Path:
+    with pytest.raises(PolyclinicError, match="lights"):
+        quick(progress=StopsAfter(round), out=str(out), **options)
+    (folder,) = out.iterdir()
+    return folder
+
+
+def same_rounds(one: RunResult, other: RunResult, but: tuple[str, ...] = ("seconds",)) -> bool:
+    return one.rounds.drop(columns=[*but]).equals(other.rounds.drop(columns=[*but]))
+
+
+def test_what_was_added_comes_back_and_the_rest_is_cut_off(tmp_path: Path) -> None:
+    history = History.begin(tmp_path / "h")
+    first = history.add(ROWS[:2], [])
+    second = history.add(ROWS[:3], DROPOUTS)
+    history.add(ROWS, DROPOUTS)
+    for extent, rows, dropouts in ((second, ROWS[:3], DROPOUTS), (first, ROWS[:2], [])):
+        resumed, *found = History.resume(tmp_path / "h", extent)
+        assert found == [rows, dropouts] and (tmp_path / "h").stat().st_size == extent.size
+    assert resumed.add(ROWS[:3], DROPOUTS) == second
+
+
+def test_only_what_is_new_is_written(tmp_path: Path) -> None:
+    history = History.begin(tmp_path / "h")
+    before = history.add(ROWS * 200, [])
+    (tmp_path / "h").write_bytes(b"")
+    after = history.add([*ROWS * 200, ROWS[0]], [])
+    assert (tmp_path / "h").read_text() == json.dumps({"row": ROWS[0]}) + "\n"
+    assert after.size - before.size == (tmp_path / "h").stat().st_size
+
+
+@pytest.mark.parametrize("content", [None, b"", b"torn", b"\xff" * 400])
+def test_a_history_that_is_not_what_was_written_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    extent = History.begin(tmp_path / "h").add(ROWS, [])
+    (tmp_path / "h").unlink() if content is None else (tmp_path / "h").write_bytes(content)
+    with pytest.raises(DataError, match=r"^\S*h does not hold the rounds .*restore it before the run goes on\.$"):
+        History.resume(tmp_path / "h", extent)
+
+
+def test_checkpoints_do_not_grow_with_the_rounds(quick: Quick) -> None:
+    sizes = [(quick(rounds=rounds).path / "checkpoint.safetensors").stat().st_size for rounds in (2, 9)]
+    assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_a_stopped_runs_rounds_and_dropouts_come_back(quick: Quick, tmp_path: Path) -> None:
+    trace = tmp_path / "away.csv"
+    trace.write_text("round,site\n1,hospital-2\n3,hospital-3\n4,hospital-3\n")
+    options = {"rounds": 4, "availability": str(trace), "optimizer": "adam", "learning_rate": 0.05}
+    whole = quick(out=str(tmp_path / "whole"), **options)
+    folder = stopped(quick, tmp_path / "stopped", 3, **options)
+    with (folder / "history.jsonl").open("a") as history:
+        history.write('{"row": {"round": 4, "si')  # what a process killed within its next checkpoint leaves
+    resumed = Federation.resume(folder)
+    assert same_rounds(resumed, whole) and resumed.summary["dropouts"] == whole.summary["dropouts"]
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+def test_an_older_checkpoint_that_was_kept_can_be_resumed_from(quick: Quick, tmp_path: Path) -> None:
+    options = {"rounds": 5, "optimizer": "adam", "learning_rate": 0.05, "checkpoints_kept": 3}
+    whole = quick(out=str(tmp_path / "whole"), **options, checkpoint_every=2)
+    folder = stopped(quick, tmp_path / "stopped", 4, **options, checkpoint_every=2)
+    shutil.copy(folder / "checkpoints" / "round-000002.safetensors", folder / "checkpoint.safetensors")
+    with pytest.raises(PolyclinicError, match="lights"):
+        Federation.resume(folder, progress=StopsAfter(3))
+    # Round 4's counts on rounds that are not there any more.
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())][-1] == "round-000002.safetensors"
+    resumed = Federation.resume(folder)
+    # Round 4 had been charged when round 3 was asked for again, and a site tells what it has spent in all.
+    assert same_rounds(resumed, whole, but=("seconds", "epsilon"))
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+@pytest.mark.parametrize("damage", [None, 10, -1])
+def test_a_run_without_its_history_does_not_go_on(quick: Quick, tmp_path: Path, damage: int | None) -> None:
+    folder = stopped(quick, tmp_path / "stopped", 1)
+    history = folder / "history.jsonl"
+    content = history.read_bytes()
+    history.unlink() if damage is None else history.write_bytes(content[:damage])
+    with pytest.raises(DataError, match=r"history\.jsonl does not hold the rounds"):
+        Federation.resume(folder)

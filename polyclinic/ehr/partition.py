@@ -122,7 +122,15 @@ def check_partitioner(name: str) -> None:
 def partition(
     records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0
 ) -> dict[str, pd.DataFrame]:
-    """Records of each site, by site name in sorted order; the same for the same arguments, on any machine.
+    """Records of each site: those of its rows (``partition_rows``), renumbered from 0."""
+    found = partition_rows(records, schema, name, sites, seed, alpha)
+    return {site: records.iloc[rows].reset_index(drop=True) for site, rows in found.items()}
+
+
+def partition_rows(
+    records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0
+) -> dict[str, Ints]:
+    """Rows of each site, by site name in sorted order; the same for the same arguments, on any machine.
 
     name: one of PARTITIONERS. sites: number of sites; for "natural" and "column:NAME" the first so many in order of
     appearance, 0 for all. alpha: Dirichlet concentration or, for feature-shift, the overlap.
@@ -152,7 +160,7 @@ def partition(
         width = max(2, len(str(sites))) if sites > 9 else 1
         deal = _BY_NAME[name](records, schema, sites, rng, alpha)
         chosen = {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
-    return {site: records.iloc[chosen[site]].reset_index(drop=True) for site in sorted(chosen)}
+    return {site: chosen[site] for site in sorted(chosen)}
 
 
 def _people(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints, int]:

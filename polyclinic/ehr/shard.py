@@ -11,6 +11,7 @@ from hashlib import sha256
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import Bools, Floats, Ints, identifiers, require_columns
 from polyclinic.ehr.encoding import encode
@@ -81,6 +82,41 @@ def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]
     return identifiers(records[schema.patient_id.name], source)
 
 
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Records that fit a schema: x and y as in a Shard, and ids (rows,), each row's patient as text.
+
+    ids is None where the schema has no patient_id column: each row is then a patient.
+    """
+
+    x: Floats
+    y: Ints
+    ids: NDArray[np.object_] | None
+
+    def at(self, rows: Ints) -> Checked:
+        """The records of these rows."""
+        return Checked(self.x[rows], self.y[rows], None if self.ids is None else self.ids[rows])
+
+    @property
+    def patients(self) -> NDArray[np.object_]:
+        """Each row's patient as text: its id, or the row's number (from 1)."""
+        if self.ids is None:
+            return np.array([str(row + 1) for row in range(len(self.y))], dtype=object)
+        return self.ids
+
+
+def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked:
+    """The records, encoded. Raises DataError, with the row but never the cell, where the schema does not allow them."""
+    require_columns(records, tuple(c for c in (*schema.features, schema.label, schema.patient_id) if c), source)
+    if records.empty:
+        raise DataError(f"{source}: there are no records; give a file with at least one row under its header.")
+    encoded = encode(records, schema, source)
+    if encoded.y is None:
+        raise DataError(f"{source}: the label column {schema.label.name!r} is missing.")
+    ids = None if schema.patient_id is None else np.array(patient_ids(records, schema, source), dtype=object)
+    return Checked(encoded.x, encoded.y, ids)
+
+
 def build_shard(
     records: pd.DataFrame,
     schema: Schema,
@@ -102,30 +138,30 @@ def build_shard(
     source = site if source is None else source
     if not 0.0 < test_fraction < 1.0:
         raise ConfigError(f"test_fraction is {test_fraction!r}; it must lie between 0 and 1, both excluded.")
-    require_columns(records, tuple(c for c in (*schema.features, schema.label, schema.patient_id) if c), source)
-    if records.empty:
-        raise DataError(f"{source}: there are no records; give a file with at least one row under its header.")
-    encoded = encode(records, schema, source)
-    if encoded.y is None:
-        raise DataError(f"{source}: the label column {schema.label.name!r} is missing.")
-    ids = patient_ids(records, schema, source)
+    checked = check_records(records, schema, source)
     if split is None:
-        test_rows = np.array([is_test_patient(patient, test_fraction) for patient in ids], dtype=bool)
-    else:
-        test_rows = np.asarray(split, dtype=bool)
-    if test_rows.shape != (len(records),):
+        split = np.array([is_test_patient(patient, test_fraction) for patient in checked.patients], dtype=bool)
+    return split_shard(checked, schema, site, source, np.asarray(split, dtype=bool), allow_one_class)
+
+
+def split_shard(
+    checked: Checked, schema: Schema, site: str, source: str, test_rows: Bools, allow_one_class: bool = False
+) -> Shard:
+    """``build_shard`` of records that were checked before. Raises DataError for a split that it would refuse."""
+    rows = len(checked.y)
+    if test_rows.shape != (rows,):
         raise DataError(f"{source}: the split has shape {test_rows.shape}; it must have one entry for each row.")
-    person = pd.factorize(np.array(ids, dtype=object))[0].astype(np.int64)
+    person = pd.factorize(checked.patients)[0].astype(np.int64)
     _check_split(test_rows, person, source)
-    if not allow_one_class and len(np.unique(encoded.y[~test_rows])) < 2:
+    if not allow_one_class and len(np.unique(checked.y[~test_rows])) < 2:
         raise DataError(
             f"{source}: all training rows have the same label, so nothing can be learned here; "
             "give records of at least two classes."
         )
-    patient = np.arange(len(records), dtype=np.int64) if schema.unit == "record" else person
+    patient = np.arange(rows, dtype=np.int64) if schema.unit == "record" else person
     is_test = np.zeros(int(patient.max()) + 1, dtype=bool)
     is_test[patient[test_rows]] = True
-    return Shard(site, schema, encoded.x, encoded.y, patient, is_test)
+    return Shard(site, schema, checked.x, checked.y, patient, is_test)
 
 
 def _check_split(test_rows: Bools, person: Ints, source: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
-from polyclinic.ehr.checks import Bools, class_numbers
+from polyclinic.ehr.checks import Bools
 from polyclinic.ehr.datasets import breast_cancer, heart_disease, trial
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.partition import check_partitioner, partition
-from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.shard import Shard, build_shard, patient_ids
+from polyclinic.ehr.partition import check_partitioner, partition_rows
+from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
 from polyclinic.ehr.split import split_position
 from polyclinic.errors import ConfigError
 
@@ -51,28 +49,29 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
         records = dataset.load()
     if not natural and not partitioner.startswith("column:"):
         sites = sites or dataset.default_sites
-    tables = partition(records, dataset.schema, partitioner, sites, seed, alpha)
-    fixed = dataset.fixed_split if natural else None
-    return [_shard(tables[site], dataset.schema, site, fixed) for site in sorted(tables)]
+    schema = dataset.schema
+    rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha)
+    # All at once: checking and encoding a table takes about as long for one row as for a thousand.
+    checked = check_records(records, schema, dataset.name)
+    fixed = (records[dataset.fixed_split] == "test").to_numpy(dtype=bool) if natural and dataset.fixed_split else None
+    shards = []
+    for site, rows in rows_of.items():
+        own = checked.at(rows)
+        split = hash_split(own) if fixed is None else fixed[rows]
+        # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
+        shards.append(split_shard(own, schema, site, site, split, allow_one_class=fixed is not None))
+    return shards
 
 
-def _shard(records: pd.DataFrame, schema: Schema, site: str, fixed_split: str | None) -> Shard:
-    split = (records[fixed_split] == "test").to_numpy(dtype=bool) if fixed_split else hash_split(records, schema)
-    # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
-    return build_shard(records, schema, site, split=split, allow_one_class=fixed_split is not None)
-
-
-def hash_split(records: pd.DataFrame, schema: Schema, fraction: float = TEST_FRACTION) -> Bools:
+def hash_split(checked: Checked, fraction: float = TEST_FRACTION) -> Bools:
     """(rows,) True for test rows: the split of ``build_shard``, repaired where it leaves a tiny site unusable."""
-    ids = np.array(patient_ids(records, schema, "records"), dtype=object)
-    position = np.array([split_position(patient) for patient in ids])
+    position = np.array([split_position(patient) for patient in checked.patients])
     test = position < fraction
-    labels = class_numbers(records, schema.label, "records")
-    for label in np.unique(labels):
-        members = labels == label
+    for label in np.unique(checked.y):
+        members = checked.y == label
         if test[members].all():
             test = test & (position != position[members].max())
     if not test.any():
         # From the largest class, so that train keeps every class it has.
-        test = position == position[labels == np.argmax(np.bincount(labels))].min()
+        test = position == position[checked.y == np.argmax(np.bincount(checked.y))].min()
     return np.asarray(test, dtype=bool)

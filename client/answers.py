@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from polyclinic.arrays import to_record
+from polyclinic.arrays import filled, to_record
 from polyclinic.client.checks import (
     check_names,
     check_policy,
@@ -316,9 +316,9 @@ def _reply(
     hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays"
 ) -> RecordDict:
     """``spent`` is the ledger's epsilon after this call, in its own record so that strategies do not average it."""
-    content = RecordDict({
-        "metrics": MetricRecord({**metrics}),
-        RECORD: ConfigRecord({"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}),
+    content = filled(RecordDict(), {
+        "metrics": filled(MetricRecord(), metrics),
+        RECORD: filled(ConfigRecord(), {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}),
     })  # fmt: skip
     if arrays:
         content[key] = to_record(arrays)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from polyclinic.arrays import filled
 from polyclinic.errors import ConfigError
 
 RECORD = "polyclinic"
@@ -36,7 +37,7 @@ class Request(BaseModel):
     home: str = ""
 
     def record(self) -> ConfigRecord:
-        return ConfigRecord({key: value for key, value in self.model_dump().items() if value is not None})
+        return filled(ConfigRecord(), {key: value for key, value in self.model_dump().items() if value is not None})
 
 
 class EnrolRequest(Request):

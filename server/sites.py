@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import MERGED, WEIGHT, size_of
+from polyclinic.arrays import MERGED, WEIGHT, filled, size_of
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
@@ -222,7 +222,7 @@ class SiteGrid(Grid):
 
     def _addressed(self, message: Message) -> tuple[Site, Message]:
         site = self._cohort[message.metadata.dst_node_id]
-        content = RecordDict({**message.content, **self._shared, RECORD: self._request(site).record()})
+        content = filled(RecordDict(), {**message.content, **self._shared, RECORD: self._request(site).record()})
         kind = message.metadata.message_type
         return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))
 

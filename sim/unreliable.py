@@ -38,12 +38,16 @@ class Conditions:
     deadline: float = 0.0
 
     def reachable(self, round: int, node: int) -> bool:
+        if not self.dropout_rate:
+            return (round, node) not in self.away
         draw = np.random.default_rng((self.seed, round, node, 0)).random()
         return (round, node) not in self.away and draw >= self.dropout_rate
 
     def seconds(self, round: int, node: int, sent: int) -> float:
         """How long a node takes to be asked, to train, and to reply; ``sent`` bytes go over its line in both ways."""
-        slow = np.exp(self.straggling * np.random.default_rng((self.seed, round, node, 1)).standard_normal())
+        slow = 1.0
+        if self.straggling:
+            slow = np.exp(self.straggling * np.random.default_rng((self.seed, round, node, 1)).standard_normal())
         return float(self.compute_seconds * slow + (sent / self.bandwidth if self.bandwidth else 0.0))
 
 

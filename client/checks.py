@@ -68,7 +68,7 @@ def train_settings(
         sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
         max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
         momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),
-        engine=config.engine, double=double,
+        engine=config.engine, double=double, device="cuda" if config.gpus and not double else "cpu",
     )  # fmt: skip
 
 

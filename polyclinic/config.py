@@ -16,15 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from polyclinic.compression import Compression
 from polyclinic.errors import ConfigError, nearest
 
+# Keys that say where and how a run goes on, and not what comes out.
 _INDECISIVE = {
-    "out",
-    "timeout",
-    "workers",
-    "evaluate-every",
-    "checkpoint-every",
-    "checkpoints-kept",
-    "ray-address",
-}
+    "out", "timeout", "workers", "ray-address", "evaluate-every", "checkpoint-every", "checkpoints-kept",
+}  # fmt: skip
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -145,6 +140,11 @@ class RunConfig(BaseModel):
         "",
         description="Workers are Ray actors: local begins Ray here, auto or HOST:PORT joins a cluster; empty: processes.",
     )
+    gpus: float = Field(
+        0.0,
+        ge=0,
+        description="GPUs that the workers of a simulation share, each at most one; 0 trains on the processor.",
+    )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     checkpoint_every: int = Field(
         1, ge=1, description="Write a checkpoint after every so many rounds, and after the last."
@@ -187,6 +187,11 @@ class RunConfig(BaseModel):
                 "upload-share is below 1 but upload is 'model': only a difference can be sent in part; "
                 "set upload to 'difference'"
             )
+        if self.gpus > self.workers:
+            raise ValueError(
+                f"gpus is {self.gpus:g} but workers is {self.workers}: a worker uses at most one GPU; "
+                "set workers to at least as many"
+            )
         if self.dp and not paid and self.patients_per_site == 0:
             raise ValueError(
                 "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
@@ -208,12 +213,8 @@ class RunConfig(BaseModel):
         return dict(self.model_dump(by_alias=True))
 
     def decisive(self) -> dict[str, bool | int | float | str]:
-        """``flat`` without the keys that say where and how a run goes on, and not what comes out."""
-        return {
-            key: value
-            for key, value in self.flat().items()
-            if key not in ("out", "timeout", "workers", "evaluate-every", "checkpoint-every", "checkpoints-kept")
-        }
+        """``flat`` with only the keys that decide what comes out."""
+        return {key: value for key, value in self.flat().items() if key not in _INDECISIVE}
 
     @classmethod
     def build(cls, *layers: Mapping[str, Any]) -> RunConfig:

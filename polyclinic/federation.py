@@ -79,6 +79,13 @@ def _check_sites(config: RunConfig) -> None:
     conditions(config, simulated_sites(config))
 
 
+def _check_gpus(config: RunConfig) -> None:
+    """Raises ConfigError when this machine lacks the GPUs of a run; a Ray cluster is asked when it is joined."""
+    found = torch.cuda.device_count()
+    if config.gpus > found and not config.ray_address:
+        raise ConfigError(f"Configuration key 'gpus' has the value {config.gpus:g}, but torch finds {found} GPUs here.")
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A finished run, read from its folder.
@@ -199,6 +206,7 @@ class Federation:
         check_names(config)
         check_simulation(config)
         _check_sites(config)
+        _check_gpus(config)
         initialise(build_model(config, dataset_named(config.dataset).schema), seed=0)
         if config.dp:
             (progress or Silent()).doing("calibrating the noise")
@@ -215,6 +223,7 @@ class Federation:
         config = folder.config()
         if folder.finished or not folder.checkpoint.is_file():
             raise ConfigError(folder.way_on())
+        _check_gpus(config)
         return Federation._carry_out(config, folder, progress, resume=True)
 
     @staticmethod
@@ -241,8 +250,8 @@ def _workers(config: RunConfig) -> Workers | None:
     if config.ray_address:
         from polyclinic.sim.ray_workers import RayWorkers  # Ray takes a second to load
 
-        return RayWorkers(config.workers, config.ray_address)
-    return ProcessWorkers(config.workers) if config.workers > 1 else None
+        return RayWorkers(config.workers, config.ray_address, config.gpus)
+    return ProcessWorkers(config.workers, config.gpus) if config.workers > 1 else None
 
 
 def conditions(config: RunConfig, sites: Sequence[str]) -> Conditions:

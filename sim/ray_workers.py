@@ -23,12 +23,13 @@ from polyclinic.sim.workers import lost
 
 
 class RayWorkers:
-    """``count`` actors, each with one CPU; Ray restarts an actor that dies and makes its call once more.
+    """``count`` actors, each with one CPU and its part of ``gpus``; Ray restarts one that dies and makes its call again.
 
-    address: "local" starts Ray on this machine, "auto" or a host joins a cluster. Raises ConfigError when there is none.
+    address: "local" starts Ray on this machine, "auto" or a host joins a cluster. Raises ConfigError when there is none,
+    or it has fewer GPUs.
     """
 
-    def __init__(self, count: int, address: str) -> None:
+    def __init__(self, count: int, address: str, gpus: float = 0.0) -> None:
         self.count = count
         self._begun_here = not ray.is_initialized()
         if self._begun_here:
@@ -43,7 +44,13 @@ class RayWorkers:
                 raise ConfigError(
                     f"Configuration key 'ray-address' has the value {address!r}, where no Ray cluster answers: {first}"
                 ) from None
-        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(_Actor)
+        found = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+        if gpus > found:
+            self._leave()
+            raise ConfigError(
+                f"Configuration key 'gpus' has the value {gpus:g}, but this Ray cluster has {found:g} GPUs."
+            )
+        actor = ray.remote(num_cpus=1, num_gpus=gpus / count, max_restarts=-1, max_task_retries=1)(_Actor)
         self._actors: list[Any] = [actor.remote() for _ in range(count)]
 
     def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
@@ -62,6 +69,9 @@ class RayWorkers:
     def close(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._begun_here:
             ray.shutdown()
 

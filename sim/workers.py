@@ -31,10 +31,11 @@ class Workers(Protocol):
 
 
 class ProcessWorkers:
-    """``count`` processes of this machine."""
+    """``count`` processes of this machine, which share ``gpus`` of its GPUs, each one at most."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, gpus: float = 0.0) -> None:
         self.count = count
+        self._gpus = gpus
         self._pools: dict[int, ProcessPoolExecutor] = {}
 
     def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
@@ -63,7 +64,8 @@ class ProcessWorkers:
         if index not in self._pools:
             # Not fork: torch's and Ray's threads do not survive it.
             spawn = multiprocessing.get_context("spawn")
-            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker)
+            gpu = int(index * self._gpus / self.count) if self._gpus else None
+            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(gpu,))
         return self._pools[index]
 
 
@@ -76,7 +78,11 @@ def lost(stack: Stack) -> list[Answer]:
     return [(Message(Error(APP_FAILED, reason), reply_to=message), context.state) for message, context in stack]
 
 
-def _begin_worker() -> None:
+def _begin_worker(gpu: int | None) -> None:
+    if gpu is not None:
+        # Before CUDA's first use, the process can be shown the one GPU that is its own.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     # Ctrl-C reaches the whole process group; the run itself decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

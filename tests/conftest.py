@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyclinic import Federation
 from polyclinic.federation import RunResult
@@ -19,6 +20,13 @@ if "POLYCLINIC_DATA" not in os.environ and SHARED_DATA.is_dir():
     os.environ["POLYCLINIC_DATA"] = str(SHARED_DATA)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device is here"))
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,8 @@ def run(
     ray_address: Annotated[
         str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
     ] = None,
+    gpus: Annotated[float | None, typer.Option(help="GPUs that the workers share; 0.5 is half of one.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints that are kept, the newest.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
@@ -72,7 +74,8 @@ def run(
     """Train one model over several hospitals; without arguments, the embedded default."""
     flags = {
         "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
-        "task": task, "seed": seed, "workers": workers, "ray_address": ray_address, "out": out,
+        "task": task, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus, "checkpoints_kept": keep,
+        "out": out,
     }  # fmt: skip
     given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})
     screen = console(as_json)

@@ -6,7 +6,7 @@ Clipping one patient bounds that patient's influence only where the module keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -153,8 +153,13 @@ def _parameters(module: nn.Module) -> Arrays:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Layers that draw from torch's global generator (dropout) draw from ``seed`` within, and leave no trace outside."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+    """Layers that draw from torch's global generators (dropout) draw from ``seed`` within, and leave no trace outside."""
+    with kept_apart(device):
+        torch.manual_seed(seed)
         yield
+
+
+def kept_apart(device: str = "cpu") -> AbstractContextManager[None]:
+    """What is drawn within from torch's global generators, of the CPU and of ``device``, leaves no trace outside."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else [])

@@ -22,13 +22,13 @@ from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
 def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     """The site's update after ``settings.local_steps`` steps from ``arrays``; noise from the site's own stream."""
-    with seeded(int(site.layers.uniform(1)[0] * 2**53)):
+    with seeded(int(site.layers.uniform(1)[0] * 2**53), settings.device):
         return _train(build, arrays, site, settings)
 
 
 def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     private = settings.noise_multiplier is not None
-    plain = load(build, arrays)
+    plain = load(build, arrays).to(settings.device)
     # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
     module = GradSampleModule(plain, loss_reduction="sum", strict=True) if private else plain
     parameters = [p for p in plain.parameters() if p.requires_grad]
@@ -36,9 +36,9 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
     optimizer = _optimizer(parameters, settings)
     _restore(optimizer, site.optimizer_state)
 
-    x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(parameters[0].dtype)
+    x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, parameters[0].dtype)
     x.requires_grad_(private)  # Opacus' backward hooks want an input that has a gradient
-    y = torch.from_numpy(site.rows.y)
+    y = torch.from_numpy(site.rows.y).to(settings.device)
     patient = site.rows.patient
     divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)
     losses: list[float] = []
@@ -47,7 +47,7 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
         position = np.full(site.rows.patients, -1)
         position[batch] = np.arange(len(batch))
         rows = np.flatnonzero(position[patient] >= 0)
-        member = torch.from_numpy(position[patient[rows]])
+        member = torch.from_numpy(position[patient[rows]]).to(settings.device)
         gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, site.noise)
         for p, total, origin in zip(parameters, gradient, start, strict=True):
             p.grad = total / divisor + settings.proximal_mu * (p.detach() - origin)
@@ -65,7 +65,7 @@ def _batch_gradient(
     """Sum over the batch's patients of their (clipped) gradients, plus noise when private; and their summed loss."""
     shapes = [p.shape for p in parameters]
     if patients == 0:
-        per_patient = torch.zeros(0, sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        per_patient = parameters[0].new_zeros(0, sum(p.numel() for p in parameters))
         loss = 0.0
     else:
         weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
@@ -78,7 +78,7 @@ def _batch_gradient(
         rows = torch.cat([p.grad_sample.flatten(1) for p in parameters], dim=1)  # type: ignore[attr-defined]
         for p in parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
-        per_patient = torch.zeros(patients, rows.shape[1], dtype=rows.dtype).index_add_(0, member, rows)
+        per_patient = rows.new_zeros(patients, rows.shape[1]).index_add_(0, member, rows)
     if settings.noise_multiplier is None:
         return [torch.zeros_like(p) for p in parameters], loss
     flat = privatise(clipped_sum(per_patient, settings.max_grad_norm), settings.noise_multiplier, noise)

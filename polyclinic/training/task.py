@@ -25,7 +25,8 @@ class TrainSettings:
     """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise.
 
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
-    whatever the model's dtype, so that rounding is far below the noise.
+    whatever the model's dtype, so that rounding is far below the noise. ``device``: "cpu" or "cuda"; batches and noise
+    are drawn on the CPU, so that both train on the same ones.
     """
 
     sample_rate: float
@@ -39,6 +40,7 @@ class TrainSettings:
     proximal_mu: float = 0.0
     engine: str = "auto"
     double: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

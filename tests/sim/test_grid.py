@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -192,3 +194,27 @@ def test_engines_and_stacks_give_the_same_model(quick: Callable[..., RunResult],
     assert re.search(rf"Engine</th><td><code>{engine}<", (other.path / "report.html").read_text())
     spent = [run.summary["metrics"]["sites"] for run in (whole, other)]
     assert [site["epsilon"] for site in spent[0].values()] == [site["epsilon"] for site in spent[1].values()]
+
+
+def test_gpus_that_are_not_there_are_refused_before_a_run_begins(
+    quick: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="gpus is 2 but workers is 1: a worker uses at most one GPU"):
+        quick(gpus=2)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="'gpus' has the value 0.5, but torch finds 0 GPUs here"):
+            quick(gpus=0.5)
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(ConfigError, match="'gpus' has the value 1, but this Ray cluster has 0 GPUs"):
+            quick(gpus=1, ray_address="local")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 2, "ray_address": "local"}])
+def test_a_gpu_gives_the_model_that_the_processor_gives(
+    quick: Callable[..., RunResult], options: dict[str, Any]
+) -> None:
+    here, there = quick(sites=5, model="mlp"), quick(sites=5, model="mlp", gpus=1, **options)
+    for name, value in here.arrays.items():
+        np.testing.assert_allclose(there.arrays[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
+    assert there.privacy["epsilon"] == here.privacy["epsilon"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from opacus.layers import DPGRU
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
@@ -49,6 +50,19 @@ class Coded(nn.Module):
         return out
 
 
+class Recurrent(nn.Module):
+    """The columns as three steps of two values through a gated recurrent unit, in the form that Opacus can take too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = DPGRU(2, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.unit(x.reshape(len(x), 3, 2))[0][:, -1])
+        return out
+
+
 MODULES: dict[str, tuple[Engine, Build]] = {
     "logistic": ("linear", lambda: logistic(6, 3)),
     "mlp": ("linear", lambda: mlp(6, 3, (8, 5))),
@@ -59,6 +73,7 @@ MODULES: dict[str, tuple[Engine, Build]] = {
     "mlp-functional": ("functional", lambda: mlp(6, 3, (8, 5))),
     "convolution": ("functional", Convolution),
     "embedding": ("functional", Coded),
+    "gru": ("functional", Recurrent),
 }  # fmt: skip
 SIZES = (1, 40, 7, 300)
 
@@ -139,6 +154,31 @@ def test_it_equals_training_site_by_site(name: str, repeats: int, noise_multipli
     theirs = opacus(double(build), start, work(SIZES, repeats), chosen)
     ours = train_stacked(double(build), start, work(SIZES, repeats), chosen, engine)
     assert_equal(ours, theirs, 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("repeats", [1, 8])
+@pytest.mark.parametrize("engine", ["auto", "opacus"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_gpu_trains_on_the_same_batches_and_noise(name: str, engine: str, repeats: int, optimizer: str) -> None:
+    build = double(MODULES[name][1])
+    start = start_of(build)
+    chosen = settings(optimizer=optimizer, engine=engine)
+    here = classification.train(build, start, work(SIZES, repeats), chosen)
+    there = classification.train(build, start, work(SIZES, repeats), replace(chosen, device="cuda"))
+    assert_equal(there, here, 1e-6)
+
+
+@pytest.mark.gpu
+def test_dropout_on_a_gpu_does_not_depend_on_the_stack() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    chosen = settings(device="cuda")
+    together = classification.train(build, start_of(build), work(SIZES), chosen)
+    again = classification.train(build, start_of(build), work(SIZES), chosen)
+    assert_equal(together, again, 0.0)
 
 
 OPTIMIZERS = {

@@ -53,12 +53,12 @@ class Batch:
     one_row: bool
 
 
-def build_table(work: Sequence[SiteWork], dtype: torch.dtype) -> Table:
-    """The sites' rows in one table, NaN cells as 0 (an infinite cell becomes the largest float64, then ``dtype``)."""
+def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu") -> Table:
+    """The sites' rows in one table on ``device``; a NaN cell is 0, an infinite one the largest float64, then ``dtype``."""
     sizes = [len(site.rows.y) for site in work]
     ends = np.cumsum(sizes)
-    x = torch.zeros(int(ends[-1]) + 1, work[0].rows.x.shape[1], dtype=dtype)
-    y = torch.zeros(int(ends[-1]) + 1, dtype=torch.int64)
+    x = torch.zeros(int(ends[-1]) + 1, work[0].rows.x.shape[1], dtype=dtype, device="cpu")
+    y = torch.zeros(int(ends[-1]) + 1, dtype=torch.int64, device="cpu")
     counts: list[Ints] = []
     for site, end, size in zip(work, ends, sizes, strict=True):
         rows, part = site.rows, slice(int(end) - size, int(end))
@@ -69,11 +69,12 @@ def build_table(work: Sequence[SiteWork], dtype: torch.dtype) -> Table:
         x[part] = torch.from_numpy(values)
         y[part] = torch.from_numpy(labels)
         counts.append(np.bincount(rows.patient, minlength=rows.patients))
-    infinite = float(torch.tensor(torch.finfo(torch.float64).max, dtype=torch.float64).to(dtype))
+    infinite = float(torch.tensor(torch.finfo(torch.float64).max, dtype=torch.float64, device="cpu").to(dtype))
     x.nan_to_num_(nan=0.0, posinf=infinite, neginf=-infinite)
     count = np.concatenate(counts)
     number = np.repeat(np.arange(len(work)), [site.rows.patients for site in work])
-    return Table(x, y, np.cumsum(count) - count, count, number, len(work), bool(np.all(count == 1)))
+    first = np.cumsum(count) - count
+    return Table(x.to(device), y.to(device), first, count, number, len(work), bool(np.all(count == 1)))
 
 
 def draw_batches(work: Sequence[SiteWork], sample_rate: float, steps: int) -> Bools:
@@ -129,12 +130,13 @@ def _batch(table: Table, taken: Ints) -> Batch:
     else:
         members = np.full(shape, patients)
         members[site, column] = member
-    flat = torch.from_numpy(index.reshape(-1))
+    device = table.x.device
+    flat = torch.from_numpy(index.reshape(-1)).to(device)
     return Batch(
         table.x.index_select(0, flat).reshape(*shape, -1),
         table.y.index_select(0, flat).reshape(shape),
-        torch.from_numpy(weight).to(table.x.dtype),
-        torch.from_numpy(members),
+        torch.from_numpy(weight).to(device, table.x.dtype),
+        torch.from_numpy(members).to(device),
         patients,
         table.one_row,
     )

@@ -25,8 +25,8 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
     slots = batch.patients + 1
     dtype = batch.weight.dtype
     patient = (batch.member + torch.arange(sites)[:, None] * slots).flatten()
-    order = np.argsort(patient.numpy(), kind="stable")
-    counts = np.bincount(patient.numpy(), minlength=sites * slots)
+    order = np.argsort(patient.cpu().numpy(), kind="stable")
+    counts = np.bincount(patient.cpu().numpy(), minlength=sites * slots)
     first = np.cumsum(counts) - counts
     counts[slots - 1 :: slots] = 0
     squares = torch.zeros(sites * slots, dtype=dtype)
@@ -38,8 +38,11 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
         for some in np.split(chosen, range(at_once, len(chosen), at_once)):
             inside = np.arange(1 << int(exponent)) < counts[some, None]
             place = np.where(inside, first[some, None] + np.arange(1 << int(exponent)), 0)
-            index, mask = torch.from_numpy(order[place]), torch.from_numpy(inside)[..., None]
-            squares[torch.from_numpy(some)] = torch.stack([_squares(p, index, mask) for p in parts]).sum(0).to(dtype)
+            index = torch.from_numpy(order[place]).to(patient.device)
+            mask = torch.from_numpy(inside)[..., None].to(patient.device)
+            squares[torch.from_numpy(some).to(patient.device)] = (
+                torch.stack([_squares(p, index, mask) for p in parts]).sum(0).to(dtype)
+            )
     together = torch.zeros(sites * slots, dtype=dtype).index_add_(0, patient, rows.flatten())
     norms = squares.clamp_(min=0).sqrt_() + 64 * torch.finfo(dtype).eps * together
     norms[slots - 1 :: slots] = 0

@@ -60,10 +60,10 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
     kept: list[Arrays] = [{} for _ in range(len(state.steps))]
     counts = settings.optimizer in ("adam", "adamw")
     slots = {
-        name: [piece.numpy() for piece in torch.split(slot, [shape.numel() for shape in shapes], dim=1)]
+        name: [piece.cpu().numpy() for piece in torch.split(slot, [shape.numel() for shape in shapes], dim=1)]
         for name, slot in state.slots.items()
     }
-    steps = state.steps.numpy()
+    steps = state.steps.cpu().numpy()
     for site, arrays in enumerate(kept):
         for index, shape in enumerate(shapes):
             if counts:

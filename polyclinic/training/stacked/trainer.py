@@ -8,13 +8,14 @@ Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.modules import load
+from polyclinic.training.modules import kept_apart, load
 from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, draw_batches, group_sites
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
@@ -24,6 +25,7 @@ from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 Floats = npt.NDArray[np.float64]
 MEMORY_LIMIT = 1 << 30
 CACHE = 1 << 24
+GPU_SHARE = 8
 
 
 def train_stacked(
@@ -36,31 +38,34 @@ def train_stacked(
     activations and noise to hold at one time; it changes the result by rounding only.
     Raises ConfigError for a module that the engine cannot take.
     """
-    with torch.random.fork_rng(devices=[]):  # a new module draws from the global generator, and so does dropout
-        return _train(load(build, arrays), arrays, work, settings, engine, memory_limit)
+    on_gpu = settings.device == "cuda"
+    with kept_apart(settings.device):  # a new module draws from the global generator, and so does dropout
+        module = load(build, arrays)
+        draws = _draws_itself(module, work[0].rows.x.shape[1])
+        if on_gpu:
+            memory_limit = torch.cuda.get_device_properties(0).total_memory // GPU_SHARE
+        with torch.device(settings.device) if on_gpu else nullcontext():  # the context slows every call a little
+            return _train(module.to(settings.device), draws, arrays, work, settings, engine, memory_limit)
 
 
 def _train(
-    module: nn.Module,
-    arrays: Arrays,
-    work: Sequence[SiteWork],
-    settings: TrainSettings,
-    engine: Engine,
-    memory_limit: int,
-) -> list[SiteUpdate]:
+    module: nn.Module, draws: bool, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings,
+    engine: Engine, memory_limit: int,
+) -> list[SiteUpdate]:  # fmt: skip
+    """``draws``: whether the module's layers draw random numbers themselves."""
     private = settings.noise_multiplier is not None
     row_bytes = _row_bytes(module, engine, private)
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
-    held = min(memory_limit, CACHE)
+    held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     groups = group_sites(work, settings.sample_rate, row_bytes, held)
-    if _draws_itself(module, work[0].rows.x.shape[1]):
+    if draws:
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, (held if engine == "functional" else memory_limit) // (row_bytes * len(group)))
         compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once)
         some = [work[index] for index in group]
-        torch.default_generator.manual_seed(int(some[0].layers.uniform(1)[0] * 2**53))
+        torch.manual_seed(int(some[0].layers.uniform(1)[0] * 2**53))
         trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]
@@ -91,24 +96,26 @@ def _train_group(
     start = torch.cat([p.detach().flatten() for p in parameters])
     theta = start.repeat(len(work), 1)
     state = restore_state([site.optimizer_state for site in work], [p.numel() for p in parameters], settings, dtype)
-    table = build_table(work, dtype)
+    table = build_table(work, dtype, settings.device)
     divisor = torch.tensor(
         [settings.sample_rate * (site.public_patients or site.rows.patients) for site in work], dtype=dtype
     )[:, None]
     losses, sampled = [], []
     for chosen, noise in _draws(work, settings, len(start), dtype, memory_limit):
         gradient, loss = _sum_parts(compute, theta, batch_parts(table, chosen, rows_at_once))
-        losses.append(loss.double().numpy())
+        losses.append(loss.double().cpu().numpy())
         sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
         if noise is not None:
-            gradient.add_(noise, alpha=(settings.noise_multiplier or 0.0) * settings.max_grad_norm)
+            gradient.add_(noise.to(gradient.device), alpha=(settings.noise_multiplier or 0.0) * settings.max_grad_norm)
         gradient /= divisor
         if settings.proximal_mu:
             gradient.add_(theta - start, alpha=settings.proximal_mu)
         apply_step(theta, gradient, state, settings)
     kept = dump_state(state, shapes, settings)
     means = _means(np.array(losses), np.array(sampled))
-    trained = {name: value.numpy().astype(arrays[name].dtype) for name, value in split_flat(theta, module).items()}
+    trained = {
+        name: value.numpy().astype(arrays[name].dtype) for name, value in split_flat(theta.cpu(), module).items()
+    }
     names = list(module.state_dict())
     return [
         SiteUpdate(
@@ -136,7 +143,7 @@ def _draws(
 
 def _noise(work: Sequence[SiteWork], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
     """(steps, S, P) standard normal draws, each site's from its own stream."""
-    noise = torch.empty(steps, len(work), parameters, dtype=dtype)
+    noise = torch.empty(steps, len(work), parameters, dtype=dtype, device="cpu")
     for index, site in enumerate(work):
         noise[:, index] = torch.from_numpy(site.noise.normal((steps, parameters)))
     return noise

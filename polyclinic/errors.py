@@ -34,3 +34,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the known name closest to ``name``, or an empty string."""
     match = get_close_matches(name, list(known), n=1)
     return f" Did you mean {match[0]!r}?" if match else ""
+
+
+def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:
+    """The names, the first ``most`` of them where there are more: ``"a, b and 9,998 more"``."""
+    found = list(names)
+    more = f" and {len(found) - most:,} more" if len(found) > most else ""
+    return between.join(found[:most]) + more

@@ -6,6 +6,7 @@ together spend at most epsilon at every hospital.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,12 +22,12 @@ from polyclinic.arrays import Arrays, from_record
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, plan
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import Ledger, statements
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts
@@ -120,7 +121,7 @@ def federate(
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
     if len(sites) < config.min_sites:
-        reasons = "".join(f" {name}: {why}" for name, why in absent)
+        reasons = several((f" {name}: {why}" for name, why in absent), between="")
         raise ConfigError(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
@@ -159,14 +160,16 @@ def federate(
 def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
     """Raises DataError when a simulated site's ledger is missing, altered, or shows less than the checkpoint was told."""
     told_of = {site: state.epsilon[site] for site in sites if site in state.epsilon}
-    ledgers = Ledger.read_all(home / "ledger.sqlite") if told_of else {}
-    for site, told in told_of.items():
-        ledger = ledgers.get(site) or Ledger.read(home / "ledger.sqlite", site)
-        events = ledger.events()
+    path = home / "ledger.sqlite"
+    ledgers = Ledger.read_all(path) if told_of else {}
+    for statement in statements([ledgers.get(site) or Ledger.read(path, site) for site in told_of]) if told_of else ():
+        site, events = statement["site"], statement["events"]
         # A site tells the quick bound after a charge and the exact one after evaluating; the ledger holds the first.
-        if not ledger.verify() or not events or max(ledger.spent(), events[-1]["epsilon_after"]) < told * (1 - 1e-9):
+        shown = [statement["epsilon"], events[-1]["epsilon_after"]] if events else [0.0]
+        most = math.inf if None in shown else max(shown)
+        if not statement["intact"] or most < told_of[site] * (1 - 1e-9):
             raise DataError(
-                f"The ledger {ledger.path} shows less for {site!r} than the checkpoint, or was altered; restore it before "
+                f"The ledger {path} shows less for {site!r} than the checkpoint, or was altered; restore it before "
                 "the run goes on."
             )
 

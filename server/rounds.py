@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig, compression
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.server.cohort import sample_cohort
@@ -160,7 +160,7 @@ def _as_before(arrays: Arrays, before: Arrays) -> Arrays:
 
 def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig) -> PolyclinicError:
     """The error of an exchange with fewer replies than ``min_sites``: BudgetRefused when policies alone are the cause."""
-    reasons = "; ".join(sorted({reason for _, reason in exchange.dropped}))
+    reasons = several(sorted({reason for _, reason in exchange.dropped}), between="; ")
     kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else RunFailed
     return kind(f"{when}: {replied} hospitals replied, min-sites is {config.min_sites}. {reasons}")
 

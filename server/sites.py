@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import MERGED, WEIGHT, filled, size_of
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError, several
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
 
 NO_REPLY = 504
@@ -70,13 +70,14 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
         good.sort(key=lambda found: str(found[1]["site"]))
     if not good:
         raise PolyclinicError(
-            f"No hospital could enrol: {'; '.join(sorted({why for _, why in dropped})) or 'no reply'}"
+            f"No hospital could enrol: {several(sorted({why for _, why in dropped}), between='; ') or 'no reply'}"
         )
     if len({bool(record["simulated"]) for _, record in good}) > 1:
         raise ConfigError(
             "Simulated and real hospitals answered in one run; every node needs a hospital file, or none."
         )
-    sites = [_site(index, node, record) for index, (node, record) in enumerate(good)]
+    schema = cache(lambda text: Schema.from_dict(json.loads(text)))
+    sites = [_site(index, node, record, schema) for index, (node, record) in enumerate(good)]
     _check_alike(sites)
     return sites, dropped
 
@@ -102,24 +103,18 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
     return good, dropped + [(f"site {name}", f"no reply within {timeout:g} seconds") for name in sorted(silent)]
 
 
-def _site(index: int, node: int, record: Mapping[str, Any]) -> Site:
+def _site(index: int, node: int, record: Mapping[str, Any], schema: Callable[[str], Schema]) -> Site:
     return Site(
         int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]),
-        _schema(str(record["schema"])),
+        schema(str(record["schema"])),
         float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
     )  # fmt: skip
-
-
-@lru_cache(maxsize=8)
-def _schema(text: str) -> Schema:
-    """One object for all hospitals that tell the same: a schema has thousands of parts, and a run thousands of sites."""
-    return Schema.from_dict(json.loads(text))
 
 
 def _check_alike(sites: Sequence[Site]) -> None:
     first = sites[0]
     for site in sites[1:]:
-        if site.schema != first.schema:
+        if site.schema is not first.schema and site.schema != first.schema:
             raise ConfigError(
                 f"Hospitals {first.name!r} and {site.name!r} have different schemas; all need the same one."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyclinic.privacy.ledger import Ledger, spent_all
+from polyclinic.privacy.ledger import Ledger, spent_all, statements
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
 
@@ -79,10 +79,11 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
     """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
     sites: dict[str, Any] = {}
     path = home / "ledger.sqlite"
-    ledgers = Ledger.read_all(path) if path.exists() else {}
+    ledgers = list(Ledger.read_all(path).values()) if path.exists() else []
+    shown = {statement["site"]: statement for statement in statements(ledgers)} if ledgers else {}
     for site in outcome.sites:
-        if site.simulated and site.name in ledgers:
-            sites[site.name] = ledgers[site.name].statement()
+        if site.simulated and site.name in shown:
+            sites[site.name] = shown[site.name]
         else:
             sites[site.name] = {"site": site.name, "epsilon": outcome.state.epsilon.get(site.name), "delta": site.delta,
                                 "budget": site.budget, "relation": site.relation, "accountant": site.accountant}  # fmt: skip

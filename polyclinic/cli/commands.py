@@ -27,6 +27,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(flower_app, name="flower")
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
+_MOST_DROPOUTS = 20
 Set = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
 ]
@@ -105,9 +106,12 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
 
     screen.print(result_table(summary, screen))
     screen.print(privacy_sentence(summary))
-    for drop in summary["dropouts"]:
+    drops = summary["dropouts"]
+    for drop in drops[:_MOST_DROPOUTS]:
         what = f" in round {drop['round']}: {drop['site']}: {drop['reason']}"
         screen.print(Text.assemble(("Dropped out", "yellow"), what), soft_wrap=True)
+    if len(drops) > _MOST_DROPOUTS:
+        screen.print(f"{len(drops) - _MOST_DROPOUTS:,} more dropouts are in summary.json.", style="yellow")
     for note in summary["notes"]:
         screen.print(note, style="dim")
 
@@ -251,15 +255,14 @@ def ledger_show(
     as_json: Json = False,
 ) -> None:
     """Print a ledger: what was spent, of what budget, on what."""
-    from polyclinic.privacy.ledger import Ledger, statement_of
+    from polyclinic.privacy.ledger import Ledger, statement_of, statements
 
-    ledgers = [Ledger.read(path, site)] if site is not None else Ledger.read_all(path).values()
-    statements = [ledger.statement() for ledger in ledgers]
+    found = statements([Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()])
     if as_json:
-        print_json(statement_of(statements))
+        print_json(statement_of(found))
         return
     screen = console()
-    for statement in statements:
+    for statement in found:
         spent, budget = statement["epsilon"], statement["budget"]
         sums = (
             f": ε = {'unbounded (something left without noise)' if spent is None else significant(spent)} of "
@@ -267,13 +270,13 @@ def ledger_show(
         )
         record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
         screen.print(Text.assemble((statement["site"], "bold"), sums, record))
-    if len(statements) > 1:
+    if len(found) > 1:
         screen.print("Every charge of one hospital: --site SITE.")
         return
     table = Table(box=None)
     for heading in ("seq", "run", "round", "purpose"):
         table.add_column(heading)
-    for event in statements[0]["events"]:
+    for event in found[0]["events"]:
         table.add_row(*(str(event[name]) for name in ("seq", "run", "round", "purpose")))
     screen.print(table)
 

@@ -25,6 +25,7 @@ from polyclinic.server.sites import Site
 
 _WIDEST = 12
 _NAME_WIDTH = 20
+_MOST_ROWS, _FEW_ROWS = 60, 10
 _LEAST_NEEDED = ("accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
@@ -137,7 +138,8 @@ class LiveProgress:
 def result_table(summary: dict[str, Any], screen: Console) -> Table:
     """Each hospital: patients, AUROC, accuracy, epsilon spent of budget; pooled; beside them the comparison, if any.
 
-    Columns that do not fit the screen are left out, the least needed first, and named below the table.
+    Columns that do not fit the screen are left out, the least needed first, and named below the table. Of very many
+    hospitals those with the lowest and the highest AUROC are shown.
     """
     columns = _result_columns(summary)
     left_out: list[str] = []
@@ -151,7 +153,8 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
 
 def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
     """Headings and their cells: one for each hospital, then the pooled one."""
-    comparison, sites, pooled = summary.get("comparison"), summary["metrics"]["sites"], summary["metrics"]["pooled"]
+    comparison, pooled = summary.get("comparison"), summary["metrics"]["pooled"]
+    sites = _few(summary["metrics"]["sites"])
     columns = {
         "hospital": [*sites, "pooled"],
         "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
@@ -168,15 +171,26 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
     return columns
 
 
+def _few(sites: dict[str, Any]) -> dict[str, Any]:
+    if len(sites) <= _MOST_ROWS:
+        return sites
+    ranked = sorted(sites, key=lambda name: (sites[name]["auroc"] is None, sites[name]["auroc"] or 0.0))
+    known = [name for name in ranked if sites[name]["auroc"] is not None] or ranked
+    return {name: sites[name] for name in (*known[:_FEW_ROWS], *known[-_FEW_ROWS:])}
+
+
 def _spent(row: dict[str, Any]) -> str:
     spent = "undefined" if row["epsilon"] is None else significant(row["epsilon"])
     return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
 
 
 def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
+    sites, shown = len(summary["metrics"]["sites"]), len(columns["hospital"]) - 1
+    said = [f"{sites:,} hospitals: the lowest and the highest AUROC."] if shown < sites else []
+    said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
-        caption=f"Too narrow for: {', '.join(left_out)}." if left_out else None, caption_justify="left",
+        caption=" ".join(said) or None, caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for heading in columns:

@@ -1,7 +1,8 @@
 """Figures of a run over its rounds: held-out AUROC and loss of every site, and epsilon against the budget.
 
 Each function takes the ``rounds`` table of a run folder and returns a ``matplotlib.figure.Figure``; nothing here
-touches pyplot or a global backend. Lines carry their names at their ends in place of a legend.
+touches pyplot or a global backend. Lines carry their names at their ends in place of a legend. Of very many hospitals
+the distribution is drawn instead of each line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ PALETTE = ("#332288", "#cc6677", "#117733", "#882255", "#44aa99", "#999933", "#a
 LABEL_POINTS = 9.0
 LONGEST_NAME = 19
 SITES_WITH_OWN_COLOUR = len(PALETTE)
+MOST_LINES = 60
 MARKED_ROUNDS = 20
+SHADING = "half, and 90 %, of"
+SHADES = (((0.05, 0.95), "#ededed"), ((0.25, 0.75), "#d3d3d3"))
+
+Series = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
@@ -41,27 +47,40 @@ class Line:
     bold: bool = False
 
 
+@dataclass(frozen=True)
+class Band:
+    """An area between low and high over x (rounds), all (m,) finite with m >= 1."""
+
+    x: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    colour: str
+
+
 def plot_auroc(rounds: pd.DataFrame, floor: float | None = None) -> Figure:
-    """AUROC on held-out patients by round: one line a site, the pooled line bold, ``floor`` as a dashed line.
+    """AUROC on held-out patients by round: one line a site (or bands), the pooled line bold, ``floor`` as a dashed line.
 
     rounds: columns round, site, auroc; rows without a value are left out.
     """
-    lines = _site_lines(rounds, "auroc")
-    caption = _caption(rounds, "auroc", "Higher is better; 0.5 is a coin toss.")
+    series = _series(rounds, "auroc")
+    caption = _caption(series, "Higher is better; 0.5 is a coin toss.")
     references = {} if floor is None else {"no-skill floor": floor}
-    return _draw(lines, "AUROC on held-out patients", caption, references, ceiling=1.0)
+    drawn = _site_lines(series)
+    return _draw(drawn, "AUROC on held-out patients", caption, references, ceiling=1.0, bands=_bands(series))
 
 
 def plot_loss(rounds: pd.DataFrame) -> Figure:
-    """Mean cross-entropy on held-out patients by round: one line a site, the pooled line bold.
+    """Mean cross-entropy on held-out patients by round: one line a site (or bands), the pooled line bold.
 
     rounds: columns round, site, loss, and optionally train_loss, drawn dashed for the pooled row where present.
     """
-    lines = _site_lines(rounds, "loss")
+    series = _series(rounds, "loss")
+    lines = _site_lines(series)
     training = _series(rounds, "train_loss").get(POOLED)
     if lines and training is not None:
         lines.append(Line("pooled, training", *training, MUTED, dashed=True))
-    return _draw(lines, "Loss on held-out patients", _caption(rounds, "loss", "Lower is better."))
+    caption = _caption(series, "Lower is better.")
+    return _draw(lines, "Loss on held-out patients", caption, bands=_bands(series))
 
 
 def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None] | None = None) -> Figure:
@@ -79,6 +98,7 @@ def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None
     crowded = len(groups) > SITES_WITH_OWN_COLOUR
     top = max((xy[1].max() for xy in series.values()), default=0.0)
     largest = max(groups, key=lambda names: series[names[0]][1][-1], default=[])
+    shaded = len(groups) > MOST_LINES
     lines = [
         Line(
             "" if crowded and names is not largest else _group_name(names, len(series)),
@@ -86,13 +106,18 @@ def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None
             FAINT if crowded and names is not largest else PALETTE[i % len(PALETTE)],
             width=2.0,
         )
-        for i, names in enumerate(groups)
+        for i, names in enumerate([largest] if shaded else groups)
     ]
     budgets = _budget_lines(budget, list(series))
     near = {name: value for name, value in budgets.items() if value <= 4 * top}
     beyond = [f"{name} of {value:g} is above the chart" for name, value in budgets.items() if name not in near]
-    caption = "; ".join(["Adds up over rounds; the hospital refuses what would pass its budget", *beyond]) + "."
-    return _draw(lines, "Privacy spent (epsilon)", caption, near, ground=0.0)
+    words = (
+        f"grey: {SHADING} {len(series):,} hospitals" if shaded else "the hospital refuses what would pass its budget"
+    )
+    caption = "; ".join([f"Adds up over rounds; {words}", *beyond]) + "."
+    return _draw(
+        lines, "Privacy spent (epsilon)", caption, near, ground=0.0, bands=_bands(series) if shaded else ()
+    )  # fmt: skip
 
 
 def to_svg(figure: Figure) -> str:
@@ -130,33 +155,29 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return places
 
 
-def _series(rounds: pd.DataFrame, metric: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _series(rounds: pd.DataFrame, metric: str) -> Series:
     """Finite values of ``metric`` by round for each site that has any, sites sorted, the pooled row last."""
     if metric not in rounds.columns:
         return {}
-    table = pd.DataFrame(
-        {
-            "site": rounds["site"].astype(str),
-            "x": pd.to_numeric(rounds["round"], errors="coerce").astype("float64"),
-            "y": pd.to_numeric(rounds[metric], errors="coerce").astype("float64"),
-        }
-    )
-    table = table[(table["site"] != MACRO) & np.isfinite(table["x"]) & np.isfinite(table["y"])].sort_values("x")
-    found = {str(name): (rows["x"].to_numpy(), rows["y"].to_numpy()) for name, rows in table.groupby("site")}
-    return {name: found[name] for name in sorted(found, key=lambda name: (name == POOLED, name))}
+    x = pd.to_numeric(rounds["round"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    y = pd.to_numeric(rounds[metric], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    site, names = pd.factorize(rounds["site"].astype(str), sort=True)
+    kept = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    order = kept[np.lexsort((x[kept], site[kept]))]
+    parts = np.split(order, np.flatnonzero(np.diff(site[order])) + 1) if len(order) else []
+    found = {str(names[site[part[0]]]): (x[part], y[part]) for part in parts}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == POOLED, name)) if name != MACRO}
 
 
-def _site_lines(rounds: pd.DataFrame, metric: str) -> list[Line]:
-    series = _series(rounds, metric)
+def _site_lines(series: Series) -> list[Line]:
     sites = [name for name in series if name != POOLED]
-    crowded = len(sites) > SITES_WITH_OWN_COLOUR
     last = {name: float(series[name][1][-1]) for name in sites}
     named: dict[str, str] = {}
-    if crowded:
+    if len(sites) > SITES_WITH_OWN_COLOUR:
         named = {max(sites, key=last.__getitem__): PALETTE[0], min(sites, key=last.__getitem__): PALETTE[1]}
     lines = []
-    for i, name in enumerate(sites):
-        if not crowded:
+    for i, name in enumerate(sites if len(sites) <= MOST_LINES else ()):
+        if not named:
             lines.append(Line(name, *series[name], PALETTE[i]))
         elif name not in named:
             lines.append(Line("", *series[name], FAINT, width=0.9))
@@ -166,10 +187,27 @@ def _site_lines(rounds: pd.DataFrame, metric: str) -> list[Line]:
     return lines
 
 
-def _caption(rounds: pd.DataFrame, metric: str, words: str) -> str:
-    sites = len(_series(rounds, metric).keys() - {POOLED})
-    crowded = f" {sites} hospitals; the highest and the lowest at the end are named."
-    return words + (crowded if sites > SITES_WITH_OWN_COLOUR else "")
+def _bands(series: Series) -> list[Band]:
+    """Where the sites of each round lie, if they are too many for a line each."""
+    sites = [xy for name, xy in series.items() if name != POOLED]
+    if len(sites) <= MOST_LINES:
+        return []
+    x, y = (np.concatenate([xy[part] for xy in sites]) for part in (0, 1))
+    order = np.argsort(x, kind="stable")
+    rounds, first = np.unique(x[order], return_index=True)
+    shares = sorted(share for pair, _ in SHADES for share in pair)
+    quantiles = np.array([np.quantile(part, shares) for part in np.split(y[order], first[1:])])
+    found = dict(zip(shares, quantiles.T, strict=True))
+    return [Band(rounds, found[low], found[high], colour) for (low, high), colour in SHADES]
+
+
+def _caption(series: Series, words: str) -> str:
+    sites = len(series.keys() - {POOLED})
+    if sites <= SITES_WITH_OWN_COLOUR:
+        return words
+    if sites <= MOST_LINES:
+        return f"{words} {sites} hospitals; the highest and the lowest at the end are named."
+    return f"{words} Grey: {SHADING} {sites:,} hospitals; highest and lowest named."
 
 
 def _group_name(names: Sequence[str], sites: int) -> str:
@@ -205,6 +243,7 @@ def _draw(
     references: Mapping[str, float] | None = None,
     ground: float | None = None,
     ceiling: float | None = None,
+    bands: Sequence[Band] = (),
 ) -> Figure:
     figure = Figure(figsize=(7.6, 3.7), facecolor="white")
     axes = figure.add_axes((0.075, 0.135, 0.655, 0.68))
@@ -223,7 +262,12 @@ def _draw(
     axes.set_xlabel("round", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     references = references or {}
-    _set_limits(axes, lines, list(references.values()), ground, ceiling)
+    shaded = [part for band in bands for part in (band.low, band.high)]
+    _set_limits(axes, lines, np.concatenate([[*references.values()], *shaded]), ground, ceiling)
+    for band in bands:
+        if len(band.x) == 1:
+            axes.vlines(band.x, band.low, band.high, color=band.colour, linewidth=12, zorder=1)
+        axes.fill_between(band.x, band.low, band.high, color=band.colour, linewidth=0, zorder=1)
     marked = len({float(x) for line in lines for x in line.x}) <= MARKED_ROUNDS
     for line in lines:
         style = "--" if line.dashed else "-"
@@ -239,11 +283,11 @@ def _draw(
 
 
 def _set_limits(
-    axes: Axes, lines: Sequence[Line], references: Sequence[float], ground: float | None, ceiling: float | None
+    axes: Axes, lines: Sequence[Line], others: NDArray[np.float64], ground: float | None, ceiling: float | None
 ) -> None:
     first, last = min(line.x.min() for line in lines), max(line.x.max() for line in lines)
     axes.set_xlim(first - 0.5 if first == last else first - 0.01 * (last - first), last + (0.5 if first == last else 0))
-    values = np.concatenate([line.y for line in lines] + [np.asarray(references, dtype=np.float64)])
+    values = np.concatenate([line.y for line in lines] + [others])
     low, high = float(values.min()), float(values.max())
     room = 0.06 * (high - low) or 0.05 * max(abs(high), 0.1)
     top = high + room if ceiling is None else min(high + room, ceiling + room / 6)

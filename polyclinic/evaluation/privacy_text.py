@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyclinic.errors import several
+
 RELATIONS = {
     "add-remove": "it compares training with and without the whole of one {unit}.",
     "replace-one": "it compares training with one {unit} and with another in that one's place.",
@@ -77,18 +79,17 @@ def warnings(
     sites: by name, with ``patients``, ``epsilon`` and ``rounds_joined``.  ledgers: each with ``name`` and ``intact``,
     which is "broken" where its chain of entries does not verify.  delta: of the run, ``None`` if not known.
     """
-    found = [
-        f"The ledger of {ledger['name']} does not verify: its entries were changed after they were written."
-        for ledger in ledgers
-        if ledger["intact"] == "broken"
-    ]
+    found = []
+    broken = [str(ledger["name"]) for ledger in ledgers if ledger["intact"] == "broken"]
+    if broken:
+        found.append(f"The ledger of {several(broken)} does not verify: entries were changed after they were written.")
     bare = [name for name, site in sites.items() if site.get("epsilon") is None and site.get("rounds_joined")]
     if bare:
-        found.append(f"No privacy guarantee holds for the patients of {', '.join(bare)}, trained on without noise.")
+        found.append(f"No privacy guarantee holds for the patients of {several(bare)}, trained on without noise.")
     loose = [name for name, site in sites.items() if delta and delta * float(site.get("patients") or 0) >= 1]
     if loose:
         found.append(
-            f"Delta is not below one over the number of patients at {', '.join(loose)}: at that size the guarantee "
+            f"Delta is not below one over the number of patients at {several(loose)}: at that size the guarantee "
             "permits revealing one patient outright."
         )
     return found

@@ -25,6 +25,8 @@ from polyclinic.evaluation.privacy_text import covered, not_covered, relation_me
 from polyclinic.evaluation.report_template import STYLE, TEMPLATE
 
 Summary = Mapping[str, Any]
+MOST_ROWS = 60
+FEW_ROWS = 10
 COMPARISONS = {
     "without_dp": ("Without privacy", "the same federated training without noise."),
     "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
@@ -105,10 +107,15 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     sites, pooled, macro = (_part(metrics, key) for key in ("sites", "pooled", "macro"))
     comparisons = _comparisons(_part(summary, "comparison"))
     ledgers = _ledgers(_part(statement, "sites"))
-    shown = [pooled, macro, *sites.values()]
+    shown = [pooled, macro, *_shown(sites).values()]
     for comparison in comparisons:
-        shown += [comparison["pooled"], comparison["macro"], *(comparison["sites"].get(name, {}) for name in sites)]
+        shown += [
+            comparison["pooled"],
+            comparison["macro"],
+            *(comparison["sites"].get(name, {}) for name in _shown(sites)),
+        ]
     cells = [_metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
+    dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
     return {
         "title": f"{dataset}, trained by {strategy} over {len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
@@ -125,13 +132,18 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "pooled": pooled,
         "macro": macro,
         "floor_accuracy": _finite(_part(summary, "floor").get("accuracy")),
-        "hospitals": [{"name": name, "spent": _spent(site), **site} for name, site in sites.items()],
+        "sites": len(sites),
+        "hospitals": [{"name": name, "spent": _spent(site), **site} for name, site in _shown(sites).items()],
+        "spread": _spread(sites),
+        "few": FEW_ROWS,
         "comparisons": comparisons,
         "has_undefined": "undefined" in cells,
         "has_missing": "–" in cells,
         "plots": [_embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
-        "dropouts": _dropouts(summary.get("dropouts") or []),
-        "ledgers": ledgers,
+        "dropouts": dropouts[:MOST_ROWS],
+        "more_dropouts": len(dropouts[MOST_ROWS:]),
+        "ledgers": _telling(ledgers),
+        "more_ledgers": len(ledgers) - len(_telling(ledgers)),
         "covers": covered(unit),
         "does_not_cover": not_covered(unit, private, simulation, bool(comparisons), _has_train_loss(rounds)),
         "notes": list(summary.get("notes") or []),
@@ -171,6 +183,36 @@ def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
         f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
         f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
     )
+
+
+def _shown(sites: Summary) -> Summary:
+    """All sites; of very many those with the lowest and the highest AUROC, or the first where none has any."""
+    if len(sites) <= MOST_ROWS:
+        return sites
+    ranked = _by_auroc(sites)
+    chosen = {*ranked[:FEW_ROWS], *ranked[-FEW_ROWS:]} or {*list(sites)[: 2 * FEW_ROWS]}
+    return {name: sites[name] for name in (*ranked, *sites) if name in chosen}
+
+
+def _by_auroc(sites: Summary) -> list[str]:
+    known = {name: auroc for name, site in sites.items() if (auroc := _finite(site.get("auroc"))) is not None}
+    return sorted(known, key=known.__getitem__)
+
+
+def _spread(sites: Summary) -> list[float]:
+    """AUROC of the site at each tenth, quarter, half, three quarters and nine tenths of very many."""
+    ranked = _by_auroc(sites)
+    if len(sites) <= MOST_ROWS or not ranked:
+        return []
+    return [float(sites[ranked[round(share * (len(ranked) - 1))]]["auroc"]) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
+
+
+def _telling(ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All ledgers; of very many those that are not intact first, and then those that spent most."""
+    if len(ledgers) <= MOST_ROWS:
+        return ledgers
+    ranked = sorted(ledgers, key=lambda one: (one["intact"] == "intact", -(_finite(one["epsilon"]) or math.inf)))
+    return ranked[: 2 * FEW_ROWS]
 
 
 def _has_train_loss(rounds: pd.DataFrame) -> bool:
@@ -225,7 +267,7 @@ def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
 def _embedded(name: str, figure: Figure) -> dict[str, str]:
     encoded = base64.b64encode(to_svg(figure).encode()).decode()
     words = {"auroc": "AUROC on held-out patients", "loss": "Loss on held-out patients", "epsilon": "Epsilon spent"}
-    alt = f"{words[name]} by round, one line for each hospital; the numbers are in rounds.csv."
+    alt = f"{words[name]} by round at the hospitals; the numbers are in rounds.csv."
     return {"source": f"data:image/svg+xml;base64,{encoded}", "alt": alt}
 
 

@@ -101,7 +101,7 @@ right answers{% endif %}</small></div>
 <div><dt>Epsilon, largest</dt>
 <dd>{{ privacy.epsilon | epsilon if private else "none" }}</dd>
 <small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else "no privacy guarantee" }}</small></div>
-<div><dt>Hospitals</dt><dd>{{ hospitals | length }}</dd>
+<div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
 <small>{{ patients | count }} patients, {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
 
@@ -139,6 +139,14 @@ right answers{% endif %}</small></div>
 </tbody>
 </table>
 </div>
+{% if spread %}
+<p>Of {{ sites | count }} hospitals the table shows the {{ few }} with the lowest and the {{ few }} with the highest AUROC;
+<code>summary.json</code> has all. AUROC at one hospital in ten is below {{ spread[0] | metric }}, at one in four below
+{{ spread[1] | metric }}, at half below {{ spread[2] | metric }}, at one in four above {{ spread[3] | metric }}, at one
+in ten above {{ spread[4] | metric }}.</p>
+{% elif hospitals | length < sites %}
+<p>The table shows {{ hospitals | length }} of {{ sites | count }} hospitals; <code>summary.json</code> has all.</p>
+{% endif %}
 <p class="small muted">All measured on held-out patients, who took no part in training.
 {% if has_undefined %}<strong>Undefined</strong>: the held-out patients hold one class only, or the model gave no
 usable probabilities, so the metric has no value; it is left out of the mean over hospitals.{% endif %}
@@ -158,6 +166,7 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 <tr><td>{{ dropout.site }}</td><td>{{ dropout.rounds }}</td><td>{{ dropout.reason }}</td></tr>
 {% endfor %}
 </tbody></table>
+{% if more_dropouts %}<p>And {{ more_dropouts | count }} more in <code>summary.json</code>.</p>{% endif %}
 {% else %}
 <p>None: every hospital that was asked answered in every round.</p>
 {% endif %}
@@ -189,6 +198,8 @@ outlives a run, so its epsilon holds what earlier runs spent too.</p>
 <td class="num">{{ ledger.charges | count }}</td><td>{{ ledger.intact }}</td></tr>
 {% endfor %}
 </tbody></table></div>
+{% if more_ledgers %}<p>Those that do not verify come first, then those that spent most; {{ more_ledgers | count }} more are
+in <code>ledger.json</code>.</p>{% endif %}
 {% endif %}
 {% if private %}
 <h3>What epsilon covers</h3>

@@ -13,7 +13,8 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from typing import Any, cast
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from polyclinic.errors import BudgetRefused, ConfigError, DataError
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
 from polyclinic.privacy.accounting import Accountant, Relation, check_terms, epsilon, event_from_json, event_to_json
 
 _TABLES = (
@@ -37,6 +38,7 @@ _TABLES = (
 )
 _TERMS = "site, delta, relation, unit, budget, accountant"
 _COLUMNS = "seq, time, run, round, purpose, release, event, epsilon_after"
+_EVENT = _COLUMNS.split(", ").index("event")
 _FIXED = ("delta", "relation", "unit")
 # Another process holds the lock while it computes epsilon.
 _WAIT_SECONDS = 600.0
@@ -131,9 +133,9 @@ class Ledger:
         """
         found = cls.read_all(path)
         if site is None and len(found) > 1:
-            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {_some(list(found))}.")
+            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {several(found)}.")
         if site is not None and site not in found:
-            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {_some(list(found))}.")
+            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {several(found)}.")
         return found[site] if site is not None else next(iter(found.values()))
 
     @classmethod
@@ -187,29 +189,63 @@ class Ledger:
     def verify(self) -> bool:
         """Whether every row and the fixed terms are as they were written, and none is missing."""
         with _connection(self.path) as db:
-            terms = next(found for found in _sites(db) if found.site == self.site)
-            head = _head(db, self.site)
-            rows = db.execute(
-                f"SELECT {_COLUMNS}, hash FROM events WHERE site = ? ORDER BY seq", (self.site,)
-            ).fetchall()
-        link = _genesis(terms)
-        for number, (*row, stored) in enumerate(rows, start=1):
-            link = _link(link, row)
-            if row[0] != number or stored != link:
-                return False
-        return head == link
+            begun = next(found for found in _sites(db) if found.site == self.site)
+            return _is_intact(begun, _head(db, self.site), _charges(db, [self.site])[self.site])
 
     def statement(self) -> dict[str, Any]:
         """What ``polyclinic ledger show`` prints; an infinite epsilon is None, for JSON has no infinity."""
-        terms = self.terms
-        events = self.events()
-        for event in events:
-            event["epsilon_after"] = _finite(event["epsilon_after"])
-        return {
-            "site": self.site, "epsilon": _finite(self.spent()), "delta": self.delta, "budget": self.budget,
-            "unit": terms.unit, "relation": terms.relation, "accountant": terms.accountant, "events": events,
-            "intact": self.verify(),
-        }  # fmt: skip
+        return statements([self])[0]
+
+
+def statements(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:
+    """``Ledger.statement`` of several sites of one file, which is read once."""
+    path = ledgers[0].path
+    names = _COLUMNS.split(", ")
+    with _connection(path) as db:
+        begun = {terms.site: terms for terms in _sites(db)}
+        heads = dict(db.execute("SELECT site, head FROM sites"))
+        charges = _charges(db, [ledger.site for ledger in ledgers])
+        found = []
+        for ledger in ledgers:
+            site, terms, rows = ledger.site, ledger.terms, charges[ledger.site]
+            if site not in begun:
+                raise LookupError(f"the site {site!r} is missing")
+            spent = _epsilon(
+                _counted(row[_EVENT] for row in rows), terms.delta, terms.accountant, terms.relation, False
+            )
+            events = [dict(zip(names, row, strict=False)) for row in rows]
+            for event in events:
+                event |= {"event": json.loads(event["event"]), "epsilon_after": _finite(event["epsilon_after"])}
+            found.append({
+                "site": site, "epsilon": _finite(spent), "delta": terms.delta, "budget": terms.budget, "unit": terms.unit,
+                "relation": terms.relation, "accountant": terms.accountant, "events": events,
+                "intact": _is_intact(begun[site], heads[site], rows),
+            })  # fmt: skip
+        return found
+
+
+def _charges(db: sqlite3.Connection, sites: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
+    """Each site's charges in order, the hash last in each."""
+    found: dict[str, list[tuple[Any, ...]]] = {site: [] for site in sites}
+    one = " WHERE site = ?" if len(sites) == 1 else ""
+    query = f"SELECT site, {_COLUMNS}, hash FROM events{one} ORDER BY site, seq"
+    for site, *row in db.execute(query, sites if one else ()):
+        if site in found:
+            found[site].append(tuple(row))
+    return found
+
+
+def _is_intact(begun: Terms, head: str, rows: Sequence[tuple[Any, ...]]) -> bool:
+    link = _genesis(begun)
+    for number, (*row, stored) in enumerate(rows, start=1):
+        link = _link(link, row)
+        if row[0] != number or stored != link:
+            return False
+    return head == link
+
+
+def _counted(entries: Iterable[str]) -> Spent:
+    return tuple(sorted(Counter(entries).items()))
 
 
 def statement_of(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -353,10 +389,6 @@ def _sites(db: sqlite3.Connection) -> list[Terms]:
         ]
     except (ConfigError, ValueError) as error:
         raise LookupError(str(error)) from error
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 @contextmanager

@@ -13,7 +13,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, spread, to_png, to_svg
+from polyclinic.evaluation.plots import (
+    _bands,
+    _series,
+    plot_auroc,
+    plot_epsilon,
+    plot_loss,
+    spread,
+    to_png,
+    to_svg,
+)
 
 
 def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
@@ -54,6 +63,24 @@ def test_pooled_line_is_the_widest_and_macro_is_not_drawn() -> None:
 def test_many_hospitals_name_only_the_highest_the_lowest_and_pooled() -> None:
     figure = plot_auroc(table(40))
     assert [text.split()[0] for text in labels(figure)] == ["hospital-39", "hospital-00", "pooled"]
+
+
+@pytest.mark.parametrize("rounds", [1, 10])
+def test_very_many_hospitals_are_a_distribution_and_the_file_stays_small(rounds: int) -> None:
+    many = table(2000, rounds, apart=1e-4)
+    many["epsilon"] = many["epsilon"] + many["auroc"]  # no two spend alike
+    for figure in (plot_auroc(many), plot_loss(many), plot_epsilon(many, budget=4.0)):
+        assert len(figure.axes[0].lines) < 10 and figure.axes[0].collections
+        assert "90 %, of 2,000 hospitals" in figure.texts[1].get_text() and len(figure.texts[1].get_text()) < 110
+        assert len(to_svg(figure)) < 50_000
+    assert [text.split()[0] for text in labels(plot_auroc(many))] == ["hospital-1999", "hospital-00", "pooled"]
+    assert labels(plot_epsilon(many))[0].startswith("hospital-1999")
+
+
+def test_bands_hold_half_and_nine_tenths_of_the_hospitals() -> None:
+    bands = _bands(_series(table(101, rounds=3, apart=0.01), "auroc"))
+    ends = [(band.low[-1] - 0.76, band.high[-1] - 0.76) for band in bands]
+    assert ends == [pytest.approx((0.05, 0.95)), pytest.approx((0.25, 0.75))]
 
 
 def test_floor_and_budget_are_drawn_dashed() -> None:

@@ -163,6 +163,36 @@ def test_comparison_columns_appear_only_where_given(write_run: WriteRun) -> None
     assert "Without privacy" in text and "Trained alone" not in text
 
 
+def test_thousands_of_hospitals_stay_readable_and_the_page_small(write_run: WriteRun) -> None:
+    names = tuple(f"site-{i:04d}" for i in range(3000))
+
+    def vary(summary: dict[str, Any]) -> None:
+        for i, (name, site) in enumerate(summary["metrics"]["sites"].items()):
+            site["auroc"] = 0.5 + i / 10_000 if i else None
+            summary["dropouts"].append({"round": 1, "site": name, "reason": f"{name} was away"})
+        summary["statement"]["sites"]["site-1234"]["intact"] = False
+
+    run = write_run(sites=names, count=2, change=vary)
+    page = page_of(run)
+    assert (run / "report.html").stat().st_size < 500_000
+    assert page.text.count("site-") < 250
+    for name in (*names[1:11], *names[-10:]):
+        assert re.search(rf"{name} \S+ 0\.\d+", page.text), name
+    assert "3,000 hospitals the table shows the 10 with the lowest and the 10 with the highest AUROC" in page.text
+    assert "at half below 0.650" in page.text and "And 2,940 more in summary.json" in page.text
+    assert "site-1234 3.40 4 1.0e-5 2 broken" in page.text and "2,980 more are in ledger.json" in page.text
+
+
+def test_very_many_hospitals_without_metrics_are_shown_in_part(write_run: WriteRun) -> None:
+    def bare(summary: dict[str, Any]) -> None:
+        for site in summary["metrics"]["sites"].values():
+            site |= {"auroc": None, "epsilon": None}
+
+    page = page_of(write_run(sites=tuple(f"s{i}" for i in range(90)), count=1, change=bare))
+    assert "The table shows 20 of 90 hospitals" in page.text
+    assert "patients of s0, s1, s2, s3, s4 and 85 more, trained on without noise" in page.text
+
+
 def test_training_loss_is_named_as_not_covered_where_it_was_recorded(write_run: WriteRun) -> None:
     run = write_run()
     words = "computed on the very patients trained on"

@@ -153,6 +153,17 @@ def test_headings_stay_whole_at_any_width(quick: Command, columns: int) -> None:
         assert re.search(rf"^ {name} .* of 3 ", table, re.MULTILINE)
 
 
+def test_of_very_many_hospitals_a_screen_shows_the_lowest_and_the_highest(quick: Command) -> None:
+    result = quick(sites=2)
+    one = result.summary["metrics"]["sites"]["hospital-1"]
+    sites = {f"h{i:04d}": one | {"auroc": i / 3000 if i else None} for i in range(3000)}
+    drops = [{"round": 1, "site": name, "reason": "away"} for name in sites]
+    shown = _shown(_altered(result, metrics=result.summary["metrics"] | {"sites": sites}, dropouts=drops), 100)
+    assert re.findall(r"^ (h\d+) ", shown, re.MULTILINE) == [*list(sites)[1:11], *list(sites)[-10:]]
+    assert "3,000 hospitals: the lowest and the highest AUROC." in shown
+    assert shown.count("Dropped out") == 20 and "2,980 more dropouts are in summary.json." in shown
+
+
 def test_a_long_name_is_folded_at_its_spaces_beside_whole_figures(quick: Command) -> None:
     result = quick(sites=2)
     sites = result.summary["metrics"]["sites"]

@@ -17,7 +17,7 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
+from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 
@@ -239,6 +239,22 @@ def test_edits_from_outside_are_seen(path, edit):
     db.close()
     assert not Ledger.read(path).verify()
     assert Ledger.read(path).statement()["intact"] is False
+
+
+def test_statements_of_many_sites_are_those_of_each(path):
+    ledgers = Ledger.open_all(path, [Terms(f"s{i}", 1e-5, budget=3.0) for i in range(4)])
+    for turn, ledger in enumerate(ledgers[:3]):
+        for number in range(turn + 1):
+            ledger.charge(ROUND, "training", "run-1", number)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE events SET round = 7 WHERE site = 's1' AND seq = 2")
+    db.commit()
+    db.close()
+    found = statements(ledgers)
+    assert found == [ledger.statement() for ledger in ledgers]
+    assert [one["intact"] for one in found] == [ledger.verify() for ledger in ledgers] == [True, False, True, True]
+    assert [len(one["events"]) for one in found] == [1, 2, 3, 0] and found[2]["epsilon"] == ledgers[2].spent()
+    assert [one["events"] for one in found] == [ledger.events() for ledger in ledgers]
 
 
 def test_an_edited_event_that_cannot_be_accounted_is_a_data_error(path):

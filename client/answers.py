@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from logging import ERROR
-from typing import Generic
+from typing import Generic, TypeVar
 
+import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -37,6 +38,7 @@ from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EnrolRequest, EvaluateRequest, R, StatisticsRequest, TrainRequest
@@ -49,6 +51,7 @@ from polyclinic.training.preparation import Standardiser, contributions, standar
 from polyclinic.training.task import Arrays, SiteWork, Task
 
 Answer = RecordDict | Exception
+T = TypeVar("T")
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
@@ -206,26 +209,51 @@ def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -
 
 def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
     """Unperturbed metrics on held-out patients, as far as the policy lets them leave; they are outside epsilon."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, call in enumerate(calls):
+        records = tuple(id(record) for key, record in call.content.items() if key != RECORD)
+        groups.setdefault((call.config, call.hospital.ledger_path, records), []).append(index)
+    answers: dict[int, Answer] = {}
+    for indices in groups.values():
+        answers |= zip(indices, _evaluate_alike([calls[index] for index in indices]), strict=True)
+    return [answers[index] for index in range(len(calls))]
+
+
+def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
+    """Of one model at several hospitals, so that it is read once."""
+    config, content = calls[0].config, calls[0].content
     spent = dict(zip((id(call) for call in calls), spent_all(open_ledgers([c.hospital for c in calls])), strict=True))
 
-    def answer(call: Call[EvaluateRequest]) -> RecordDict:
-        hospital, config = call.hospital, call.config
-        if not hospital.policy.release_metrics:
+    def held_out(call: Call[EvaluateRequest]) -> Rows | None:
+        if not call.hospital.policy.release_metrics:
+            return None
+        check_names(call.hospital, config)
+        shard = call.hospital.shard()
+        return standardised(shard.test, standardiser(content, shard.x.shape[1]))
+
+    rows = _each(held_out, calls)
+    shown = [part for part in rows if isinstance(part, Rows)]
+    scores: Iterator[np.ndarray] = iter(())
+    if shown:
+        build = build_model(config, calls[0].hospital.schema)
+        scores = iter(task_named(config.task).evaluate(build, model_arrays(content)[1], shown))
+
+    def answer(call: Call[EvaluateRequest], rows: Rows | None, scores: np.ndarray | None) -> RecordDict:
+        hospital = call.hospital
+        if rows is None or scores is None:
             return _reply(hospital, {}, {"num-examples": 1.0}, spent[id(call)])
-        check_names(hospital, config)
-        _, arrays = model_arrays(call.content)
-        shard = hospital.shard()
-        rows = standardised(shard.test, standardiser(call.content, shard.x.shape[1]))
-        scores = task_named(config.task).evaluate(build_model(config, hospital.schema), arrays, [rows])[0]
         found = classification_metrics(rows.y, scores)
         metrics = {name: float(value) for name, value in found.items() if value is not None}
-        metrics |= {"num-examples": float(len(rows.y)), "patients": float(shard.patients)}
+        metrics |= {"num-examples": float(len(rows.y)), "patients": float(hospital.shard().patients)}
         reply = _reply(hospital, {}, metrics, spent[id(call)])
         if hospital.policy.release_predictions:
             reply["predictions"] = to_record({"scores": scores, "labels": rows.y})
         return reply
 
-    return _each(answer, calls)
+    return [
+        part if isinstance(part, Exception) else answer(call, part, next(scores) if isinstance(part, Rows) else None)
+        for call, part in zip(calls, rows, strict=True)
+    ]
 
 
 def _released(
@@ -301,9 +329,9 @@ def _passes(allow: Callable[[Call[R]], None], call: Call[R]) -> bool:
     return True
 
 
-def _each(answer: Callable[[Call[R]], RecordDict], calls: Sequence[Call[R]]) -> list[Answer]:
+def _each(answer: Callable[[Call[R]], T], calls: Sequence[Call[R]]) -> list[T | Exception]:
     """An answer or an error for each call, where calls do not depend on each other."""
-    answers: list[Answer] = []
+    answers: list[T | Exception] = []
     for call in calls:
         try:
             answers.append(answer(call))

@@ -132,7 +132,7 @@ def check_simulation(config: RunConfig) -> None:
 
 def simulated_sites(config: RunConfig) -> list[str]:
     """The names of the simulated hospitals in order of their index."""
-    return list(_simulated_shards(*_dataset_key(config)))
+    return _simulated_names(_dataset_key(config))
 
 
 def simulated_patients(config: RunConfig) -> list[int]:
@@ -154,6 +154,11 @@ def _simulated_shards(dataset: str, sites: str, partitioner: str, seed: str, alp
     found = dataset_named(dataset)
     shards = load_shards(found, int(sites), partitioner or found.default_partitioner, int(seed), float(alpha))
     return {shard.site: shard for shard in shards}
+
+
+@lru_cache(maxsize=4)
+def _simulated_names(key: tuple[str, ...]) -> list[str]:
+    return list(_simulated_shards(*key))
 
 
 def _real_hospital(path: Path) -> Hospital:

@@ -53,6 +53,30 @@ class Fragile(nn.Module):
         return self.linear(x)
 
 
+class Blind(nn.Linear):
+    """Cannot be evaluated on site 2's rows."""
+
+    def __init__(self, features: int, classes: int, widths: Any) -> None:
+        super().__init__(features, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and (x[:, 0] == 1.0).any():
+            raise ArithmeticError("a marked row is held out")
+        return super().forward(x)
+
+
+def test_a_site_that_cannot_be_evaluated_is_left_out_alone(quick: Callable[..., RunResult]) -> None:
+    module = "tests.sim.test_failing_site"
+    result = quick(
+        dataset=f"{module}:dataset", model=f"{module}:Blind", engine="opacus", sites=4, rounds=1, standardise=False,
+        patients_per_site=40,
+    )  # fmt: skip
+    (dropped,) = result.summary["dropouts"]
+    assert dropped["site"] == "2" and dropped["reason"].endswith("sites/2/failed-round-000001-evaluate.txt")
+    assert result.sites.auroc.isna().tolist() == [False, False, True, False]
+    assert result.pooled["auroc"] is not None and list(result.sites.rounds_joined) == [1] * 4
+
+
 @pytest.mark.parametrize("workers", [{}, {"workers": 2}, {"workers": 2, "ray_address": "local"}])
 def test_a_site_that_raises_fails_alone_with_its_traceback_in_the_runs_folder(
     quick: Callable[..., RunResult], workers: dict[str, Any]

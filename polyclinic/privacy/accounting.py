@@ -95,15 +95,17 @@ def calibrate_noise_multiplier(
         return lambda noise: epsilon(event_of(noise), delta, by, relation, quick)
 
     # The cheap bounds find the neighbourhood, so that the dear one is asked only a few times.
-    near = _boundary(cost("rdp"), target_epsilon, 1.0, 2.0)
+    near = _boundary(cost("rdp"), target_epsilon, 1.0, 2.0, _TOLERANCE if accountant == "rdp" else 0.05)
     if accountant == "rdp":
         return near
-    near = _boundary(cost("pld", quick=True), target_epsilon, near, 1.08)
+    near = _boundary(cost("pld", quick=True), target_epsilon, near, 1.1)
     return _boundary(cost("pld"), target_epsilon, near, 1 + _TOLERANCE)
 
 
-def _boundary(cost: Callable[[float], float], target: float, start: float, step: float) -> float:
-    """The least noise, within the tolerance, with ``cost(noise) <= target``; ``start`` is off by about ``step``."""
+def _boundary(
+    cost: Callable[[float], float], target: float, start: float, step: float, tolerance: float = _TOLERANCE
+) -> float:
+    """The least noise, within ``tolerance``, with ``cost(noise) <= target``; ``start`` is off by about ``step``."""
     low = high = start
     low_cost = high_cost = cost(start)
     if low_cost > target:
@@ -119,13 +121,13 @@ def _boundary(cost: Callable[[float], float], target: float, start: float, step:
             high, high_cost, low, step = low, low_cost, low / step, step**2
             low_cost = cost(low)
     side = 1.0
-    while high / low > 1 + _TOLERANCE:
+    while high / low > 1 + tolerance:
         # Epsilon is nearly a power of the noise: interpolate between logarithms, a little to one side and then the
         # other, so that both ends of the bracket close in.
         span, share = math.log(high / low), 0.5
         if math.isfinite(low_cost) and high_cost > 0 and span < 0.5:
             share = math.log(low_cost / target) / math.log(low_cost / high_cost)
-        share = min(max(share + side * 0.4 * _TOLERANCE / span, 0.02), 0.98)
+        share = min(max(share + side * 0.4 * tolerance / span, 0.02), 0.98)
         noise = low * math.exp(share * span)
         spent = cost(noise)
         if spent <= target:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.arrays import MERGED, WEIGHT, Arrays, to_record, weighted_mean
 from polyclinic.messages import RECORD
@@ -29,9 +30,13 @@ def join(
             return
         mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
     replies[joined[0]][key] = to_record(mean)
-    replies[joined[0]].config_records[RECORD][WEIGHT] = math.fsum(weights[index] for index in joined)
+    _told(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
     for index in joined:
-        replies[index].config_records[RECORD][MERGED] = sum(value.nbytes for value in uploads[index].values())
+        _told(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+
+
+def _told(reply: RecordDict) -> ConfigRecord:
+    return cast(ConfigRecord, reply[RECORD])
 
 
 def _finite(arrays: Arrays) -> bool:

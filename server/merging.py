@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
 from polyclinic.errors import PolyclinicError
@@ -27,30 +27,36 @@ def merge(replies: Sequence[Message], key: str) -> list[Message]:
 
     Raises PolyclinicError when a mean does not stand for just the replies that say they are in it.
     """
-    if any(key not in _metrics(reply) for reply in replies):
+    figures = [metrics_of(reply) for reply in replies]
+    if any(key not in metrics for metrics in figures):
         return list(replies)
-    carriers = [reply for reply in replies if reply.content.array_records]
-    weights = [float(_told(reply).get(WEIGHT, _metrics(reply)[key])) for reply in carriers]  # type: ignore[arg-type]
-    total = math.fsum(float(_metrics(reply)[key]) for reply in replies)  # type: ignore[arg-type]
-    if not math.isclose(math.fsum(weights), total, rel_tol=1e-9):
+    weights = [float(metrics[key]) for metrics in figures]  # type: ignore[arg-type]
+    found = [(reply, arrays_of(reply), weight) for reply, weight in zip(replies, weights, strict=True)]
+    carriers = [(reply, *arrays[0], _told(reply).get(WEIGHT, weight)) for reply, arrays, weight in found if arrays]
+    borne = [float(weight) for *_, weight in carriers]  # type: ignore[arg-type]
+    total = math.fsum(weights)
+    if not math.isclose(math.fsum(borne), total, rel_tol=1e-9):
         raise PolyclinicError(
             "A mean of several hospitals' models was lost, or stands for others than those that replied."
         )
     if not total > 0:
         raise PolyclinicError(f"The replies' weights, by the metric {key!r}, add up to {total:g}.")
-    whole = carriers[0]
-    (name,) = whole.content.array_records
-    models = [from_record(next(iter(reply.content.array_records.values()))) for reply in carriers]
-    whole.content[name] = to_record(weighted_mean(models, weights))
-    for metrics in whole.content.metric_records:
-        whole.content[metrics] = MetricRecord({key: total})
+    whole, name, *_ = carriers[0]
+    whole.content[name] = to_record(weighted_mean([from_record(record) for _, _, record, _ in carriers], borne))
+    for label in whole.content.metric_records:
+        whole.content[label] = MetricRecord({key: total})
     return [whole]
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    return next(record for record in reply.content.values() if isinstance(record, MetricRecord))
+
+
+def arrays_of(reply: Message) -> list[tuple[str, ArrayRecord]]:
+    """The reply's records of arrays by name. Flower's own views copy and check all records, at each of thousands of sites."""
+    return [(name, record) for name, record in reply.content.items() if isinstance(record, ArrayRecord)]
 
 
 def _told(reply: Message) -> ConfigRecord:
     record = reply.content.get(RECORD)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
-
-
-def _metrics(reply: Message) -> MetricRecord:
-    return next(iter(reply.content.metric_records.values()))

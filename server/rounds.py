@@ -24,7 +24,7 @@ from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, sever
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.server.cohort import sample_cohort
-from polyclinic.server.merging import is_merged, merge
+from polyclinic.server.merging import arrays_of, is_merged, merge, metrics_of
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.strategies.registry import merge_by
 
@@ -134,7 +134,7 @@ def _train(
         raise too_few(exchange, f"Round {number}", len(replies), config)
     told: dict[str, dict[str, Any]] = {}
     for site, reply in replies:
-        metrics = _metrics_of(reply)
+        metrics = metrics_of(reply)
         state.joined[site.name] = state.joined.get(site.name, 0) + 1
         down, up = exchange.sizes[site.index]
         told[site.name] = {
@@ -179,7 +179,7 @@ def _evaluate(
     rows: list[dict[str, Any]] = []
     predictions: list[Arrays] = []
     for site, reply in replies:
-        metrics = _metrics_of(reply)
+        metrics = metrics_of(reply)
         rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "patients" in metrics:
             state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
@@ -244,12 +244,12 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
         return "the reply carries no MetricRecord"
     if like is None:
         return None
-    array_records = [record for record in records if isinstance(record, ArrayRecord)]
+    array_records = arrays_of(reply)
     if is_merged(reply) and not array_records:
         return None
     if len(array_records) != 1:
         return "the reply does not carry exactly one ArrayRecord"
-    arrays = from_record(array_records[0])
+    arrays = from_record(array_records[0][1])
     for name, value in like.items():
         if name not in arrays or arrays[name].shape != value.shape:
             return f"array {name!r} is missing or does not have shape {value.shape}"
@@ -260,13 +260,9 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
     return None
 
 
-def _metrics_of(reply: Message) -> MetricRecord:
-    return next(record for record in reply.content.values() if isinstance(record, MetricRecord))
-
-
 def _alike(replies: Sequence[Message]) -> list[Message]:
     """Replies whose metric records hold the metrics that all of them hold: Flower refuses to average others."""
-    named = [set(_metrics_of(reply)) for reply in replies]
+    named = [set(metrics_of(reply)) for reply in replies]
     common = set.intersection(*named)
     for reply, names in zip(replies, named, strict=True):
         reply.content.pop(RECORD, None)

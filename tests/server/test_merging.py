@@ -32,14 +32,15 @@ class Declared(Plain):
 
 
 class Exploding(FedAvg):
-    """Its last hospital gets a model that overflows as soon as it is trained."""
+    """Sends its last hospital a model that overflows as soon as it is trained."""
+
+    associative = True
 
     def configure_train(self, *arguments: Any) -> Any:
-        messages = list(super().configure_train(*arguments))
+        messages = sorted(super().configure_train(*arguments), key=lambda message: message.metadata.dst_node_id)
         worst = {name: np.full_like(value, 3e38) for name, value in from_record(messages[-1].content["arrays"]).items()}
-        content = RecordDict({**messages[-1].content, "arrays": to_record(worst)})
-        last = messages[-1].metadata
-        return [*messages[:-1], Message(content, last.dst_node_id, last.message_type, group_id=last.group_id)]
+        messages[-1].content = RecordDict({**messages[-1].content, "arrays": to_record(worst)})
+        return messages
 
 
 def reply(models: dict[str, np.ndarray] | None, weight: float, **told: Any) -> Message:

@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from polyclinic.arrays import filled, to_record
+from polyclinic.arrays import filled, size_of, to_record
 from polyclinic.client.checks import (
     check_names,
     check_policy,
@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
+STACK_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,11 @@ def train(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         groups.setdefault(_alike(call), []).append(index)
     answers: dict[int, Answer] = {}
     for indices in groups.values():
-        answers |= zip(indices, _train_alike([calls[index] for index in indices]), strict=True)
+        # Each site's model, its noise and what its optimizer keeps are in memory until the sites' mean is made.
+        at_once = max(1, STACK_BYTES // (4 * size_of(calls[indices[0]].content) + 1))
+        for begin in range(0, len(indices), at_once):
+            some = indices[begin : begin + at_once]
+            answers |= zip(some, _train_alike([calls[index] for index in some]), strict=True)
     return [answers[index] for index in range(len(calls))]
 
 

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
+from polyclinic.client import answers
 from polyclinic.client.merging import join
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
@@ -66,6 +67,16 @@ def test_a_declared_strategy_sees_one_mean_and_another_sees_every_model(quick: Q
     told = ["site", "epsilon", "bytes_down", "bytes_up"]
     assert merged.rounds[told].equals(whole.rounds[told])
     assert merged.sites.rounds_joined.tolist() == [2, 2, 2, 2]
+
+
+def test_a_stack_too_large_for_memory_is_trained_in_parts(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    SEEN.clear()
+    whole = quick(strategy=f"{__name__}:Declared", rounds=1)
+    monkeypatch.setattr(answers, "STACK_BYTES", 1)
+    parts = quick(strategy=f"{__name__}:Declared", rounds=1)
+    assert parts.summary["statement"]["sites"].keys() == whole.summary["statement"]["sites"].keys()
+    for name, value in whole.arrays.items():
+        np.testing.assert_allclose(parts.arrays[name].numpy(), value.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_model_that_is_not_finite_drops_its_site_alone(quick: Quick) -> None:

@@ -141,9 +141,9 @@ right answers{% endif %}</small></div>
 </div>
 {% if spread %}
 <p>Of {{ sites | count }} hospitals the table shows the {{ few }} with the lowest and the {{ few }} with the highest AUROC;
-<code>summary.json</code> has all. AUROC at one hospital in ten is below {{ spread[0] | metric }}, at one in four below
-{{ spread[1] | metric }}, at half below {{ spread[2] | metric }}, at one in four above {{ spread[3] | metric }}, at one
-in ten above {{ spread[4] | metric }}.</p>
+<code>summary.json</code> has all. AUROC is at most {{ spread[0] | metric }} at one hospital in ten, at most
+{{ spread[1] | metric }} at one in four, at most {{ spread[2] | metric }} at half, at least {{ spread[3] | metric }} at
+one in four, and at least {{ spread[4] | metric }} at one in ten.</p>
 {% elif hospitals | length < sites %}
 <p>The table shows {{ hospitals | length }} of {{ sites | count }} hospitals; <code>summary.json</code> has all.</p>
 {% endif %}

@@ -179,7 +179,7 @@ def test_thousands_of_hospitals_stay_readable_and_the_page_small(write_run: Writ
     for name in (*names[1:11], *names[-10:]):
         assert re.search(rf"{name} \S+ 0\.\d+", page.text), name
     assert "3,000 hospitals the table shows the 10 with the lowest and the 10 with the highest AUROC" in page.text
-    assert "at half below 0.650" in page.text and "And 2,940 more in summary.json" in page.text
+    assert "at most 0.650 at half" in page.text and "And 2,940 more in summary.json" in page.text
     assert "site-1234 3.40 4 1.0e-5 2 broken" in page.text and "2,980 more are in ledger.json" in page.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+            gc.freeze()  # at its end Python would look for garbage among all that was loaded, for a second
     except PolyclinicError as error:
         sys.exit(fail(error))
     except BrokenPipeError:

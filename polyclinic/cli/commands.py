@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 import polyclinic
-from polyclinic.cli.terminal import Commands, Json, console, print_json, significant
+from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
 from polyclinic.config import RunConfig, parse_value, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
 
@@ -83,8 +83,7 @@ def run(
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
     resolved = RunConfig.build(read_toml(config) if config else {}, _assignments(sets), given)
-    # Torch and Flower take seconds to load.
-    with screen.status("Starting", spinner="line"):
+    with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.live import LiveProgress
         from polyclinic.federation import Federation
     with LiveProgress(screen) as progress:
@@ -129,13 +128,14 @@ def _assignments(sets: list[str] | None) -> dict[str, Any]:
 @app.command()
 def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: Json = False) -> None:
     """Print a finished run."""
-    from polyclinic.federation import RunResult
+    with loading():
+        from polyclinic.server.run_folder import RunFolder
 
-    result = RunResult.read(run)
+    summary = RunFolder.existing(run).summary()
     if as_json:
-        print_json(result.summary)
+        print_json(summary)
     else:
-        _print_result(console(), result.summary)
+        _print_result(console(), summary)
 
 
 @app.command()
@@ -152,7 +152,8 @@ def account(
     as_json: Json = False,
 ) -> None:
     """The epsilon of DP-SGD, or the noise that a target epsilon needs."""
-    from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, dpsgd_event, epsilon
+    with loading():
+        from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, dpsgd_event, epsilon
 
     if (noise_multiplier is None) == (target_epsilon is None):
         raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group
@@ -18,10 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.cli.terminal import number, significant
-from polyclinic.config import RunConfig
-from polyclinic.privacy.accounting import PrivacyPlan
-from polyclinic.server.rounds import RunState
-from polyclinic.server.sites import Site
+
+if TYPE_CHECKING:
+    from polyclinic.config import RunConfig
+    from polyclinic.privacy.accounting import PrivacyPlan
+    from polyclinic.server.rounds import RunState
+    from polyclinic.server.sites import Site
 
 _WIDEST = 12
 _NAME_WIDTH = 20

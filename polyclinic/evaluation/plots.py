@@ -10,14 +10,15 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 POOLED, MACRO = "pooled", "macro"
 INK, MUTED, FAINT, GRID = "#1a1a1a", "#555555", "#b4b4b4", "#e6e6e6"
@@ -122,6 +123,8 @@ def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None
 
 def to_svg(figure: Figure) -> str:
     """The figure as one SVG document, the same text for the same figure (no date, no random ids)."""
+    import matplotlib
+
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyclinic"}), io.StringIO() as out:
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         return out.getvalue()
@@ -245,6 +248,10 @@ def _draw(
     ceiling: float | None = None,
     bands: Sequence[Band] = (),
 ) -> Figure:
+    # Matplotlib takes a third of a second to load, which no run waits for before its end.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(7.6, 3.7), facecolor="white")
     axes = figure.add_axes((0.075, 0.135, 0.655, 0.68))
     figure.text(0.012, 0.955, title, fontsize=12, fontweight="bold", color=INK, va="center")

@@ -11,18 +11,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from jinja2 import Environment
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from polyclinic.errors import DataError
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
 from polyclinic.evaluation.privacy_text import covered, not_covered, relation_meaning, warnings
 from polyclinic.evaluation.report_template import STYLE, TEMPLATE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Summary = Mapping[str, Any]
 MOST_ROWS = 60
@@ -38,6 +38,9 @@ def render_report(run_dir: Path) -> Path:
 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
+    from jinja2 import Environment  # with the plots' matplotlib, only at the end of a run
+    from markupsafe import Markup
+
     run_dir = Path(run_dir)
     summary, rounds = read_run(run_dir)
     environment = Environment(autoescape=True, trim_blocks=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,9 +27,12 @@ def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, se
 
 def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     private = settings.noise_multiplier is not None
-    plain = load(build, arrays).to(settings.device)
-    # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
-    module = GradSampleModule(plain, loss_reduction="sum", strict=True) if private else plain
+    plain = module = load(build, arrays).to(settings.device)
+    if private:
+        from opacus import GradSampleModule  # Opacus takes a second to load
+
+        # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
+        module = GradSampleModule(plain, loss_reduction="sum", strict=True)
     parameters = [p for p in plain.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     optimizer = _optimizer(parameters, settings)

@@ -72,7 +72,9 @@ class LiveProgress:
         if self._stop or not self._in_rounds:
             raise KeyboardInterrupt
         self._stop = True
-        self._console.print("Stopping after this round; Ctrl-C again stops at once.")
+        # In a thread of its own: the signal may have come while this one writes to the console and holds its lock.
+        said = "Stopping after this round; Ctrl-C again stops at once."
+        threading.Thread(target=self._console.print, args=(said,)).start()
 
     def stopping(self) -> bool:
         return self._stop

@@ -1,16 +1,19 @@
 """What a person meets in a terminal: Ctrl-C, narrow and ASCII-only screens, closed pipes, names that look like markup."""
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
@@ -104,6 +107,33 @@ def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
     ]
     code, screen = _on_a_terminal(arguments, {"4 hospitals": "SIGINT", "Stopping after this round": "SIGINT"})
     assert code == 130 and "Stopped." in screen and " 1/2" not in screen
+
+
+class Interrupting(io.RawIOBase):
+    """A screen at which Ctrl-C comes while the first line is being written."""
+
+    def __init__(self) -> None:
+        self.said = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        first, self.said = not self.said, self.said + bytes(data)
+        if first:
+            signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_ctrl_c_while_a_line_is_written_stops_after_the_round() -> None:
+    raw = Interrupting()
+    with LiveProgress(Console(file=io.TextIOWrapper(io.BufferedWriter(raw)))) as progress:
+        progress._in_rounds = True
+        progress.doing("round 1")
+        assert progress.stopping()
+        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+            thread.join(10)
+    assert b"round 1\nStopping after this round" in raw.said
 
 
 def test_usage_errors_keep_their_text_and_exit_code() -> None:

@@ -92,6 +92,14 @@ def test_quick_epsilon_is_an_upper_bound_close_to_the_exact_one(row):
     assert row["pld"] * (1 - 1e-3) <= quick <= row["pld"] * 1.02
 
 
+@pytest.mark.parametrize("steps", [1, 7, 150, 4095, 4096, 10_000])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_quick_epsilon_of_any_count_is_an_upper_bound_close_to_the_exact_one(steps, relation):
+    event = dpa.ComposedDpEvent([dpsgd_event(0.1, 2.0, steps), gaussian_event(8.0)])
+    exact = epsilon(event, 1e-5, "pld", relation)
+    assert exact * (1 - 1e-9) <= epsilon(event, 1e-5, "pld", relation, quick=True) <= exact * 1.003
+
+
 def test_grid_is_refined_where_the_default_one_overstates():
     # The golden 2.582 is what a grid of 1e-4 gives for three million steps; the limit of many steps is 2.564.
     event = dpsgd_event(1 / 6000, 1.0, 3_000_000)

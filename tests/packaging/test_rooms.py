@@ -1,6 +1,8 @@
 """The arrows between the rooms (docs/architecture.md): who may import whom, read from the source itself."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,10 @@ def test_entry_modules_import_the_package_first() -> None:
         tree = ast.parse((ROOT / "polyclinic" / f"{name}.py").read_text())
         first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
         assert isinstance(first, ast.Import) and first.names[0].name == "polyclinic"
+
+
+def test_a_run_starts_without_what_only_some_runs_or_their_ends_need() -> None:
+    slow = ["jinja2", "matplotlib", "opacus", "ray", "sklearn"]
+    code = f"import sys, polyclinic.federation, polyclinic.client_app; print([m for m in {slow} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr

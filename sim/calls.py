@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -57,9 +58,13 @@ def call_in_worker(reference: AppReference, stack: Stack) -> list[Answer]:
     What lives after its first call, modules and records, lives to its end: the garbage collector need not walk it again.
     """
     answers = call_app(reference, stack)
-    if gc.get_freeze_count() == 0:
-        gc.freeze()
+    _freeze_once()
     return answers
+
+
+@cache
+def _freeze_once() -> None:
+    gc.freeze()
 
 
 def _failed(message: Message, context: Context, error: Exception) -> Answer:

@@ -18,8 +18,8 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from polyclinic.client import answers
-from polyclinic.client.answers import Answer, Call
+from polyclinic.client import answers, training
+from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_hospital
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, PolyclinicError
@@ -40,7 +40,7 @@ from polyclinic.messages import (
 _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[Answer]]]] = {
     ENROL: (EnrolRequest, answers.enrol),
     STATISTICS: (StatisticsRequest, answers.statistics),
-    MessageType.TRAIN: (TrainRequest, answers.train),
+    MessageType.TRAIN: (TrainRequest, training.train),
     MessageType.EVALUATE: (EvaluateRequest, answers.evaluate),
 }
 

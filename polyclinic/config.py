@@ -200,6 +200,11 @@ class RunConfig(BaseModel):
         return self
 
     @property
+    def rounds_kept(self) -> int:
+        """How many rounds back the oldest checkpoint that is kept may lie, so that nothing it needs is forgotten."""
+        return self.checkpoint_every * self.checkpoints_kept
+
+    @property
     def widths(self) -> tuple[int, ...]:
         return tuple(int(part) for part in self.hidden.split(","))
 

@@ -167,10 +167,17 @@ def _parameters(module: nn.Module) -> Arrays:
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Layers that draw from torch's global generators (dropout) draw from ``seed`` within, and leave no trace outside."""
     with kept_apart(device):
-        torch.manual_seed(seed)
+        reseed(seed, device)
         yield
 
 
 def kept_apart(device: str = "cpu") -> AbstractContextManager[None]:
     """What is drawn within from torch's global generators, of the CPU and of ``device``, leaves no trace outside."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else [])
+
+
+def reseed(seed: int, device: str = "cpu") -> None:
+    """Seed the generators that ``kept_apart`` keeps apart; only within it."""
+    torch.default_generator.manual_seed(seed)
+    if device == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
-from polyclinic.client import answers
+from polyclinic.client import training
 from polyclinic.client.merging import join
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
@@ -72,7 +72,7 @@ def test_a_declared_strategy_sees_one_mean_and_another_sees_every_model(quick: Q
 def test_a_stack_too_large_for_memory_is_trained_in_parts(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
     whole = quick(strategy=f"{__name__}:Declared", rounds=1)
-    monkeypatch.setattr(answers, "STACK_BYTES", 1)
+    monkeypatch.setattr(training, "STACK_BYTES", 1)
     parts = quick(strategy=f"{__name__}:Declared", rounds=1)
     assert parts.summary["statement"]["sites"].keys() == whole.summary["statement"]["sites"].keys()
     for name, value in whole.arrays.items():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.modules import kept_apart, load
+from polyclinic.training.modules import kept_apart, load, reseed
 from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, draw_batches, group_sites
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
@@ -65,7 +65,7 @@ def _train(
         rows_at_once = max(1, (held if engine == "functional" else memory_limit) // (row_bytes * len(group)))
         compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once)
         some = [work[index] for index in group]
-        torch.manual_seed(int(some[0].layers.uniform(1)[0] * 2**53))
+        reseed(int(some[0].layers.uniform(1)[0] * 2**53), settings.device)
         trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]

@@ -1,0 +1,195 @@
+"""One round of local training: calls that ask for the same are checked, charged and trained together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import RecordDict
+from torch import nn
+
+from polyclinic.arrays import Arrays, size_of
+from polyclinic.client.calls import Answer, Call, each, reply
+from polyclinic.client.charging import charged
+from polyclinic.client.checks import (
+    check_names,
+    check_policy,
+    check_size,
+    model_arrays,
+    standardiser,
+    train_settings,
+)
+from polyclinic.client.merging import join
+from polyclinic.client.releases import digest
+from polyclinic.client.state import read_state, write_state
+from polyclinic.compression import decode, encode
+from polyclinic.config import RunConfig, compression
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.messages import RECORD, TrainRequest
+from polyclinic.plugins import build_model, task_named
+from polyclinic.training.modules import load
+from polyclinic.training.preparation import Standardiser, standardised
+from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+
+# What compression left out of a site's last upload, among what the site keeps.
+RESIDUAL = "upload-residual"
+STACK_BYTES = 1 << 31
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others."""
+
+    config: RunConfig
+    request: TrainRequest
+    schema: Schema
+    settings: TrainSettings
+    key: str
+    arrays: Arrays
+    scale: Standardiser | None
+    digest: str
+
+
+def train(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
+    """One round of local training from the messages' arrays; calls that ask for the same are trained together."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, call in enumerate(calls):
+        groups.setdefault(_alike(call), []).append(index)
+    answers: dict[int, Answer] = {}
+    for indices in groups.values():
+        # Each site's model, its noise and what its optimizer keeps are in memory until the sites' mean is made.
+        at_once = max(1, STACK_BYTES // (4 * size_of(calls[indices[0]].content) + 1))
+        for begin in range(0, len(indices), at_once):
+            some = indices[begin : begin + at_once]
+            answers |= zip(some, _train_alike([calls[index] for index in some]), strict=True)
+    return [answers[index] for index in range(len(calls))]
+
+
+def _alike(call: Call[TrainRequest]) -> tuple[object, ...]:
+    records = tuple(id(record) for key, record in call.content.items() if key != RECORD)
+    request = call.request
+    return call.config, call.hospital.ledger_path, request.run, request.round, request.noise_multiplier, records
+
+
+def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
+    question = _question(calls[0])
+    config, request = question.config, question.request
+
+    def allow(call: Call[TrainRequest]) -> None:
+        _allow(question, call)
+
+    if not any(_passes(allow, call) for call in calls):
+        return each(allow, calls)  # type: ignore[arg-type]
+    task, build = task_named(config.task), build_model(config, question.schema)
+    _check(question, task, build)
+    states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
+
+    def identify(call: Call[TrainRequest]) -> str:
+        """By everything that decides the numbers; only the streams are known from site and round."""
+        return digest(question.digest, call.request.public_patients, call.hospital.shard().digest, states[id(call)])
+
+    def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
+        work = [_work(call, question.scale, states[id(call)]) for call in calls]
+        updates = task.train(build, question.arrays, work, question.settings)
+        uploads = [
+            _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
+        ]
+        figures = [_figures(call, site, update) for call, site, update in zip(calls, work, updates, strict=True)]
+        return _replies(question, calls, uploads, figures, spent)
+
+    return charged(calls, allow, task.event(question.settings), "train", request.round, identify, release)
+
+
+def _question(call: Call[TrainRequest]) -> _Question:
+    config, schema = call.config, call.hospital.schema
+    settings = train_settings(config, call.request.noise_multiplier, call.content, not call.hospital.simulated)
+    key, arrays = model_arrays(call.content)
+    scale = standardiser(call.content, len(feature_names(schema)))
+    told_apart = digest(config.decisive(), repr(settings), arrays, scale and {"mean": scale[0], "std": scale[1]})
+    return _Question(config, call.request, schema, settings, key, arrays, scale, told_apart)
+
+
+def _allow(question: _Question, call: Call[TrainRequest]) -> None:
+    noise = question.request.noise_multiplier
+    check_names(call.hospital, question.config)
+    check_policy(call.hospital, question.config.task, noise, question.settings.local_steps)
+    check_size(call.hospital, question.arrays)
+    if noise is not None and call.request.public_patients is None:
+        raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
+
+
+def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:
+    try:
+        allow(call)
+    except PolyclinicError:
+        return False
+    return True
+
+
+# By run configuration and schema: a module's code does not change between rounds, and probing it takes milliseconds.
+_checked: set[tuple[str, str]] = set()
+
+
+def _check(question: _Question, task: Task, build: Callable[[], nn.Module]) -> None:
+    config, schema = question.config, question.schema
+    key = digest(config.decisive()), schema.digest()
+    if key in _checked:
+        load(build, question.arrays)
+        return
+    task.check(build, question.arrays, len(feature_names(schema)), config.engine)
+    _checked.add(key)
+
+
+def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -> SiteWork:
+    hospital, request = call.hospital, call.request
+    return SiteWork(
+        rows=standardised(hospital.shard().train, scale),
+        sampling=hospital.stream("batches", request.round),
+        noise=hospital.stream("gradient-noise", request.round),
+        public_patients=request.public_patients,
+        optimizer_state={name: value for name, value in state.items() if name != RESIDUAL},
+        layers=hospital.stream("layers", request.round),
+    )
+
+
+def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, state: Arrays) -> Arrays:
+    """What leaves of the site's model; writes what the site keeps for its next round."""
+    config, number, hospital = question.config, question.request.round, call.hospital
+    how, upload, kept = compression(config), update.arrays, update.optimizer_state
+    if how.active:
+        upload, left_out = encode(
+            update.arrays, question.arrays, how, hospital.stream("rounding", number), state.get(RESIDUAL)
+        )
+        kept = kept if left_out is None else kept | {RESIDUAL: left_out}
+    write_state(hospital.home, question.request.run, number, kept, config.rounds_kept)
+    return upload
+
+
+def _figures(call: Call[TrainRequest], site: SiteWork, update: SiteUpdate) -> dict[str, float]:
+    private = call.request.noise_multiplier is not None
+    divisor = call.request.public_patients or 1.0 if private else site.rows.patients
+    figures = {"steps": float(update.steps), "num-examples": float(divisor)}
+    # Never in a private run: the loss is computed on the patients that epsilon protects.
+    if not private and call.hospital.policy.release_metrics and math.isfinite(update.loss):
+        figures["train-loss"] = update.loss
+    return figures
+
+
+def _replies(
+    question: _Question, calls: Sequence[Call[TrainRequest]], uploads: Sequence[Arrays],
+    figures: Sequence[dict[str, float]], spent: Sequence[float],
+) -> list[RecordDict]:  # fmt: skip
+    """Each site's reply with its model; or of simulated sites, where the server allows it, one with the mean of all."""
+    merge_by, how = question.request.merge_by, compression(question.config)
+    merging = bool(calls) and calls[0].hospital.simulated and all(merge_by in metrics for metrics in figures)
+    replies = [
+        reply(call.hospital, {} if merging else upload, metrics, epsilon, question.key)
+        for call, upload, metrics, epsilon in zip(calls, uploads, figures, spent, strict=True)
+    ]
+    if merging:
+        models = [decode(upload, question.arrays, how) for upload in uploads] if how.active else uploads
+        join(replies, question.key, uploads, models, [metrics[merge_by] for metrics in figures])
+    return replies

@@ -218,3 +218,11 @@ def test_a_gpu_gives_the_model_that_the_processor_gives(
     for name, value in here.arrays.items():
         np.testing.assert_allclose(there.arrays[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
     assert there.privacy["epsilon"] == here.privacy["epsilon"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_hospitals_in_one_run(quick: Callable[..., RunResult]) -> None:
+    result = quick(dataset="trial", sites=10_000, rounds=1, local_steps=1)
+    assert len(result.sites) == 10_000 and not result.summary["dropouts"]
+    assert (result.sites.rounds_joined == 1).all() and result.sites.epsilon.nunique() == 1
+    assert result.report().stat().st_size < 5_000_000

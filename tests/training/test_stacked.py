@@ -309,3 +309,14 @@ def test_modules_that_mix_patients_are_refused() -> None:
     build = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))  # noqa: E731
     with pytest.raises(ConfigError, match="mixes patients"):
         classification.train(build, start_of(build), work((4,)), settings())
+
+
+def test_ten_thousand_tiny_sites_are_each_trained_as_if_alone() -> None:
+    build, start = double(lambda: logistic(6, 3)), start_of(double(lambda: logistic(6, 3)))
+    sizes = [1 + site % 3 for site in range(10_000)]
+    chosen = settings(local_steps=2)
+    together = train_stacked(build, start, work(sizes), chosen, "linear")
+    some = [0, 1, 2, 4_999, 9_999]
+    alone = [train_stacked(build, start, [work(sizes)[site]], chosen, "linear")[0] for site in some]
+    assert_equal([together[site] for site in some], alone, 1e-12)
+    assert len({update.arrays["0.weight"].tobytes() for update in together}) == len(together)  # each its own noise

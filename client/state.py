@@ -10,15 +10,25 @@ import re
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+
+from polyclinic.errors import DataError
+from polyclinic.messages import state_file
 
 Arrays = dict[str, np.ndarray]
 
 
 def read_state(home: Path, run: str, round: int) -> Arrays:
-    """The newest state written before ``round`` of ``run``; empty if there is none."""
+    """The newest state written before ``round`` of ``run``; empty if there is none. Raises DataError when it is damaged."""
     earlier = [(number, path) for number, path in _files(home, run) if number < round]
-    return load_file(max(earlier)[1]) if earlier else {}
+    if not earlier:
+        return {}
+    _, path = max(earlier)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        raise DataError(f"{path}, what this hospital kept for its next round, is damaged; restore it.") from None
 
 
 def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1) -> None:
@@ -26,7 +36,7 @@ def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1) 
     if not state:
         return
     home.mkdir(parents=True, exist_ok=True)
-    target = home / f"optimizer-{run}-{round:06d}.safetensors"
+    target = state_file(home, run, round)
     partial = target.with_suffix(".partial")
     save_file(state, partial)
     partial.replace(target)

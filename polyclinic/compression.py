@@ -63,7 +63,9 @@ def encode(
         upload["values"] = chosen.astype(_PRECISIONS[how.precision])
     if how.share == 1:
         return upload, None
-    return upload, (vector - _vector(upload, len(vector))).astype(np.float32)
+    left_out = (vector - _vector(upload, len(vector))).astype(np.float32)
+    # A model that overflowed must not spoil every later upload.
+    return upload, np.where(np.isfinite(left_out), left_out, np.float32(0))
 
 
 def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:

@@ -164,6 +164,14 @@ class RunConfig(BaseModel):
             raise ValueError("must be positive whole numbers separated by commas, as in '32' or '64,32'")
         return value
 
+    @field_validator("ray_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value not in ("", "local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("must be local, auto, or HOST:PORT of a Ray cluster, or empty for processes")
+        return value
+
     @field_validator("partitioner")
     @classmethod
     def _partitioner(cls, value: str) -> str:
@@ -203,6 +211,16 @@ class RunConfig(BaseModel):
     def rounds_kept(self) -> int:
         """How many rounds back the oldest checkpoint that is kept may lie, so that nothing it needs is forgotten."""
         return self.checkpoint_every * self.checkpoints_kept
+
+    @property
+    def loses_replies(self) -> bool:
+        """Whether simulated conditions may leave a round without enough replies."""
+        return bool(self.dropout_rate or self.availability or self.round_deadline)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a hospital keeps something of a round (moments, momentum, what was not sent) for its next one."""
+        return self.optimizer in ("adam", "adamw") or self.momentum > 0 or self.upload_share < 1
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -22,11 +22,10 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
-from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, dataset_named
 from polyclinic.server.app import coordinate
 from polyclinic.server.cohort import check_cohorts
-from polyclinic.server.federate import Progress, Silent, calibrate, check_names
+from polyclinic.server.federate import Progress, Silent, calibrate, check_model, check_names
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
@@ -207,7 +206,7 @@ class Federation:
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
-        initialise(build_model(config, dataset_named(config.dataset).schema), seed=0)
+        check_model(config, dataset_named(config.dataset).schema)
         if config.dp:
             (progress or Silent()).doing("calibrating the noise")
             calibrate(config)

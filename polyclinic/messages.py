@@ -73,6 +73,11 @@ def site_home(home: str | Path, site: str) -> Path:
     return Path(home) / quote(site, safe="").replace(".", "%2E")
 
 
+def state_file(home: Path, run: str, round: int) -> Path:
+    """What a site keeps after ``round`` for its next one, in its own folder."""
+    return home / f"optimizer-{run}-{round:06d}.safetensors"
+
+
 R = TypeVar("R", bound=Request)
 
 

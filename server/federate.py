@@ -17,13 +17,14 @@ from typing import Protocol
 import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from safetensors import SafetensorError, safe_open
 
 from polyclinic.arrays import Arrays, from_record
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, several
-from polyclinic.messages import STATISTICS, StatisticsRequest
+from polyclinic.messages import STATISTICS, StatisticsRequest, site_home, state_file
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, plan
@@ -104,6 +105,13 @@ def check_names(config: RunConfig) -> None:
     make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
 
 
+def check_model(config: RunConfig, schema: Schema) -> None:
+    """Raises ConfigError for a model that hospitals would refuse to train; touches no record and costs no privacy."""
+    arrays = _first_arrays(config, schema)
+    features = len(feature_names(schema))
+    task_named(config.task).check(build_model(config, schema), arrays, features, config.engine)
+
+
 def federate(
     grid: Grid, config: RunConfig, run: str, home: Path, *, checkpoint: Path | None = None, resume: bool = False,
     progress: Progress | None = None, choose: Callable[[Site], bool] = lambda site: True,
@@ -134,8 +142,12 @@ def federate(
         if checkpoint is None:
             raise ValueError("resume needs a checkpoint.")
         state, history = load_checkpoint(checkpoint, strategy)
-        _check_ledgers(home, [site.name for site in sites if site.simulated], state)
+        simulated = [site.name for site in sites if site.simulated]
+        _check_ledgers(home, simulated, state)
+        if config.keeps_state:
+            _check_states(home, simulated, run, state)
     else:
+        check_model(config, sites[0].schema)
         state = _first_state(grid, sites, config, run, home, privacy)
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
         if checkpoint is not None:
@@ -172,6 +184,21 @@ def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
                 f"The ledger {path} shows less for {site!r} than the checkpoint, or was altered; restore it before "
                 "the run goes on."
             )
+
+
+def _check_states(home: Path, sites: Sequence[str], run: str, state: RunState) -> None:
+    """Raises DataError when a simulated site has lost what it kept after its last round: it would begin anew, silently."""
+    for site in sites:
+        if site in state.trained:
+            path = state_file(site_home(home, site), run, state.trained[site])
+            try:
+                with safe_open(path, framework="numpy"):
+                    pass
+            except (OSError, SafetensorError):
+                raise DataError(
+                    f"{path}, what {site!r} kept after round {state.trained[site]}, is missing or damaged; restore it "
+                    "before the run goes on."
+                ) from None
 
 
 def _unlike(site: Site, config: RunConfig) -> str | None:

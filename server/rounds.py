@@ -40,7 +40,8 @@ class RunFailed(PolyclinicError):
 class RunState:
     """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
-    ``stopped``: why there will be no further round though some were left. ``sampled``: each site's last round.
+    ``stopped``: why there will be no further round though some were left. ``sampled``: the round for which each site was
+    last asked; ``trained``: the last whose reply came.
     """
 
     arrays: Arrays
@@ -56,6 +57,7 @@ class RunState:
     seconds: float = 0.0
     stopped: str | None = None
     sampled: dict[str, int] = field(default_factory=dict)
+    trained: dict[str, int] = field(default_factory=dict)
 
     def newest_rows(self) -> list[dict[str, Any]]:
         """The rows of the round that is done."""
@@ -112,7 +114,10 @@ def _train(
     grid: Grid, sites: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
     number: int,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``)."""
+    """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``).
+
+    A round that nobody is sampled for, or that simulated conditions leave with too few replies, changes no model.
+    """
     key = merge_by(strategy)
     merging = key if key and getattr(grid, "merges", False) else ""
 
@@ -131,11 +136,15 @@ def _train(
     exchange = view.exchange(messages, config.timeout)
     replies = _accept(exchange, state, number, state.arrays, compression(config))
     if len(replies) < min(config.min_sites, len(cohort)) or not replies:
-        raise too_few(exchange, f"Round {number}", len(replies), config)
+        shortfall = too_few(exchange, f"Round {number}", len(replies), config)
+        if isinstance(shortfall, BudgetRefused) or not config.loses_replies:
+            raise shortfall
+        return {}
     told: dict[str, dict[str, Any]] = {}
     for site, reply in replies:
         metrics = metrics_of(reply)
         state.joined[site.name] = state.joined.get(site.name, 0) + 1
+        state.trained[site.name] = number
         down, up = exchange.sizes[site.index]
         told[site.name] = {
             "train_loss": metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 
@@ -33,7 +34,9 @@ class AppReference:
 def call_app(reference: AppReference, stack: Stack) -> list[Answer]:
     """The ClientApp's replies and the nodes' new states: all at once where the app has ``call_stack``, else one by one.
 
-    A ClientApp that raises gives an Error reply, as under Flower.
+    One by one, each node has a message and a configuration of its own, as if they had come over a wire; messages to a
+    stack may share records, which ``call_stack`` must not change. A ClientApp that raises gives an Error reply, as under
+    Flower.
     """
     app = reference.load()
     together = getattr(app, "call_stack", None)
@@ -45,8 +48,10 @@ def call_app(reference: AppReference, stack: Stack) -> list[Answer]:
             return [_failed(message, context, error) for message, context in stack]
     answers = []
     for message, context in stack:
+        own = replace(context, node_config=dict(context.node_config), run_config=dict(context.run_config))
         try:
-            answers.append((app(message, context), context.state))
+            reply = app(_copied(message), own)
+            answers.append((_copied(reply), own.state))
         except Exception as error:
             answers.append(_failed(message, context, error))
     return answers
@@ -60,6 +65,14 @@ def call_in_worker(reference: AppReference, stack: Stack) -> list[Answer]:
     answers = call_app(reference, stack)
     _freeze_once()
     return answers
+
+
+def _copied(message: Message) -> Message:
+    """The message with content of its own."""
+    found = copy(message)
+    if message.has_content():
+        found.content = deepcopy(message.content)
+    return found
 
 
 @cache

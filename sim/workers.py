@@ -65,7 +65,7 @@ class ProcessWorkers:
             # Not fork: torch's and Ray's threads do not survive it.
             spawn = multiprocessing.get_context("spawn")
             gpu = int(index * self._gpus / self.count) if self._gpus else None
-            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(gpu,))
+            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(os.getpid(), gpu))
         return self._pools[index]
 
 
@@ -78,7 +78,7 @@ def lost(stack: Stack) -> list[Answer]:
     return [(Message(Error(APP_FAILED, reason), reply_to=message), context.state) for message, context in stack]
 
 
-def _begin_worker(gpu: int | None) -> None:
+def _begin_worker(driver: int, gpu: int | None) -> None:
     if gpu is not None:
         # Before CUDA's first use, the process can be shown the one GPU that is its own.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -86,7 +86,7 @@ def _begin_worker(gpu: int | None) -> None:
     # Ctrl-C reaches the whole process group; the run itself decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:

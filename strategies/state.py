@@ -1,10 +1,14 @@
 """What a strategy must keep between rounds, taken out and put back for checkpoints.
 
-Flower's strategies have no such method; their state (moments, momentum, current arrays) lies in attributes that hold
-arrays by name. Those attributes are read here, whatever the strategy; any other attribute is configuration.
+Flower's strategies have no such method; their state (moments, momentum, current arrays, counters) lies in attributes.
+All attributes that arrays, numbers, texts, and lists, tuples and dicts of these make up are saved; others, such as
+functions, are configuration.
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -12,30 +16,60 @@ from flwr.serverapp.strategy import Strategy
 
 Arrays = dict[str, np.ndarray]
 
+_TREE = "tree"
+
+
+class _Unknown(Exception):
+    """A value that cannot be saved."""
+
 
 def strategy_state(strategy: Strategy) -> Arrays:
-    """The strategy's arrays under ``attribute/form/name``."""
-    state: Arrays = {}
+    """The attributes' arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
+    found: list[np.ndarray] = []
+    tree = {}
     for attribute, value in vars(strategy).items():
-        if isinstance(value, ArrayRecord):
-            state |= {f"{attribute}/record/{name}": array.numpy() for name, array in value.items()}
-        elif isinstance(value, dict) and value and all(isinstance(part, np.ndarray) for part in value.values()):
-            state |= {f"{attribute}/dict/{name}": np.asarray(part) for name, part in value.items()}
-        elif isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
-            state |= {f"{attribute}/list/{index}": np.asarray(part) for index, part in enumerate(value)}
-    return state
+        seen = len(found)
+        try:
+            tree[attribute] = _packed(value, found)
+        except _Unknown:
+            del found[seen:]
+    text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
+    return {_TREE: text} | {str(index): value for index, value in enumerate(found)}
 
 
 def restore_strategy(strategy: Strategy, state: Arrays) -> None:
     """Put back what ``strategy_state`` took out of a strategy of the same class and options."""
-    grouped: dict[tuple[str, str], Arrays] = {}
-    for key, value in state.items():
-        attribute, form, name = key.split("/", 2)
-        grouped.setdefault((attribute, form), {})[name] = value
-    for (attribute, form), arrays in grouped.items():
-        if form == "list":
-            setattr(strategy, attribute, [arrays[str(index)] for index in range(len(arrays))])
-        elif form == "record":
-            setattr(strategy, attribute, ArrayRecord({name: Array(value) for name, value in arrays.items()}))
-        else:
-            setattr(strategy, attribute, arrays)
+    for attribute, part in json.loads(state[_TREE].tobytes()).items():
+        setattr(strategy, attribute, _unpacked(part, state))
+
+
+def _packed(value: Any, found: list[np.ndarray]) -> list[Any]:
+    """[kind, content] in JSON's types; an array is its number in ``found``."""
+    if value is None or type(value) in (bool, int, float, str):
+        return ["plain", value]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        found.append(np.asarray(value))
+        # The shape too, for files make an array of one number of a single number.
+        return ["array" if isinstance(value, np.ndarray) else "scalar", [len(found) - 1, list(value.shape)]]
+    if isinstance(value, ArrayRecord):
+        return ["record", [[name, _packed(array.numpy(), found)] for name, array in value.items()]]
+    if type(value) is dict:
+        return ["dict", [[_packed(key, found), _packed(part, found)] for key, part in value.items()]]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [_packed(part, found) for part in value]]
+    raise _Unknown
+
+
+def _unpacked(part: list[Any], state: Arrays) -> Any:
+    kind, content = part
+    match kind:
+        case "array" | "scalar":
+            array = state[str(content[0])].reshape(content[1])
+            return array.copy() if kind == "array" else array[()]
+        case "record":
+            return ArrayRecord({name: Array(_unpacked(array, state)) for name, array in content})
+        case "dict":
+            return {_unpacked(key, state): _unpacked(value, state) for key, value in content}
+        case "list" | "tuple":
+            return (list if kind == "list" else tuple)(_unpacked(value, state) for value in content)
+    return content

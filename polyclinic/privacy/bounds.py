@@ -102,11 +102,11 @@ def _whole_excess(rate: float, noise: float, order: float) -> float:
 def _fractional_excess(rate: float, noise: float, orders: Floats) -> Floats:
     """log(E[ratio^order] - 1) by the trapezoidal rule on ratio^order - 1 - order (ratio - 1), which is never negative.
 
-    The integrand is analytic within pi noise^2 of the real line, where the ratio has its zeros, and no more than
-    e^(pi^2 noise^2 / 2) times larger there, so that at this spacing the relative error is about e^-40. It is bounded by
-    Gaussians centred between 0 and the order.
+    The integrand is analytic within pi noise^2 of the real line, where the ratio has its zeros, and within a strip of
+    half width w no more than e^(w^2 / (2 noise^2)) times larger, so that at this spacing the relative error is about
+    e^-40; a strip wider than sqrt(80) noise gains nothing. It is bounded by Gaussians centred between 0 and the order.
     """
-    strip = math.pi * noise**2
+    strip = min(math.pi * noise**2, math.sqrt(80) * noise)
     spacing = min(noise / 2, 2 * math.pi * strip / (40 + strip**2 / (2 * noise**2)))
     x = np.arange(-10 * noise, orders.max() + 10 * noise, spacing)
     log_weight = math.log(spacing / (noise * math.sqrt(2 * math.pi))) - x**2 / (2 * noise**2)

@@ -51,12 +51,19 @@ def dump(module: nn.Module) -> Arrays:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raises ConfigError for a module whose output for one patient depends on the others in the batch (batch norm)."""
+    """Raises ConfigError for a module whose output for one patient depends on the others in the batch (batch norm), and
+    for one that per-patient gradients cannot be had of."""
     problems = _refused_by_opacus(module)
     tracking = [
         label for label, part in module.named_modules()
         if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or _mixes(part))
     ]  # fmt: skip
+    hidden = [type(part).__name__ for part in module.modules() if isinstance(part, nn.GRU | nn.LSTM)]
+    if problems and hidden and not tracking:
+        raise ConfigError(
+            f"The model has nn.{hidden[0]}, whose steps hide each patient's gradient; use opacus.layers.DP{hidden[0]} in its "
+            "place."
+        )
     if problems or tracking:
         found = ", ".join(tracking) or str(problems[0]).splitlines()[0]
         raise ConfigError(

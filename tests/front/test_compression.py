@@ -83,3 +83,9 @@ def test_an_upload_that_is_none_is_refused(how: Compression, change) -> None:  #
     upload, _ = encode(arrays(1), arrays(0), how, keyed_stream(0))
     with pytest.raises(ConfigError, match="upload"):
         decode(change(upload), arrays(0), how)
+
+
+def test_what_overflowed_is_not_kept_for_the_next_upload() -> None:
+    before, after = {"w": np.zeros(4, np.float32)}, {"w": np.array([1e9, np.nan, 2.0, 1.0], np.float32)}
+    _, residual = encode(after, before, Compression(True, "half", 0.5), keyed_stream(0))
+    assert residual is not None and np.isfinite(residual).all()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from polyclinic import Federation
 from polyclinic.cli.terminal import fail
@@ -138,3 +139,31 @@ def test_a_result_is_one_short_line(quick: Quick) -> None:
     assert shown.startswith(f"RunResult({result.path.name!r}, rounds=2, epsilon=2.99")
     assert "pooled_auroc=0." in shown and len(shown) < 120
     assert "epsilon=None" in repr(quick(dp=False))
+
+
+def mixing(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+
+
+def normed(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 4), nn.LayerNorm(4), nn.Linear(4, classes))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"model": f"{__name__}:mixing"}, "mixes patients within a batch"),
+        (
+            {"model": f"{__name__}:normed", "engine": "linear"},
+            "'engine' has the value 'linear'.*LayerNorm is not a linear",
+        ),
+        ({"ray_address": "nowhere"}, "'ray-address' has the value 'nowhere', which must be local, auto, or HOST:PORT"),
+        ({"epsilon": 1e-6}, "'epsilon' has the value 1e-06"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_any_privacy_is_spent(
+    tmp_path: Path, options: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Federation.from_dataset("breast-cancer", out=str(tmp_path / "runs")).run(rounds=1, **options)
+    assert not (tmp_path / "runs").exists()

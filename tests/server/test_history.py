@@ -4,14 +4,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import Array
+from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.server.federate import Silent
 from polyclinic.server.history import History
+from polyclinic.strategies.state import restore_strategy, strategy_state
 
 Quick = Callable[..., RunResult]
 ROWS = [{"round": number, "site": "a", "loss": number / 3, "auroc": None} for number in range(5)]
@@ -118,3 +123,50 @@ def test_a_run_without_its_history_does_not_go_on(quick: Quick, tmp_path: Path, 
     history.unlink() if damage is None else history.write_bytes(content[:damage])
     with pytest.raises(DataError, match=r"history\.jsonl does not hold the rounds"):
         Federation.resume(folder)
+
+
+@pytest.mark.parametrize("damage", [None, 20])
+def test_a_site_that_lost_what_it_kept_stops_the_resume(quick: Quick, tmp_path: Path, damage: int | None) -> None:
+    folder = stopped(quick, tmp_path / "stopped", 2, rounds=4, optimizer="adam", learning_rate=0.05)
+    (kept,) = (folder / "sites" / "hospital-2").glob("optimizer-*-000002.safetensors")
+    content = kept.read_bytes()
+    kept.unlink() if damage is None else kept.write_bytes(content[:damage])
+    with pytest.raises(DataError, match="what 'hospital-2' kept after round 2, is missing or damaged; restore it"):
+        Federation.resume(folder)
+    kept.write_bytes(content)
+    whole = quick(out=str(tmp_path / "whole"), rounds=4, optimizer="adam", learning_rate=0.05)
+    assert Federation.resume(folder).summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+class Remembering(FedAvg):
+    """Keeps state of many shapes, and changes the model by it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.turns = 0
+        self.by_layer: dict[int, Any] = {}
+        self.last: Any = None
+        self.ways = (np.float32(0.5), [None, "text", {"nested": np.zeros((2, 0))}])
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.turns += 1
+        for index, (name, value) in enumerate(arrays.items()):
+            before = self.by_layer.get(index, [0.0])[-1]
+            self.by_layer[index] = [before, (before + value.numpy()) * float(self.ways[0])]
+            arrays[name] = Array(self.by_layer[index][1] * np.float32(self.turns))
+        self.last = np.array(1.0)
+        return arrays, metrics
+
+
+def test_a_strategys_state_comes_back_whatever_its_shape(quick: Quick, tmp_path: Path) -> None:
+    options = {"rounds": 4, "strategy": f"{__name__}:Remembering", "dp": False}
+    whole = quick(out=str(tmp_path / "whole"), **options)
+    folder = stopped(quick, tmp_path / "stopped", 2, **options)
+    assert Federation.resume(folder).summary["model_sha256"] == whole.summary["model_sha256"]
+    one, other = Remembering(), Remembering()
+    one.by_layer, one.turns, one.last = {3: [np.ones((2, 3))], 4: []}, 7, np.array(2.5)
+    restore_strategy(other, {name: np.ascontiguousarray(value) for name, value in strategy_state(one).items()})
+    assert other.turns == 7 and other.last.shape == () and other.last == 2.5 and other.by_layer[4] == []
+    np.testing.assert_array_equal(other.by_layer[3][0], np.ones((2, 3)))
+    assert type(other.ways) is tuple and other.ways[1][2]["nested"].shape == (2, 0)

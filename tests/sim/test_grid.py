@@ -164,9 +164,31 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_of_a_killed_run_end_too(tmp_path: Path) -> None:
+# The run dies while its workers load.
+BEGINNING = """
+import os, threading, time
+from flwr.app import Message, RecordDict
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from polyclinic.sim.workers import ProcessWorkers
+def die(workers):
+    while len(workers._pools) < 2 or not all(pool._processes for pool in workers._pools.values()):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print(*(pid for pool in workers._pools.values() for pid in pool._processes), flush=True)
+    os.kill(os.getpid(), 9)
+if __name__ == "__main__":
+    workers = ProcessWorkers(2)
+    threading.Thread(target=die, args=(workers,)).start()
+    grid = LocalGrid(AppReference("tests.sim.test_grid", "stacked"), 4, {}, workers)
+    grid.send_and_receive([Message(RecordDict(), node, "train") for node in (1, 2, 3, 4)])
+"""
+
+
+@pytest.mark.parametrize("text", [ORPHANS, BEGINNING], ids=["at work", "beginning"])
+def test_workers_of_a_killed_run_end_too(tmp_path: Path, text: str) -> None:
     script = tmp_path / "orphans.py"
-    script.write_text(ORPHANS)
+    script.write_text(text)
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -226,3 +248,34 @@ def test_ten_thousand_hospitals_in_one_run(quick: Callable[..., RunResult]) -> N
     assert len(result.sites) == 10_000 and not result.summary["dropouts"]
     assert (result.sites.rounds_joined == 1).all() and result.sites.epsilon.nunique() == 1
     assert result.report().stat().st_size < 5_000_000
+
+
+careless = ClientApp()
+
+
+@careless.train()
+def careless_train(message: Message, context: Context) -> Message:
+    """An app that changes what it was given, as one may under Flower, where each message comes over a wire."""
+    config, arrays = message.content.config_records["config"], message.content.array_records["arrays"]
+    told = MetricRecord({"rate": config["rate"], "seen": context.run_config["seen"], "num-examples": 1})
+    config["rate"] = float(config["rate"]) / 2  # type: ignore[arg-type]
+    context.run_config["seen"] = int(context.run_config["seen"]) + 1
+    arrays["w"] = Array(arrays["w"].numpy() + 1)
+    kept = context.state.array_records.setdefault("kept", ArrayRecord({"w": Array(np.zeros(1))}))
+    kept["w"] = Array(kept["w"].numpy() + 1)
+    return Message(RecordDict({"arrays": arrays, "metrics": told, "kept": kept}), reply_to=message)
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_what_a_node_changes_stays_at_the_node(workers: int | None) -> None:
+    reference = AppReference(f"{__name__}" if __name__.startswith("tests") else "tests.sim.test_grid", "careless")
+    config, arrays = ConfigRecord({"rate": 1.0}), ArrayRecord({"w": Array(np.zeros(1))})
+    with LocalGrid(reference, 4, {"seen": 0}, ProcessWorkers(workers) if workers else None) as grid:
+        for turn in (1, 2):
+            content = RecordDict({"arrays": arrays, "config": config})
+            replies = grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()])
+            told = [reply.content.metric_records["metrics"] for reply in replies]
+            assert [(metrics["rate"], metrics["seen"]) for metrics in told] == [(1.0, 0)] * 4
+            assert [float(reply.content.array_records["arrays"]["w"].numpy()[0]) for reply in replies] == [1.0] * 4
+            assert [float(reply.content.array_records["kept"]["w"].numpy()[0]) for reply in replies] == [turn] * 4
+        assert config["rate"] == 1.0 and arrays["w"].numpy() == 0

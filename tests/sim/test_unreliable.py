@@ -88,3 +88,14 @@ def test_a_bad_trace_is_refused_before_a_folder_is_made(quick: Quick, tmp_path: 
     trace.write_text(content)
     with pytest.raises(ConfigError, match="'availability' has the value"):
         quick(availability=str(trace))
+
+
+def test_a_round_that_nobody_answers_changes_no_model_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
+    trace = tmp_path / "away.csv"
+    trace.write_text("round,site\n" + "".join(f"2,hospital-{site}\n" for site in (1, 2, 3, 4)))
+    result = quick(rounds=3, availability=str(trace))
+    rows = result.rounds[result.rounds.site == "pooled"].set_index("round")
+    assert rows.loc[2, "loss"] == rows.loc[1, "loss"] != rows.loc[3, "loss"]
+    lost = [drop["site"] for drop in result.summary["dropouts"] if drop["round"] == 2]
+    assert lost == ["hospital-1", "hospital-2", "hospital-3", "hospital-4"]
+    assert result.summary["rounds"] == 3 and result.sites.rounds_joined.tolist() == [2, 2, 2, 2]

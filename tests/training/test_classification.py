@@ -316,3 +316,9 @@ def test_models_that_hide_records_in_parameters_or_gradients_are_refused(
 )  # fmt: skip
 def test_models_that_keep_patients_apart_pass(build: Callable[[], nn.Module]) -> None:
     classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
+
+
+@pytest.mark.parametrize("unit", [nn.GRU, nn.LSTM])
+def test_recurrent_units_are_refused_with_their_replacement(unit: type[nn.Module]) -> None:
+    with pytest.raises(ConfigError, match=f"has nn.{unit.__name__}.*use opacus.layers.DP{unit.__name__} in its place"):
+        modules.check_module(nn.Sequential(unit(4, 3), nn.Linear(3, 2)))

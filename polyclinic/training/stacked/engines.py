@@ -45,7 +45,10 @@ def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
             return "functional"
     if engine == "auto":
         return "opacus"
-    raise ConfigError(f"The engine {engine!r} cannot take this model: {str(problem).rstrip('.')}.")
+    raise ConfigError(
+        f"Configuration key 'engine' has the value {engine!r}, but {engine!r} cannot take this model: "
+        f"{str(problem).rstrip('.')}; allowed are auto and opacus."
+    )
 
 
 def sums(module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int) -> Sums:

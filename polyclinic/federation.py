@@ -267,11 +267,16 @@ def _away(path: str, sites: Sequence[str]) -> frozenset[tuple[int, int]]:
         return frozenset()
     try:
         trace = pd.read_csv(path, dtype={"site": str})
-        rounds = trace["round"].astype(int)
+        rounds = trace["round"].astype(float)
+        if not all(round >= 1 and round.is_integer() for round in rounds):
+            raise ValueError("a round is not a whole number of at least 1")
+        strange = [site for site in trace["site"] if site not in sites]
+        if strange:
+            raise ValueError(f"there is no hospital {strange[0]!r}")
         nodes = [sites.index(site) + 1 for site in trace["site"]]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"Configuration key 'availability' has the value {path!r}, which is not a CSV file with the columns round "
             f"(whole numbers) and site (names of hospitals of this run): {error}."
         ) from None
-    return frozenset(zip(rounds, nodes, strict=True))
+    return frozenset(zip(rounds.astype(int), nodes, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -86,7 +88,8 @@ def run(
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.live import LiveProgress
         from polyclinic.federation import Federation
-    with LiveProgress(screen) as progress:
+    # With --json, what plug-ins or Ray print must not get between a reader and the JSON.
+    with redirect_stdout(sys.stderr if as_json else sys.stdout), LiveProgress(screen) as progress:
         if resume is not None:
             result = Federation.resume(resume, progress=progress)
         else:

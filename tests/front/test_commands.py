@@ -1,6 +1,7 @@
 """The command line as it is used: names, JSON keys and exit codes are a contract."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,15 @@ def test_datasets_and_plugins(as_json: Command, command: Command) -> None:
     assert "nothing to fetch" in command("datasets", "fetch", "breast-cancer").stdout
     groups = {(row["group"], row["name"]) for row in as_json("plugins")}
     assert {("strategies", "fedadam"), ("models", "mlp"), ("tasks", "classification")} <= groups
+
+
+def test_what_a_plug_in_prints_does_not_get_into_the_json(as_json: Command, tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text(
+        "from torch import nn\n"
+        "def model(features, classes, widths):\n"
+        "    print('{a model}')\n"
+        "    return nn.Linear(features, classes)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    summary = as_json("run", "-c", "model=chatty:model", "--rounds", "1", "--out", str(tmp_path), PYTHONPATH=path)
+    assert summary["rounds"] == 1

@@ -82,7 +82,17 @@ def test_smaller_uploads_cost_no_privacy_and_resume_keeps_what_was_left_out(quic
     assert list((first.path / "sites").glob("*/optimizer-*"))  # the part left out lies with the site
 
 
-@pytest.mark.parametrize("content", ["", "site\nhospital-1\n", "round,site\n1,nobody\n", "round,site\nx,hospital-1\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "site\nhospital-1\n",
+        "round,site\n1,nobody\n",
+        "round,site\nx,hospital-1\n",
+        "round,site\n1.5,hospital-1\n",
+        "round,site\n-3,hospital-1\n",
+    ],
+)
 def test_a_bad_trace_is_refused_before_a_folder_is_made(quick: Quick, tmp_path: Path, content: str) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(content)

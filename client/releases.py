@@ -73,9 +73,9 @@ def write_release(
     path = _path(home, run, purpose, round)
     partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
     save_file(arrays, partial, meta | {"content": _content(meta, arrays)})
-    _flush(partial)
+    flush(partial)
     partial.replace(path)
-    _flush(home)
+    flush(home)
     named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
     for old in home.glob("release-*"):
         if (found := named.fullmatch(old.name)) and int(found[1]) < round - keep:
@@ -86,7 +86,8 @@ def _content(meta: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
     return digest({key: meta[key] for key in ("identity", "plain", "arrays")}, arrays)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -164,7 +164,8 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
             update.arrays, question.arrays, how, hospital.stream("rounding", number), state.get(RESIDUAL)
         )
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}
-    write_state(hospital.home, question.request.run, number, kept, config.rounds_kept)
+    # A simulation has thousands of them a round, and notices on resume that one is lost.
+    write_state(hospital.home, question.request.run, number, kept, config.rounds_kept, durable=not hospital.simulated)
     return upload
 
 

@@ -111,7 +111,10 @@ def _boundary(
     if low_cost > target:
         while high_cost > target:
             if high >= _LARGEST_NOISE:
-                raise ConfigError(f"target_epsilon {target} cannot be reached with any noise_multiplier.")
+                raise ConfigError(
+                    f"target_epsilon {target} cannot be reached: the accountant's bound stays above it up to a "
+                    f"noise_multiplier of {_LARGEST_NOISE:g}."
+                )
             low, low_cost, high, step = high, high_cost, high * step, step**2
             high_cost = cost(high)
     else:

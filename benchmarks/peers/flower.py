@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.peers.common import Task, main, model
+from benchmarks.peers.command import Task, main, model
 from benchmarks.peers.flower_client import app as client_app
 
 CPUS = 2

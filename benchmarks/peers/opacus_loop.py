@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peers.common import Task, main, model, timed
+from benchmarks.peers.command import Task, main, model, timed
 from benchmarks.tables import BATCH, CLIP, LEARNING_RATE, NOISE, PATIENTS, tables
 
 

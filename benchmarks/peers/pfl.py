@@ -23,7 +23,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.common import Task, main, model
+from benchmarks.peers.command import Task, main, model
 from benchmarks.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 
 

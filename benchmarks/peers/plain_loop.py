@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.common import Task, main, model, timed
+from benchmarks.peers.command import Task, main, model, timed
 from benchmarks.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 
 

@@ -65,6 +65,16 @@ def test_renyi_divergence_of_a_sampled_gaussian_agrees_with_opacus(rate, noise, 
     assert bounds._rdp(event, relation)[: len(orders)] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.9])
+@pytest.mark.parametrize("noise", [0.05, 0.049, 0.01, 0.001])
+def test_renyi_divergence_with_hardly_any_noise_is_at_once_an_upper_bound(rate, noise):
+    sampled = bounds._rdp(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise)), "add-remove")
+    whole = bounds._rdp(dpa.GaussianDpEvent(noise), "add-remove")
+    # A sample holds the patient with probability rate: E[ratio^order] is at least rate^order that of the Gaussian.
+    least = whole + bounds._ORDERS / (bounds._ORDERS - 1) * math.log(rate)
+    assert (sampled <= whole * (1 + 1e-12)).all() and (sampled >= least * (1 - 1e-9)).all()
+
+
 def test_renyi_divergence_is_not_lost_in_rounding_where_a_patient_hardly_shows():
     # Where rate and 1/noise are small it is order / 2 times the variance of the ratio; a sum of terms near one gives 0.
     rate, noise = 1e-5, 500.0

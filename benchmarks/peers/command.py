@@ -1,4 +1,4 @@
-"""What the peers share: the model, the command's options and the JSON that it prints."""
+"""Every peer as a command: the model, the options and the JSON that it prints."""
 
 from __future__ import annotations
 

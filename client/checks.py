@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -10,6 +11,7 @@ from flwr.app import ConfigRecord, RecordDict
 from polyclinic.arrays import from_record
 from polyclinic.client.hospital import Hospital
 from polyclinic.config import RunConfig
+from polyclinic.config import train_settings as config_settings
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.training.preparation import Standardiser
 from polyclinic.training.task import Arrays, TrainSettings
@@ -64,12 +66,8 @@ def train_settings(
     mu = told.get("proximal-mu", config.proximal_mu) if isinstance(told, ConfigRecord) else config.proximal_mu
     if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
         raise ConfigError(f"Message field 'proximal-mu' is {mu!r}; allowed are finite numbers of at least 0.")
-    return TrainSettings(
-        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
-        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=float(mu),
-        engine=config.engine, double=double, device="cuda" if config.gpus and not double else "cpu",
-    )  # fmt: skip
+    settings = config_settings(config, noise_multiplier)
+    return replace(settings, proximal_mu=float(mu), double=double, device="cpu" if double else settings.device)
 
 
 def model_arrays(content: RecordDict) -> tuple[str, Arrays]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from polyclinic.compression import Compression
 from polyclinic.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from polyclinic.training.task import TrainSettings
 
 # Keys that say where and how a run goes on, and not what comes out.
 _INDECISIVE = {
@@ -262,6 +265,18 @@ class RunConfig(BaseModel):
 def compression(config: RunConfig) -> Compression:
     """How the run's uploads are encoded."""
     return Compression(config.upload == "difference", config.upload_precision, config.upload_share)
+
+
+def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSettings:
+    """The public settings of a round of training; ``noise_multiplier`` None trains without privacy."""
+    from polyclinic.training.task import TrainSettings  # torch takes a second to load
+
+    return TrainSettings(
+        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
+        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu,
+        engine=config.engine, device="cuda" if config.gpus else "cpu",
+    )  # fmt: skip
 
 
 def _sentence(error: ValidationError) -> str:

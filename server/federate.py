@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from safetensors import SafetensorError, safe_open
 
 from polyclinic.arrays import Arrays, from_record
-from polyclinic.config import RunConfig
+from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, several
@@ -234,9 +235,16 @@ def calibrate(config: RunConfig) -> PrivacyPlan:
 
 def _plan(config: RunConfig) -> PrivacyPlan:
     return plan(
-        epsilon=config.epsilon, delta=config.delta, sample_rate=config.sample_rate, steps_per_round=config.local_steps,
-        rounds=config.rounds, statistics_share=config.statistics_share if config.standardise else 0.0,
+        epsilon=config.epsilon, delta=config.delta, training=lambda noise: _training(config, noise),
+        statistics_share=config.statistics_share if config.standardise else 0.0,
     )  # fmt: skip
+
+
+def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
+    """What all rounds together spend at a hospital that takes part in each of them."""
+    task, settings = task_named(config.task), train_settings(config, noise_multiplier)
+    first, later = (task.event(settings, begun) for begun in (False, True))
+    return ComposedDpEvent([first, SelfComposedDpEvent(later, config.rounds - 1)])
 
 
 def _first_arrays(config: RunConfig, schema: Schema) -> Arrays:

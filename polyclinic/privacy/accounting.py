@@ -145,22 +145,16 @@ class PrivacyPlan:
     """One hospital's spending over a run: at most ``epsilon`` at ``delta`` for each patient.
 
     Noise multipliers are relative to one patient's clipped contribution; None means that no statistics are released.
+    ``training``: what all rounds of training together spend with ``noise_multiplier``.
     """
 
     epsilon: float
     delta: float
     accountant: Accountant
     relation: Relation
-    sample_rate: float
-    steps_per_round: int
-    rounds: int
     noise_multiplier: float
     statistics_noise_multiplier: float | None
-
-    @property
-    def round_event(self) -> DpEvent:
-        """What one round of training spends."""
-        return dpsgd_event(self.sample_rate, self.noise_multiplier, self.steps_per_round)
+    training: DpEvent
 
     @property
     def statistics_event(self) -> DpEvent:
@@ -171,7 +165,7 @@ class PrivacyPlan:
     @property
     def total_event(self) -> DpEvent:
         """What the whole run spends."""
-        return dpa.ComposedDpEvent([self.statistics_event, dpa.SelfComposedDpEvent(self.round_event, self.rounds)])
+        return dpa.ComposedDpEvent([self.statistics_event, self.training])
 
     def statement(self) -> dict[str, Any]:
         """The promise in the words that go into reports."""
@@ -185,25 +179,21 @@ def plan(
     *,
     epsilon: float,
     delta: float,
-    sample_rate: float,
-    steps_per_round: int,
-    rounds: int,
+    training: Callable[[float], DpEvent],
     statistics_share: float = 0.0,
     accountant: Accountant = "pld",
     relation: Relation = "add-remove",
 ) -> PrivacyPlan:
-    """The plan with the least training noise whose statistics and rounds together spend at most ``epsilon``.
+    """The plan with the least training noise whose statistics and training together spend at most ``epsilon``.
 
-    statistics_share: the statistics alone would spend this fraction of ``epsilon``; 0 means that none are released.
+    training: what all rounds together spend with a noise multiplier. statistics_share: the statistics alone would spend
+    this fraction of ``epsilon``; 0 means that none are released.
     Raises ConfigError naming the value that is out of range.
     """
     if not 0 <= statistics_share < 1:
         raise ConfigError(f"statistics_share must lie in [0, 1), got {statistics_share}.")
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}.")
-    dpsgd_event(sample_rate, 1.0, steps_per_round)  # refuses bad values under their own names
     statistics_noise = None
     if statistics_share > 0:
         statistics_noise = calibrate_noise_multiplier(
@@ -211,9 +201,7 @@ def plan(
         )
 
     def with_noise(noise: float) -> PrivacyPlan:
-        return PrivacyPlan(
-            epsilon, delta, accountant, relation, sample_rate, steps_per_round, rounds, noise, statistics_noise
-        )
+        return PrivacyPlan(epsilon, delta, accountant, relation, noise, statistics_noise, training(noise))
 
     return with_noise(
         calibrate_noise_multiplier(epsilon, delta, lambda z: with_noise(z).total_event, accountant, relation)

@@ -29,7 +29,7 @@ name = "classification"
 _log = getLogger(__name__)
 
 
-def event(settings: TrainSettings) -> DpEvent:
+def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
     """What one round spends: ``local_steps`` Poisson-sampled Gaussian steps, or everything without noise."""
     if settings.noise_multiplier is None:
         return NonPrivateDpEvent()

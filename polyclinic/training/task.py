@@ -75,8 +75,11 @@ class Task(Protocol):
 
     name: str
 
-    def event(self, settings: TrainSettings) -> DpEvent:
-        """What one call of ``train`` spends at each site (add/remove one patient)."""
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """What one call of ``train`` spends at each site (add/remove one patient).
+
+        begun: the site goes on with a release that it paid for, as a whole, when that began.
+        """
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""

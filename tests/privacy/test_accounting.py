@@ -313,9 +313,9 @@ def test_calibration_refuses_what_no_noise_reaches():
 
 
 PLANS = [
-    {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.1, "steps_per_round": 5, "rounds": 20, "statistics_share": 0.05},
-    {"epsilon": 0.5, "delta": 1e-4, "sample_rate": 0.05, "steps_per_round": 2, "rounds": 10, "statistics_share": 0.3},
-    {"epsilon": 8.0, "delta": 1e-3, "sample_rate": 1.0, "steps_per_round": 1, "rounds": 30, "statistics_share": 0.1},
+    {"epsilon": 3.0, "delta": 1e-5, "training": lambda z: dpsgd_event(0.1, z, 100), "statistics_share": 0.05},
+    {"epsilon": 0.5, "delta": 1e-4, "training": lambda z: dpsgd_event(0.05, z, 20), "statistics_share": 0.3},
+    {"epsilon": 8.0, "delta": 1e-3, "training": lambda z: dpsgd_event(1.0, z, 30), "statistics_share": 0.1},
 ]
 
 
@@ -332,11 +332,10 @@ def test_plan_spends_all_but_a_little_of_its_epsilon(values, relation, accountan
     assert share == pytest.approx(values["statistics_share"] * made.epsilon, rel=0.02)
 
 
-def test_plan_composes_its_rounds_and_statistics():
+def test_plan_composes_its_training_and_statistics():
     made = plan(**PLANS[0])
-    rounds = [made.round_event] * made.rounds
-    assert merged(made.total_event) == merged(dpa.ComposedDpEvent([made.statistics_event, *rounds]))
-    assert merged(made.round_event) == merged(dpsgd_event(0.1, made.noise_multiplier, 5))
+    steps = dpsgd_event(0.1, made.noise_multiplier, 100)
+    assert merged(made.total_event) == merged(dpa.ComposedDpEvent([made.statistics_event, steps]))
     assert made.statement() == {
         "epsilon": 3.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld",
     }  # fmt: skip
@@ -354,13 +353,12 @@ def test_plan_without_a_share_releases_no_statistics():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("epsilon", 0.0), ("epsilon", math.inf), ("delta", 0.0), ("delta", 1.0), ("sample_rate", 0.0),
-        ("sample_rate", 1.1), ("steps_per_round", 0), ("rounds", 0), ("rounds", 2.5),
+        ("epsilon", 0.0), ("epsilon", math.inf), ("delta", 0.0), ("delta", 1.0),
         ("statistics_share", 1.0), ("statistics_share", -0.1),
     ],
 )  # fmt: skip
 def test_plan_names_the_value_that_is_out_of_range(field, value):
-    with pytest.raises(ConfigError, match="steps" if field == "steps_per_round" else field):
+    with pytest.raises(ConfigError, match=field):
         plan(**{**PLANS[0], field: value})
 
 

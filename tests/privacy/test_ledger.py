@@ -111,14 +111,15 @@ def test_budget_holds_over_several_runs(path):
 
 
 def test_a_plan_fits_into_a_budget_of_its_own_epsilon_and_no_further(path):
-    made = plan(epsilon=1.5, delta=1e-5, sample_rate=0.1, steps_per_round=3, rounds=4, statistics_share=0.1)
+    made = plan(epsilon=1.5, delta=1e-5, training=lambda z: dpsgd_event(0.1, z, 12), statistics_share=0.1)
+    one_round = dpsgd_event(0.1, made.noise_multiplier, 3)
     ledger = _open(path, made.epsilon)
     ledger.charge(made.statistics_event, "statistics", "run-1", 0)
-    for turn in range(made.rounds):
-        ledger.charge(made.round_event, "training", "run-1", turn + 1)
+    for turn in range(4):
+        ledger.charge(one_round, "training", "run-1", turn + 1)
     assert ledger.spent() == epsilon(made.total_event, made.delta) <= made.epsilon
     with pytest.raises(BudgetRefused):
-        ledger.charge(made.round_event, "training", "run-2", 1)
+        ledger.charge(one_round, "training", "run-2", 1)
 
 
 def test_budget_is_the_policys_of_now(path):

@@ -13,9 +13,17 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy import special
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+from scipy import optimize, special
 
-from polyclinic.privacy.events import Composition
+from polyclinic.privacy.events import (
+    ApproximateDpEvent,
+    Composition,
+    DiscreteGaussianDpEvent,
+    SelectionDpEvent,
+    merged,
+)
 from polyclinic.privacy.streams import Floats
 
 Relation = Literal["add-remove", "replace-one"]
@@ -27,6 +35,7 @@ _MANY_KEPT = 1e-4
 _MANY_EVENTS = 4096  # beyond, cutting the tails of every doubling would add up
 _NO_PRIVACY = 1e4  # beyond this RDP is as good a bound as any
 _LEAST_INTEGRATED = 0.05  # with less, the integrand needs millions of points, and epsilon is in the hundreds
+_NO_TAIL = 1e-18  # a delta that no composition notices
 _LARGE = 500.0  # where exp comes near to overflow, and a one beside it is nothing
 # Opacus' orders, which lack 11 and stop at 63.
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024])
@@ -38,9 +47,28 @@ _NEIGHBOURS = {
 
 def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     """Epsilon at ``delta`` by the best of the Renyi orders; Balle et al. 2020, Theorem 21."""
-    total = sum((count * _rdp(event, relation) for event, count in events), np.zeros_like(_ORDERS))
-    eps = total - (np.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1) + np.log1p(-1 / _ORDERS)
+    # A mechanism with a delta of its own is, but for that probability, one with epsilon alone.
+    log_kept = sum(count * math.log1p(-_own_delta(event, relation)) for event, count in events)
+    left = (delta + math.expm1(log_kept)) / math.exp(log_kept)
+    if left <= 0:
+        return math.inf
+    eps = _rdp_of(events, relation) - (np.log(left) + np.log(_ORDERS)) / (_ORDERS - 1) + np.log1p(-1 / _ORDERS)
     return max(0.0, float(np.min(eps)))
+
+
+def _rdp_of(events: Composition, relation: Relation) -> Floats:
+    return sum((count * _rdp(event, relation) for event, count in events), np.zeros_like(_ORDERS))
+
+
+def _own_delta(event: DpEvent, relation: Relation) -> float:
+    return _for_one(event, relation)[1] if isinstance(event, ApproximateDpEvent) else 0.0
+
+
+def _for_one(event: ApproximateDpEvent, relation: Relation) -> tuple[float, float]:
+    """(epsilon, delta) under the relation; a replaced patient is a group of two (Dwork and Roth 2014, Theorem 2.2)."""
+    if relation == "add-remove":
+        return event.epsilon, event.delta
+    return 2 * event.epsilon, min((1 + math.exp(event.epsilon)) * event.delta, 1 - 1e-16)
 
 
 @lru_cache(maxsize=1024)
@@ -74,9 +102,80 @@ def _rdp(event: DpEvent, relation: Relation) -> Floats:
             if event.num_buckets > 2:
                 terms.append(np.full_like(_ORDERS, math.log((event.num_buckets - 2) * lie)))
             divergence = np.logaddexp.reduce(terms) / (_ORDERS - 1)
+        case ApproximateDpEvent():
+            divergence = _pure(_for_one(event, relation)[0])
+        case DiscreteGaussianDpEvent():
+            # Canonne, Kamath and Steinke 2020, Theorem 4: at most that of the Gaussian.
+            divergence = _ORDERS * (4 if replaced else 1) / (2 * event.noise_multiplier**2)
+        case dpa.ZCDpEvent():
+            divergence = _ORDERS * (4 if replaced else 1) * event.rho
+        case dpa.SampledWithoutReplacementDpEvent():
+            divergence = _drawn_gaussian(event, relation)
+        case SelectionDpEvent():
+            divergence = _selected(_rdp_of(merged(event.event), relation), event.mean, event.shape)
         case _:
             raise TypeError(f"{event!r} did not come from merged().")
     return divergence
+
+
+def _pure(eps: float) -> Floats:
+    """Renyi divergence of randomised response with ``eps``, which any mechanism of that epsilon can be made from (Kairouz,
+    Oh and Viswanath 2017, Theorem 2.1): log(cosh((order - 1/2) eps) / cosh(eps / 2)) / (order - 1), without cancelling.
+    """
+    above = np.log(-np.expm1(-_ORDERS * eps)) + np.log(-np.expm1(-(_ORDERS - 1) * eps)) - math.log1p(math.exp(-eps))
+    divergence: Floats = np.logaddexp(0.0, (_ORDERS - 1) * eps + above) / (_ORDERS - 1) if eps else 0 * _ORDERS
+    return divergence
+
+
+def _drawn_gaussian(event: Any, relation: Relation) -> Floats:
+    """Renyi divergence of one Gaussian on a sample without replacement, whose neighbour has one patient exchanged."""
+    halved = dpa.GaussianDpEvent(event.event.noise_multiplier / 2)
+    if relation == "add-remove":
+        return _rdp(_as_poisson(event), relation)
+    # Wang, Balle and Kasiviswanathan 2019, Theorem 9; the library takes noise relative to the sensitivity.
+    library = dpa.rdp.RdpAccountant(list(_ORDERS), dpa.NeighboringRelation.REPLACE_ONE)
+    library.compose(dpa.SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, halved))
+    return np.array(library.rdp, dtype=np.float64)
+
+
+def _as_poisson(event: Any) -> DpEvent:
+    """What a sample without replacement is for a patient added or removed: the sample holds the patient with probability
+    ``sample / patients``, and then in the place of another. Zhu, Dong and Wang 2022, Theorem 11.
+    """
+    halved = dpa.GaussianDpEvent(event.event.noise_multiplier / 2)
+    return dpa.PoissonSampledDpEvent(event.sample_size / event.source_dataset_size, halved)
+
+
+def _selected(one: Floats, mean: float, shape: str) -> Floats:
+    """Renyi divergence of the best of K runs with divergence ``one`` each; Papernot and Steinke 2022.
+
+    Theorem 6 where K is Poisson; Theorem 2 where it is geometric or logarithmic, with gamma its chance to stop.
+    """
+    if shape == "poisson":
+        delta = _delta_of_rdp(one, np.log1p(1 / (_ORDERS - 1)))
+        return one + mean * delta + math.log(mean) / (_ORDERS - 1)
+    gamma = 1 / mean if shape == "geometric" else _logarithmic_gamma(mean)
+    worst = np.min((1 - 1 / _ORDERS) * one - math.log(gamma) / _ORDERS)
+    divergence = one + math.log(mean) / (_ORDERS - 1) + (2 if shape == "geometric" else 1) * worst
+    # Renyi divergence grows with its order, so that a higher order's bound is one for the lower as well.
+    monotone: Floats = np.minimum.accumulate(divergence[::-1])[::-1]
+    return monotone
+
+
+def _logarithmic_gamma(mean: float) -> float:
+    """The gamma with (1 / gamma - 1) / log(1 / gamma) = mean, from below: less is the safe side."""
+    if mean == 1:
+        return 1.0
+    found = optimize.brentq(lambda log: math.expm1(log) / log - mean, 1e-12, 2 * math.log(mean) + 2, xtol=1e-12)
+    return math.exp(-found * (1 + 1e-9))
+
+
+def _delta_of_rdp(divergence: Floats, eps: Floats) -> Floats:
+    """The least delta at each ``eps`` that Renyi divergences at the orders allow; Balle et al. 2020, Theorem 21."""
+    orders = _ORDERS[:, None]
+    log_delta = (orders - 1) * (divergence[:, None] - eps + np.log1p(-1 / orders)) - np.log(orders)
+    delta: Floats = np.exp(np.minimum(log_delta.min(axis=0), 0.0))
+    return delta
 
 
 def _sampled_gaussian(rate: float, noise: float, orders: Floats) -> Floats:
@@ -145,7 +244,7 @@ def pld_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     while before - now > max(0.003 * now, 1e-6) and interval > _FINEST * _scale(rough):
         interval /= 2
         before, now = now, pld_epsilon_at(events, delta, relation, interval)
-    return min(before, now)
+    return min(before, now, rough)
 
 
 def quick_epsilon(events: Composition, delta: float, relation: Relation) -> float:
@@ -185,12 +284,25 @@ def _scale(rough: float) -> float:
 def pld_epsilon_at(
     events: Composition, delta: float, relation: Relation, interval: float, compose: Compose | None = None
 ) -> float:
-    """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``."""
+    """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``.
+
+    Events that only have a Renyi bound enter together, as the worst distribution which that bound allows.
+    """
     total = pld.identity(value_discretization_interval=interval)
+    renyi = tuple((event, count) for event, count in events if _has_only_renyi(event, relation))
+    if renyi:
+        total = _worst_pld(_rdp_of(renyi, relation), interval)
     for event, count in events:
+        if (event, count) in renyi:
+            continue
         # dp-accounting's own PLDAccountant forgets the count of randomised response; here every event is composed.
         total = total.compose((compose or _at_once)(event, count, relation, interval))
     return max(0.0, float(total.get_epsilon_for_delta(delta)))
+
+
+def _has_only_renyi(event: DpEvent, relation: Relation) -> bool:
+    drawn = isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation == "replace-one"
+    return drawn or isinstance(event, dpa.ZCDpEvent | SelectionDpEvent)
 
 
 def _at_once(event: DpEvent, count: int, relation: Relation, interval: float) -> Any:
@@ -239,8 +351,50 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
                 event.noise_parameter, event.num_buckets, value_discretization_interval=interval,
                 neighboring_relation=neighbours,
             )  # fmt: skip
+        case ApproximateDpEvent():
+            terms = DifferentialPrivacyParameters(*_for_one(event, relation))
+            return pld.from_privacy_parameters(terms, value_discretization_interval=interval)
+        case DiscreteGaussianDpEvent():
+            return pld.from_discrete_gaussian_mechanism(
+                event.noise_multiplier * event.sensitivity,
+                sensitivity=event.sensitivity * (2 if relation == "replace-one" else 1),
+                value_discretization_interval=interval,
+            )
+        case dpa.SampledWithoutReplacementDpEvent():
+            return _pld(_as_poisson(event), relation, interval)
         case _:
             raise TypeError(f"{event!r} did not come from merged().")
+
+
+def _worst_pld(divergence: Floats, interval: float) -> Any:
+    """A privacy loss distribution that is no better than any with these Renyi divergences in both directions.
+
+    Its delta at each grid point is the bound's largest convex minorant, which no real delta exceeds, convex in e^epsilon
+    as it is; in between it is joined linearly (Doroshenko et al. 2022, Algorithm 1).
+    """
+    top = 1.0
+    while _delta_of_rdp(divergence, np.array([top]))[0] > _NO_TAIL and top < _LARGE:
+        top *= 1.5
+    steps = math.ceil(top / interval)
+    eps = interval * np.arange(steps + 1)
+    above = _delta_of_rdp(divergence, eps)
+    # By symmetry: what holds for the two neighbours holds for them exchanged.
+    below = -np.expm1(-eps[:0:-1]) + np.exp(-eps[:0:-1]) * above[:0:-1]
+    deltas = _convex(np.exp(interval * np.arange(-steps, steps + 1)), np.concatenate([below, above]))
+    return pld.PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(interval, -steps, steps, deltas))
+
+
+def _convex(x: Floats, y: Floats) -> Floats:
+    """The largest convex function below the points, at each ``x`` (ascending)."""
+    hull: list[int] = []
+    for i in range(len(x)):
+        while len(hull) > 1:
+            before, last = hull[-2], hull[-1]
+            if (y[last] - y[before]) * (x[i] - x[before]) < (y[i] - y[before]) * (x[last] - x[before]):
+                break
+            hull.pop()
+        hull.append(i)
+    return np.interp(x, x[hull], y[hull])
 
 
 # A run composes the same few events again and again; fine distributions are large, so fewer of them are kept.

@@ -1,27 +1,59 @@
 """Privacy events: what a mechanism did, as dp-accounting's ``DpEvent``s, their canonical form and their JSON.
 
-A Gaussian's noise multiplier is always relative to the clip norm (one patient's contribution), in both relations.
+A Gaussian's noise multiplier is always relative to the clip norm (one patient's contribution), in both relations. An
+epsilon, delta or rho inside an event is for one patient added or removed; a replaced patient counts as two.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import attr
 import dp_accounting as dpa
 from dp_accounting import DpEvent
 
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, nearest
 
 Composition = tuple[tuple[DpEvent, int], ...]
+Shape = Literal["geometric", "poisson", "logarithmic"]
+SHAPES: tuple[str, ...] = get_args(Shape)
+_LARGEST_EPSILON = 300.0  # twice that, for a replaced patient, is still within the range of exp
+
+
+@attr.frozen
+class ApproximateDpEvent(DpEvent):  # type: ignore[misc]
+    """Any mechanism that is (epsilon, delta)-differentially private for one patient added or removed."""
+
+    epsilon: float
+    delta: float
+
+
+@attr.frozen
+class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
+    """A whole number that one patient changes by at most ``sensitivity``, with discrete Gaussian noise of the parameter
+    sigma = ``noise_multiplier * sensitivity``."""
+
+    noise_multiplier: float
+    sensitivity: int
+
+
+@attr.frozen
+class SelectionDpEvent(DpEvent):  # type: ignore[misc]
+    """The best of K runs of ``event``, K random of the given ``shape`` and ``mean``; of the others nothing is told."""
+
+    event: DpEvent
+    mean: float
+    shape: str
+
 
 _KNOWN: dict[str, type[DpEvent]] = {
     kind.__name__: kind
     for kind in (
         dpa.NoOpDpEvent, dpa.NonPrivateDpEvent, dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.RandomizedResponseDpEvent,
-        dpa.PoissonSampledDpEvent, dpa.SelfComposedDpEvent, dpa.ComposedDpEvent,
+        dpa.PoissonSampledDpEvent, dpa.SampledWithoutReplacementDpEvent, dpa.ZCDpEvent, dpa.SelfComposedDpEvent,
+        dpa.ComposedDpEvent, ApproximateDpEvent, DiscreteGaussianDpEvent, SelectionDpEvent,
     )
 }  # fmt: skip
 
@@ -50,6 +82,69 @@ def gaussian_event(noise_multiplier: float, count: int = 1) -> DpEvent:
         raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
     one = dpa.GaussianDpEvent(float(noise_multiplier))
     return one if count == 1 else dpa.SelfComposedDpEvent(one, _count("count", count))
+
+
+def pure_event(epsilon: float) -> DpEvent:
+    """A mechanism with pure ``epsilon`` for one patient added or removed, such as the exponential mechanism.
+
+    Raises ConfigError if epsilon is not in [0, 300].
+    """
+    return approximate_event(epsilon, 0.0)
+
+
+def approximate_event(epsilon: float, delta: float) -> DpEvent:
+    """A mechanism that is (``epsilon``, ``delta``)-differentially private for one patient added or removed.
+
+    Under "replace-one" it is (2 epsilon, (1 + e^epsilon) delta): group privacy for two.
+    Raises ConfigError if epsilon is not in [0, 300] or delta not in [0, 1].
+    """
+    return _checked(ApproximateDpEvent(epsilon, delta))
+
+
+def discrete_gaussian_event(noise_multiplier: float, sensitivity: int = 1) -> DpEvent:
+    """One whole number with discrete Gaussian noise (Canonne, Kamath and Steinke 2020, Definition 1).
+
+    sensitivity: the most that one patient added or removed changes the number; whole, and the noise's parameter sigma is
+    ``noise_multiplier * sensitivity``. A vector that a patient changes in several entries is not this, but
+    ``zcdp_event(1 / (2 noise_multiplier^2))`` with the noise relative to its L2 sensitivity (their Theorem 14).
+    Raises ConfigError if the noise is not positive and finite, or the sensitivity not a count.
+    """
+    if noise_multiplier == 0:
+        raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
+    return _checked(DiscreteGaussianDpEvent(noise_multiplier, sensitivity))
+
+
+def zcdp_event(rho: float) -> DpEvent:
+    """A mechanism that is ``rho``-zCDP for one patient added or removed (Bun and Steinke 2016, Definition 1.1).
+
+    Under "replace-one" it is 4 rho: group privacy for two, their Proposition 1.9.
+    Raises ConfigError if rho is negative or not finite.
+    """
+    return _checked(dpa.ZCDpEvent(rho))
+
+
+def without_replacement_event(patients: int, sample: int, noise_multiplier: float) -> DpEvent:
+    """A Gaussian sum over ``sample`` patients drawn without replacement out of ``patients``.
+
+    patients: their public number; under "add-remove" that of the larger of the two neighbours.
+    Raises ConfigError if a number is not a count, the sample larger than the whole, or the noise not positive.
+    """
+    return _checked(dpa.SampledWithoutReplacementDpEvent(patients, sample, gaussian_event(noise_multiplier)))
+
+
+def selection_event(event: DpEvent, mean: float, shape: Shape) -> DpEvent:
+    """The best of a random number of runs that each spend ``event`` (Papernot and Steinke 2022).
+
+    mean: how many runs on average, at least 1.  shape: the number's distribution; a Poisson one may be 0, and then
+    nothing is told. A fixed number of runs is not this: compose them.
+    Raises ConfigError for an unknown shape, a mean below 1, or an event with a delta of its own.
+    """
+    return _checked(SelectionDpEvent(event, mean, shape))
+
+
+def _checked(event: DpEvent) -> DpEvent:
+    merged(event)
+    return event
 
 
 def merged(event: DpEvent) -> Composition:
@@ -90,6 +185,43 @@ def _collect(event: DpEvent, count: int, counts: Counter[DpEvent]) -> None:
             noisy = _within("noise_parameter", event.noise_parameter, 0, 1) > 0
             if _count("num_buckets", event.num_buckets) > 1:
                 counts[event if noisy else dpa.NonPrivateDpEvent()] += count
+        case ApproximateDpEvent():
+            eps = _within("epsilon", event.epsilon, 0, _LARGEST_EPSILON)
+            delta = _within("delta", event.delta, 0, 1)
+            if eps or delta:
+                counts[event if delta < 1 else dpa.NonPrivateDpEvent()] += count
+        case DiscreteGaussianDpEvent():
+            noisy = _within("noise_multiplier", event.noise_multiplier, 0, math.inf) > 0
+            _count("sensitivity", event.sensitivity)
+            counts[event if noisy else dpa.NonPrivateDpEvent()] += count
+        case dpa.ZCDpEvent(xi=0):
+            if _within("rho", event.rho, 0, math.inf):
+                counts[event] += count
+        case dpa.SampledWithoutReplacementDpEvent(event=dpa.GaussianDpEvent()):
+            patients, sample = _count("patients", event.source_dataset_size), _count("sample", event.sample_size)
+            if sample > patients:
+                raise ConfigError(f"sample must be at most the {patients} patients, got {sample}.")
+            if sample == patients:
+                _collect(event.event, count, counts)
+            else:
+                noisy = _within("noise_multiplier", event.event.noise_multiplier, 0, math.inf) > 0
+                counts[event if noisy else dpa.NonPrivateDpEvent()] += count
+        case SelectionDpEvent():
+            if event.shape not in SHAPES:
+                raise ConfigError(
+                    f"shape must be one of {SHAPES}, got {event.shape!r}.{nearest(str(event.shape), SHAPES)}"
+                )
+            _within("mean", event.mean, 1, math.inf)
+            run = merged(event.event)
+            if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in run):
+                counts[dpa.NonPrivateDpEvent()] += count
+            elif any(isinstance(part, ApproximateDpEvent) and part.delta for part, _ in run):
+                raise ConfigError(
+                    "Selection among runs needs a Renyi bound of one run, which a delta of its own forbids."
+                )
+            elif run:
+                one = dpa.ComposedDpEvent(tuple(dpa.SelfComposedDpEvent(part, times) for part, times in run))
+                counts[SelectionDpEvent(one, event.mean, event.shape)] += count
         case dpa.NonPrivateDpEvent():
             counts[event] += count
         case _:

@@ -274,9 +274,12 @@ def test_unknown_names_are_refused_with_a_hint():
     "event",
     [
         dpa.UnsupportedDpEvent(),
-        dpa.ZCDpEvent(0.1),
+        dpa.ZCDpEvent(0.1, 0.1),
+        dpa.ZCDpEvent(-0.1),
         dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)),
-        dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0)),
+        dpa.SampledWithReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0)),
+        dpa.SampledWithoutReplacementDpEvent(10, 100, dpa.GaussianDpEvent(1.0)),
+        dpa.dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(1.0), 10.0, 1.0),
         dpa.GaussianDpEvent(-1.0),
         dpa.PoissonSampledDpEvent(1.2, dpa.GaussianDpEvent(1.0)),
         dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), -2),
@@ -381,7 +384,10 @@ def test_events_survive_json_exactly(event):
 @pytest.mark.parametrize(
     "value",
     [
-        {"type": "ZCDpEvent", "rho": 1.0, "xi": 0.0},
+        {"type": "ZCDpEvent", "rho": 1.0, "xi": 0.5},
+        {"type": "UnsupportedDpEvent"},
+        {"type": "ApproximateDpEvent", "epsilon": -1.0, "delta": 0.0},
+        {"type": "SelectionDpEvent", "event": {"type": "NoOpDpEvent"}, "mean": 10, "shape": "uniform"},
         {"type": "os.system"},
         {"type": ["GaussianDpEvent"]},
         {},
@@ -406,4 +412,4 @@ def test_json_of_unknown_or_impossible_events_is_refused(value):
 
 def test_unknown_event_kinds_cannot_be_written():
     with pytest.raises(ConfigError, match="unknown"):
-        event_to_json(dpa.ZCDpEvent(0.5))
+        event_to_json(dpa.UnsupportedDpEvent())

@@ -1,0 +1,70 @@
+"""Lower triangular Toeplitz factorisations of the prefix sums: independent noise and the square root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from polyclinic.privacy.noise.sensitivity import Participation, toeplitz_sensitivity
+from polyclinic.privacy.streams import Floats
+
+
+@dataclass(frozen=True)
+class Independent:
+    """C = 1: the noise of plain DP-SGD. Keeps nothing."""
+
+    steps: int
+
+    def sensitivity(self, participation: Participation) -> float:
+        return float(np.sqrt(participation.within(self.steps)))
+
+    def variances(self) -> Floats:
+        return np.arange(1.0, self.steps + 1)
+
+    def rows_kept(self, step: int) -> int:
+        return 0
+
+    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+        return draws, memory
+
+
+@dataclass(frozen=True)
+class SquareRoot:
+    """C C = A: coefficients 1, 1/2, 3/8, 5/16, ..., those of (1 - x)^(-1/2). Keeps all past draws.
+
+    Within a constant of the best maximum error (Fichtenberger, Henzinger and Upadhyay 2023).
+    """
+
+    steps: int
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """(steps,) first column of C."""
+        lag = np.arange(1, self.steps)
+        return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / lag]))
+
+    @cached_property
+    def inverse(self) -> Floats:
+        """(steps,) first column of C^-1: 1, -1/2, -1/8, -1/16, ..."""
+        lag = np.arange(1, self.steps)
+        return np.cumprod(np.concatenate([[1.0], 1 - 1.5 / lag]))
+
+    def sensitivity(self, participation: Participation) -> float:
+        return toeplitz_sensitivity(self.coefficients, participation)
+
+    def variances(self) -> Floats:
+        # B = A C^-1 = C.
+        return np.cumsum(self.coefficients**2)
+
+    def rows_kept(self, step: int) -> int:
+        return step
+
+    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+        past = np.concatenate([memory, draws])
+        weights = self.inverse[::-1].astype(past.dtype)
+        noise = np.empty_like(draws)
+        for row, end in enumerate(range(step + 1, step + 1 + len(draws))):
+            noise[row] = weights[self.steps - end :] @ past[:end]
+        return noise, past

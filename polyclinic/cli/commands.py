@@ -225,9 +225,9 @@ def datasets_show(name: str, as_json: Json = False) -> None:
         return
     screen = console()
     screen.print(Text.assemble((found.title, "bold"), f" ({found.name})\n{found.description}"))
-    screen.print(
-        f"Licence: {found.licence}\nCite: {found.citation}\nSites: {', '.join(found.natural_sites) or 'none of its own'}"
-    )
+    shown, more = found.natural_sites[:20], len(found.natural_sites[20:])
+    sites = ", ".join(shown) + (f" and {more} more" if more else "") or "none of its own"
+    screen.print(f"Licence: {found.licence}\nCite: {found.citation}\nSites: {sites}")
     table = Table(box=None)
     for heading in ("column", "kind", "role", "unit", "public bounds or categories"):
         table.add_column(heading)

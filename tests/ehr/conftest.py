@@ -11,15 +11,25 @@ import pytest
 from polyclinic.ehr.schema import Column, Schema
 
 
+def _real(file: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    place = Path(os.environ.get("POLYCLINIC_DATA") or beside)
+    if not (place / file).is_file():
+        pytest.skip(f"no {file} in {place}; set POLYCLINIC_DATA to the folder of the real data sets")
+    monkeypatch.setenv("POLYCLINIC_DATA", str(place))
+    return (place / file).parent
+
+
 @pytest.fixture
 def heart_files(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the real heart-disease files, with POLYCLINIC_DATA set; skips where it is absent."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    place = Path(os.environ.get("POLYCLINIC_DATA") or beside)
-    if not (place / "heart_uci" / "processed.va.data").is_file():
-        pytest.skip(f"no heart_uci files in {place}; set POLYCLINIC_DATA to the folder of the real data sets")
-    monkeypatch.setenv("POLYCLINIC_DATA", str(place))
-    return place / "heart_uci"
+    return _real("heart_uci/processed.va.data", monkeypatch)
+
+
+@pytest.fixture
+def ist_files(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the real stroke trial's table, with POLYCLINIC_DATA set; skips where it is absent."""
+    return _real("ist/IST.csv.gz", monkeypatch)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from polyclinic.ehr import Shard, feature_names
 from polyclinic.ehr.datasets import Dataset, builtin, generate_trial, heart_disease, load_shards
 from polyclinic.errors import ConfigError, DataError
 
-CANCER, HEART, HEART_920, TRIAL = builtin().values()
+CANCER, HEART, HEART_920, _, _, TRIAL = builtin().values()
 
 
 def _same(first: list[Shard], second: list[Shard]) -> bool:
@@ -37,9 +37,9 @@ def _pooled_auroc(shards: list[Shard]) -> float:
 
 
 def test_the_names_and_facts() -> None:
-    assert list(builtin()) == ["breast-cancer", "heart-disease", "heart-disease-920", "trial"]
-    assert [d.patients for d in builtin().values()] == [569, 740, 920, 1600]
-    assert [d.simulated for d in builtin().values()] == [False, False, False, True]
+    assert list(builtin()) == ["breast-cancer", "heart-disease", "heart-disease-920", "ist", "ist-death-14", "trial"]
+    assert [d.patients for d in builtin().values()] == [569, 740, 920, 19285, 19435, 1600]
+    assert [d.name for d in builtin().values() if d.simulated] == ["trial"]
     for dataset in builtin().values():
         assert (dataset.default_partitioner == "natural") == bool(dataset.natural_sites)
         assert dataset.licence and dataset.citation and dataset.title and dataset.description

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyclinic.ehr.checks import Bools
-from polyclinic.ehr.datasets import breast_cancer, heart_disease, trial
+from polyclinic.ehr.datasets import breast_cancer, heart_disease, ist, trial
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import check_partitioner, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
@@ -17,7 +17,14 @@ TEST_FRACTION = 0.25
 
 def builtin() -> dict[str, Dataset]:
     """The datasets that come with Polyclinic, by name."""
-    datasets = (breast_cancer.DATASET, heart_disease.DATASET, heart_disease.DATASET_920, trial.DATASET)
+    datasets = (
+        breast_cancer.DATASET,
+        heart_disease.DATASET,
+        heart_disease.DATASET_920,
+        ist.DATASET,
+        ist.DATASET_DEATH_14,
+        trial.DATASET,
+    )
     return {dataset.name: dataset for dataset in datasets}
 
 
@@ -25,10 +32,10 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
     """One shard for each site, sorted by site name; the same for the same arguments.
 
     sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
-    means all that are in the data or, for simulated and dealt out sites, the dataset's default number. A fixed split
-    of the dataset holds with its natural sites; otherwise patients are split by the hash of their ids, and where a
-    small site would be left without a test patient, or without a class in train, the patient nearest to the threshold
-    changes sides.
+    means the dataset's default number or, for "column:NAME", all. A fixed split of the dataset holds with its natural
+    sites; otherwise patients are split by the hash of their ids, and where a small site would be left without a test
+    patient, or without a class in train, the patient nearest to the threshold changes sides. A site that is in the data
+    may have one class only.
     Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
     """
     check_partitioner(partitioner)
@@ -47,7 +54,8 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
         records = dataset.generate(number, number * dataset.patients // dataset.default_sites, seed)
     else:
         records = dataset.load()
-    if not natural and not partitioner.startswith("column:"):
+    in_data = natural or partitioner.startswith("column:")
+    if not partitioner.startswith("column:"):
         sites = sites or dataset.default_sites
     schema = dataset.schema
     rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha)
@@ -59,7 +67,7 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
         own = checked.at(rows)
         split = hash_split(own) if fixed is None else fixed[rows]
         # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
-        shards.append(split_shard(own, schema, site, site, split, allow_one_class=fixed is not None))
+        shards.append(split_shard(own, schema, site, site, split, allow_one_class=in_data))
     return shards
 
 

@@ -62,7 +62,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
             answers.append(reply(call.hospital, {"sums": total}, {}, epsilon))
         return answers
 
-    return charged(calls, allow, event, "statistics", 0,
+    return charged(calls, allow, lambda call: event, "statistics", 0,
                      lambda call: digest(call.config.decisive(), noise, call.hospital.shard().digest), release)  # fmt: skip
 
 

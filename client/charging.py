@@ -19,10 +19,10 @@ from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 
 
 def charged(
-    calls: Sequence[Call[R]], allow: Callable[[Call[R]], None], event: DpEvent, purpose: str, round: int,
+    calls: Sequence[Call[R]], allow: Callable[[Call[R]], None], event: Callable[[Call[R]], DpEvent], purpose: str, round: int,
     identify: Callable[[Call[R]], str], release: Callable[[Sequence[Call[R]], Sequence[float]], list[RecordDict]],
 ) -> list[Answer]:  # fmt: skip
-    """Check, charge, and only then compute; what was released before is given again and costs nothing.
+    """Check, charge what ``event`` says, and only then compute; what was released before is given again and costs nothing.
 
     A simulated site's streams make the same numbers again, so its charge is recognised by the release's digest. A real
     hospital's would make others: it keeps its last replies and sends those.
@@ -43,7 +43,7 @@ def charged(
             answers[index] = kept
     if open_calls:
         results = charge_all([
-            (ledger, Charge(event, purpose, calls[index].request.run, round,
+            (ledger, Charge(event(calls[index]), purpose, calls[index].request.run, round,
                             identify(calls[index]) if calls[index].hospital.simulated else ""))
             for index, ledger in zip(open_calls, open_ledgers([calls[i].hospital for i in open_calls]), strict=True)
         ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a site keeps between rounds (its optimizer's tensors), in files beside its ledger.
+"""What a site keeps between rounds (its optimizer's tensors, noise under way), in files beside its ledger.
 
 Files are named by the round that wrote them, so a round that is run again after a crash starts from the state
 that the round before it left, not from its own.
@@ -30,6 +30,11 @@ def read_state(home: Path, run: str, round: int) -> Arrays:
         return load_file(path)
     except (OSError, SafetensorError):
         raise DataError(f"{path}, what this hospital kept for its next round, is damaged; restore it.") from None
+
+
+def has_state(home: Path, run: str, round: int) -> bool:
+    """Whether the state after ``round``, or a later one, was written."""
+    return any(number >= round for number, _ in _files(home, run))
 
 
 def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1, durable: bool = True) -> None:

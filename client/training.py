@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dp_accounting import DpEvent
 from flwr.app import RecordDict
 from torch import nn
 
@@ -22,7 +23,7 @@ from polyclinic.client.checks import (
 )
 from polyclinic.client.merging import join
 from polyclinic.client.releases import digest
-from polyclinic.client.state import read_state, write_state
+from polyclinic.client.state import has_state, read_state, write_state
 from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
@@ -30,6 +31,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_named
+from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import Standardiser, standardised
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
@@ -85,7 +87,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return each(allow, calls)  # type: ignore[arg-type]
     task, build = task_named(config.task), build_model(config, question.schema)
     _check(question, task, build)
-    states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
+    states = {id(call): _state(call) for call in calls}
 
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
@@ -100,7 +102,19 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         figures = [_figures(call, site, update) for call, site, update in zip(calls, work, updates, strict=True)]
         return _replies(question, calls, uploads, figures, spent)
 
-    return charged(calls, allow, task.event(question.settings), "train", request.round, identify, release)
+    def event(call: Call[TrainRequest]) -> DpEvent:
+        return task.event(question.settings, begun(states[id(call)], question.settings))
+
+    return charged(calls, allow, event, "train", request.round, identify, release)
+
+
+def _state(call: Call[TrainRequest]) -> Arrays:
+    """What the hospital kept before this round. A noise process goes on only where its next steps were never used."""
+    home, request = call.hospital.home, call.request
+    kept = read_state(home, request.run, request.round)
+    # A simulation makes the same noise again, and so the same release.
+    used = not call.hospital.simulated and has_state(home, request.run, request.round)
+    return without_draws(kept) if used else kept
 
 
 def _question(call: Call[TrainRequest]) -> _Question:
@@ -150,7 +164,7 @@ def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        optimizer_state={name: value for name, value in state.items() if name != RESIDUAL},
+        kept={name: value for name, value in state.items() if name != RESIDUAL},
         layers=hospital.stream("layers", request.round),
     )
 
@@ -158,7 +172,7 @@ def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -
 def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, state: Arrays) -> Arrays:
     """What leaves of the site's model; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
-    how, upload, kept = compression(config), update.arrays, update.optimizer_state
+    how, upload, kept = compression(config), update.arrays, update.kept
     if how.active:
         upload, left_out = encode(
             update.arrays, question.arrays, how, hospital.stream("rounding", number), state.get(RESIDUAL)

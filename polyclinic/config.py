@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from polyclinic.compression import Compression
 from polyclinic.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from polyclinic.privacy.noise import NoiseProcess
     from polyclinic.training.task import TrainSettings
 
 # Keys that say where and how a run goes on, and not what comes out.
@@ -76,11 +78,29 @@ class RunConfig(BaseModel):
     )
     local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
     sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="The hospitals' optimizer: DP-SGD, DP-Adam or DP-AdamW."
+    batching: Literal["poisson", "cyclic"] = Field(
+        "poisson",
+        description="poisson: every step draws each patient with probability sample-rate, which amplifies privacy; cyclic: "
+        "1/sample-rate batches take turns, as noise over time needs.",
+    )
+    noise: str = Field(
+        "independent",
+        description="Noise of successive steps: independent, or with batching cyclic a process whose running sum stays "
+        "accurate (DP-FTRL): tree, sqrt-toeplitz, banded, blt or dense.",
+    )
+    noise_options: str = Field("", description="Options of the noise process: `bands=4`, `restart=20`.")
+    denoise: Literal["none", "kalman", "disk"] = Field(
+        "none",
+        description="Filter of the noised gradients over steps: a Kalman filter's gain, or DiSK (Zhang et al. 2025).",
+    )
+    denoise_gain: Rate = Field(
+        0.7, description="Weight of the newest noised gradient in the filter; 1 filters nothing."
+    )
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop"] = Field(
+        "sgd", description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop."
     )
     learning_rate: float = Field(0.3, gt=0, le=1e6, description="The hospitals' learning rate.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd and rmsprop.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(
@@ -203,6 +223,16 @@ class RunConfig(BaseModel):
                 f"gpus is {self.gpus:g} but workers is {self.workers}: a worker uses at most one GPU; "
                 "set workers to at least as many"
             )
+        if self.batching == "cyclic" and abs(1 / self.sample_rate - round(1 / self.sample_rate)) > 1e-9:
+            raise ValueError(
+                f"sample-rate is {self.sample_rate:g} but batching is cyclic: as many batches as 1/sample-rate take turns, "
+                "which must be a whole number"
+            )
+        if self.noise != "independent" and self.batching != "cyclic":
+            raise ValueError(
+                f"noise is {self.noise!r} but batching is 'poisson': only where a patient returns after a known number of "
+                "steps is the price of such noise known; set batching to 'cyclic'"
+            )
         if self.dp and not paid and self.patients_per_site == 0:
             raise ValueError(
                 "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
@@ -223,7 +253,10 @@ class RunConfig(BaseModel):
     @property
     def keeps_state(self) -> bool:
         """Whether a hospital keeps something of a round (moments, momentum, what was not sent) for its next one."""
-        return self.optimizer in ("adam", "adamw") or self.momentum > 0 or self.upload_share < 1
+        return (
+            self.optimizer != "sgd" or self.momentum > 0 or self.upload_share < 1 or self.batching == "cyclic"
+            or self.denoise != "none"
+        )  # fmt: skip
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -275,8 +308,30 @@ def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSe
         sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
         max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
         momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu,
-        engine=config.engine, device="cuda" if config.gpus else "cpu",
+        engine=config.engine, device="cuda" if config.gpus else "cpu", batching=config.batching,
+        noise=noise_named(config), denoise=config.denoise, denoise_gain=config.denoise_gain,
     )  # fmt: skip
+
+
+def noise_named(config: RunConfig) -> NoiseProcess | None:
+    """The noise process of the whole run's steps; None where every step of Poisson batches is on its own.
+
+    Raises ConfigError for a name or an option that does not exist.
+    """
+    if config.batching == "poisson":
+        return None
+    return _noise(config.noise, config.noise_options, config.rounds * config.local_steps)
+
+
+@lru_cache(maxsize=8)
+def _noise(name: str, options: str, steps: int) -> NoiseProcess:
+    from polyclinic.privacy.noise import noise_process
+
+    given = {key.replace("-", "_"): value for key, value in parse_assignments(options).items()}
+    try:
+        return noise_process(name, steps, **given)
+    except TypeError as error:
+        raise ConfigError(f"noise-options do not make a noise process {name!r}: {error}.") from None
 
 
 def _sentence(error: ValidationError) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyclinic.privacy.streams import Stream
+from polyclinic.privacy.streams import Floats, Stream
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class ClippedSum:
     sensitivity: float
 
 
-def poisson_sample(n: int, sample_rate: float, stream: Stream) -> npt.NDArray[np.int64]:
-    """Sorted indices out of ``n``, each taken independently with probability ``sample_rate``; may be empty.
+def poisson_samples(n: int, sample_rate: float, steps: int, stream: Stream) -> npt.NDArray[np.bool_]:
+    """(steps, n): each of ``n`` taken in each step independently with probability ``sample_rate``; a step may be empty.
 
     An empty sample is a step like any other: it gets its noise and is charged.
     Raises ValueError if ``sample_rate`` is outside (0, 1].
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
-    return np.flatnonzero(stream.uniform(n) < sample_rate).astype(np.int64)
+    return np.asarray(stream.uniform((steps, n)) < sample_rate)
 
 
 def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
@@ -57,15 +57,16 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
     return ClippedSum(scale @ rows.double(), float(max_norm))
 
 
-def privatise(clipped: ClippedSum, noise_multiplier: float, stream: Stream) -> Tensor:
-    """The sum plus N(0, (noise_multiplier * sensitivity)^2) in every coordinate, in the sum's dtype.
+def privatise(clipped: ClippedSum, noise_multiplier: float, draws: Floats) -> Tensor:
+    """The sum plus ``draws`` times noise_multiplier * sensitivity, in the sum's dtype.
 
-    Accounted as one Gaussian event of ``noise_multiplier``; 0 adds nothing and is not private.
+    draws: (P,), a row of ``Stream.normal``: accounted as one Gaussian event of ``noise_multiplier``; or of a noise process,
+    accounted by its own event. A multiplier of 0 adds nothing and is not private.
     Raises ValueError if ``noise_multiplier`` is negative or not finite, or the sum is not of a floating type.
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}.")
     if not clipped.total.is_floating_point():
         raise ValueError(f"Only floating point sums can be privatised, got {clipped.total.dtype}.")
-    noise = torch.from_numpy(stream.normal(tuple(clipped.total.shape))).double().to(clipped.total.device)
+    noise = torch.from_numpy(draws).double().to(clipped.total.device)
     return (clipped.total.double() + noise * (noise_multiplier * clipped.sensitivity)).to(clipped.total.dtype)

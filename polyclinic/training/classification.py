@@ -12,7 +12,7 @@ from logging import getLogger
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from torch import nn
 from torch.nn import functional
 
@@ -30,9 +30,15 @@ _log = getLogger(__name__)
 
 
 def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
-    """What one round spends: ``local_steps`` Poisson-sampled Gaussian steps, or everything without noise."""
+    """What one round spends: ``local_steps`` Poisson-sampled Gaussian steps, or everything without noise.
+
+    A noise process over cyclic batches is one release of the whole run: it is paid for when it begins, and then no more.
+    """
     if settings.noise_multiplier is None:
         return NonPrivateDpEvent()
+    if settings.noise is not None:
+        whole = settings.noise.event(settings.noise_multiplier, settings.participation)
+        return NoOpDpEvent() if begun else whole
     return dpsgd_event(settings.sample_rate, settings.noise_multiplier, settings.local_steps)
 
 

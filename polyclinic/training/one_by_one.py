@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyclinic.privacy.clipping import clipped_sum, poisson_sample, privatise
-from polyclinic.privacy.streams import Stream
+from polyclinic.privacy.clipping import clipped_sum, privatise
+from polyclinic.training.denoising import GradientFilter
+from polyclinic.training.draws import Draws
 from polyclinic.training.modules import load, noised_only, seeded
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
@@ -36,7 +37,7 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
     parameters = [p for p in plain.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     optimizer = _optimizer(parameters, settings)
-    _restore(optimizer, site.optimizer_state)
+    _restore(optimizer, site.kept)
 
     x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, parameters[0].dtype)
     x.requires_grad_(private)  # Opacus' backward hooks want an input that has a gradient
@@ -44,28 +45,34 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
     patient = site.rows.patient
     divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)
     losses: list[float] = []
+    draws = Draws(site, settings, sum(p.numel() for p in parameters))
+    denoiser = GradientFilter([site.kept], settings, _flat(parameters)[None])
     for _ in range(settings.local_steps):
-        batch = poisson_sample(site.rows.patients, settings.sample_rate, site.sampling)
+        here = _flat(parameters)
+        _put(parameters, denoiser.ahead(here[None])[0])
+        batch = np.flatnonzero(draws.batches(1)[0])
         position = np.full(site.rows.patients, -1)
         position[batch] = np.arange(len(batch))
         rows = np.flatnonzero(position[patient] >= 0)
         member = torch.from_numpy(position[patient[rows]]).to(settings.device)
-        gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, site.noise)
-        for p, total, origin in zip(parameters, gradient, start, strict=True):
-            p.grad = total / divisor + settings.proximal_mu * (p.detach() - origin)
+        gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, draws)
+        _put(parameters, here)
+        estimate = denoiser.filtered(torch.cat([total.flatten() for total in gradient])[None] / divisor)[0]
+        for p, total, origin in zip(parameters, _split(estimate, parameters), start, strict=True):
+            p.grad = total + settings.proximal_mu * (p.detach() - origin)
         optimizer.step()
+        denoiser.moved(_flat(parameters)[None] - here)
         if len(batch):
             losses.append(loss / len(batch))
     return SiteUpdate(noised_only(plain, arrays), settings.local_steps, float(np.mean(losses)) if losses else float("nan"),
-                      _state(optimizer))  # fmt: skip
+                      _state(optimizer) | draws.kept() | denoiser.kept()[0])  # fmt: skip
 
 
 def _batch_gradient(
     module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int,
-    settings: TrainSettings, noise: Stream,
+    settings: TrainSettings, draws: Draws,
 ) -> tuple[list[Tensor], float]:  # fmt: skip
     """Sum over the batch's patients of their (clipped) gradients, plus noise when private; and their summed loss."""
-    shapes = [p.shape for p in parameters]
     if patients == 0:
         per_patient = parameters[0].new_zeros(0, sum(p.numel() for p in parameters))
         loss = 0.0
@@ -83,12 +90,31 @@ def _batch_gradient(
         per_patient = rows.new_zeros(patients, rows.shape[1]).index_add_(0, member, rows)
     if settings.noise_multiplier is None:
         return [torch.zeros_like(p) for p in parameters], loss
-    flat = privatise(clipped_sum(per_patient, settings.max_grad_norm), settings.noise_multiplier, noise)
-    pieces = torch.split(flat.to(parameters[0].dtype), [shape.numel() for shape in shapes])
-    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)], loss
+    clipped = clipped_sum(per_patient, settings.max_grad_norm)
+    flat = privatise(clipped, settings.noise_multiplier, draws.noise(1)[0])
+    return _split(flat.to(parameters[0].dtype), parameters), loss
+
+
+def _flat(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def _split(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    pieces = torch.split(flat, [p.numel() for p in parameters])
+    return [piece.reshape(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def _put(parameters: list[nn.Parameter], flat: Tensor) -> None:
+    with torch.no_grad():
+        for p, piece in zip(parameters, _split(flat, parameters), strict=True):
+            p.copy_(piece)
 
 
 def _optimizer(parameters: list[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
+    if settings.optimizer == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
     if settings.optimizer in ("adam", "adamw"):
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
@@ -113,5 +139,7 @@ def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) 
     slots: dict[int, dict[str, Tensor]] = {}
     for key, value in state.items():
         index, label = key.split(".", 1)
+        if not index.isdigit():  # not the optimizer's
+            continue
         slots.setdefault(int(index), {})[label] = torch.from_numpy(np.array(value))
     optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})

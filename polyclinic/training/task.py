@@ -6,6 +6,7 @@ spend, so that the ledger can be charged before any record is touched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +16,7 @@ from dp_accounting import DpEvent
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
+from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.streams import Stream, system_stream
 
 Arrays = dict[str, np.ndarray]
@@ -24,6 +26,9 @@ Arrays = dict[str, np.ndarray]
 class TrainSettings:
     """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise.
 
+    ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
+    noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
+    with its gain (``training.stacked.optimizers``).
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
     whatever the model's dtype, so that rounding is far below the noise. ``device``: "cpu" or "cuda"; batches and noise
     are drawn on the CPU, so that both train on the same ones.
@@ -41,6 +46,26 @@ class TrainSettings:
     engine: str = "auto"
     double: bool = False
     device: str = "cpu"
+    batching: str = "poisson"
+    noise: NoiseProcess | None = None
+    denoise: str = "none"
+    denoise_gain: float = 0.7
+
+    @property
+    def epoch(self) -> int:
+        """Cyclic batches in which every patient is once."""
+        return round(1 / self.sample_rate)
+
+    @property
+    def participation(self) -> Participation:
+        """How often a patient takes part in cyclic batches over the whole run."""
+        steps = self.noise.steps if self.noise else self.local_steps
+        return Participation(self.epoch, math.ceil(steps / self.epoch))
+
+    @property
+    def noise_scale(self) -> float:
+        """Standard deviation of the noise in a batch sum, of unit draws; 0 without privacy."""
+        return (self.noise_multiplier or 0.0) * self.max_grad_norm
 
 
 @dataclass(frozen=True)
@@ -48,26 +73,27 @@ class SiteWork:
     """One site's part of a call.
 
     ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` (batches), ``noise`` and
-    ``layers`` (dropout and other layers that draw) are the site's own streams; ``optimizer_state`` is what the site kept
-    from its last round.
+    ``layers`` (dropout and other layers that draw) are the site's own streams; ``kept`` is what the site kept
+    from its last round: its optimizer's tensors, and the noise process under way.
     """
 
     rows: Rows
     sampling: Stream
     noise: Stream
     public_patients: float | None = None
-    optimizer_state: Mapping[str, np.ndarray] = field(default_factory=dict)
+    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     layers: Stream = field(default_factory=system_stream)
 
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, its optimizer's state."""
+    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, and what it keeps for
+    its next call."""
 
     arrays: Arrays
     steps: int
     loss: float
-    optimizer_state: Arrays
+    kept: Arrays
 
 
 class Task(Protocol):

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 
-from polyclinic.privacy.clipping import ClippedSum, clipped_sum, poisson_sample, privatise
+from polyclinic.privacy.clipping import ClippedSum, clipped_sum, poisson_samples, privatise
 from polyclinic.privacy.streams import keyed_stream, system_stream
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -58,7 +58,7 @@ def test_huge_rows_are_clipped_and_not_lost():
 def test_an_empty_batch_sums_to_zero_and_still_gets_noise():
     empty = clipped_sum(torch.zeros(0, 1000), 3.0)
     assert torch.equal(empty.total, torch.zeros(1000)) and empty.sensitivity == 3.0
-    assert float(privatise(empty, 2.0, keyed_stream(0)).std()) == pytest.approx(6.0, rel=0.1)
+    assert float(privatise(empty, 2.0, keyed_stream(0).normal(1000)).std()) == pytest.approx(6.0, rel=0.1)
 
 
 def test_zero_rows_sum_to_zero():
@@ -101,40 +101,38 @@ def test_clipped_sum_agrees_with_opacus():
 @pytest.mark.parametrize(("multiplier", "max_norm"), [(1.0, 1.0), (0.7, 2.5), (4.0, 0.1)])
 def test_noise_over_sensitivity_is_the_multiplier(stream, multiplier, max_norm):
     clipped = clipped_sum(torch.zeros(0, 100_000, dtype=torch.float64), max_norm)
-    noise = privatise(clipped, multiplier, stream)
+    noise = privatise(clipped, multiplier, stream.normal(100_000))
     assert float(noise.std()) / clipped.sensitivity == pytest.approx(multiplier, rel=0.01)
     assert stats.kstest(noise.numpy() / (multiplier * max_norm), "norm").pvalue > 1e-6
 
 
 def test_noise_is_added_to_the_sum_in_its_own_dtype():
     clipped = clipped_sum(torch.full((1, 50_000), 1.0), 1000.0)
-    private = privatise(clipped, 0.001, keyed_stream(0, "a"))
+    private = privatise(clipped, 0.001, keyed_stream(0, "a").normal(50_000))
     assert private.dtype == clipped.total.dtype == torch.float64 and private.shape == clipped.total.shape
     assert float(private.mean()) == pytest.approx(1.0, abs=0.05)
-    assert torch.equal(privatise(clipped, 0.0, keyed_stream(0)), clipped.total)
+    assert torch.equal(privatise(clipped, 0.0, keyed_stream(0).normal(50_000)), clipped.total)
 
 
 def test_private_noise_differs_between_calls():
-    clipped = clipped_sum(torch.zeros(1, 100), 1.0)
-    assert not torch.equal(privatise(clipped, 1.0, system_stream()), privatise(clipped, 1.0, system_stream()))
+    clipped, stream = clipped_sum(torch.zeros(1, 100), 1.0), system_stream()
+    assert not torch.equal(privatise(clipped, 1.0, stream.normal(100)), privatise(clipped, 1.0, stream.normal(100)))
 
 
 @pytest.mark.parametrize("multiplier", [-1.0, float("nan"), float("inf")])
 def test_bad_noise_is_refused(multiplier):
     with pytest.raises(ValueError, match="noise_multiplier"):
-        privatise(clipped_sum(torch.zeros(1, 2), 1.0), multiplier, keyed_stream(0))
+        privatise(clipped_sum(torch.zeros(1, 2), 1.0), multiplier, keyed_stream(0).normal(2))
 
 
 def test_integer_sums_are_refused_rather_than_rounded():
     with pytest.raises(ValueError, match="floating point"):
-        privatise(ClippedSum(torch.zeros(3, dtype=torch.int64), 1.0), 1.0, keyed_stream(0))
+        privatise(ClippedSum(torch.zeros(3, dtype=torch.int64), 1.0), 1.0, keyed_stream(0).normal(3))
 
 
 def test_poisson_batch_sizes_are_binomial():
     stream, n, rate, steps = keyed_stream(3, "batches"), 40, 0.05, 4000
-    taken = np.zeros((steps, n))
-    for step in range(steps):
-        taken[step, poisson_sample(n, rate, stream)] = 1
+    taken = poisson_samples(n, rate, steps, stream).astype(float)
     sizes = taken.sum(axis=1).astype(int)
     observed = np.bincount(np.minimum(sizes, 6), minlength=7)
     law = stats.binom(n, rate)
@@ -148,12 +146,12 @@ def test_poisson_batch_sizes_are_binomial():
 
 def test_poisson_sample_edges():
     stream = keyed_stream(0)
-    assert poisson_sample(5, 1.0, stream).tolist() == [0, 1, 2, 3, 4]
-    assert poisson_sample(0, 0.5, stream).shape == (0,)
-    assert poisson_sample(10, 1e-12, stream).shape == (0,)
+    assert poisson_samples(5, 1.0, 2, stream).all()
+    assert poisson_samples(0, 0.5, 3, stream).shape == (3, 0)
+    assert not poisson_samples(10, 1e-12, 1, stream).any()
     for rate in (0.0, -0.1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="sample_rate"):
-            poisson_sample(5, rate, stream)
+            poisson_samples(5, rate, 1, stream)
 
 
 def test_huge_rows_at_a_small_bound_keep_the_sensitivity():

@@ -137,13 +137,11 @@ def test_without_privacy_a_full_batch_step_is_plain_gradient_descent() -> None:
         np.testing.assert_allclose(ours.arrays[name], START[name] - 0.3 * p.grad.numpy(), atol=1e-9)
 
 
-def test_optimizer_state_continues_where_it_stopped() -> None:
+def test_kept_continues_where_it_stopped() -> None:
     data = rows()
     two = one(data, local_steps=2, optimizer="adam")
     first = one(data, optimizer="adam")
-    second = classification.train(
-        BUILD, first.arrays, [work(data, optimizer_state=first.optimizer_state)], settings(optimizer="adam")
-    )[0]
+    second = classification.train(BUILD, first.arrays, [work(data, kept=first.kept)], settings(optimizer="adam"))[0]
     assert distance(two, second) < 1e-9
 
 

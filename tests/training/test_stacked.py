@@ -12,6 +12,7 @@ from torch import nn
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise, logistic, mlp
+from polyclinic.privacy.noise import noise_process
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
 from polyclinic.training.stacked.engines import Engine, choose
@@ -127,14 +128,14 @@ def start_of(build: Build, seed: int = 3) -> Arrays:
 def assert_equal(ours: Sequence[SiteUpdate], theirs: Sequence[SiteUpdate], tolerance: float) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.steps, list(a.arrays), set(a.optimizer_state)) == (b.steps, list(b.arrays), set(b.optimizer_state))
+        assert (a.steps, list(a.arrays), set(a.kept)) == (b.steps, list(b.arrays), set(b.kept))
         np.testing.assert_allclose(a.loss, b.loss, rtol=tolerance, atol=tolerance)
         for name, value in b.arrays.items():
             assert a.arrays[name].dtype == value.dtype and a.arrays[name].shape == value.shape
             np.testing.assert_allclose(a.arrays[name], value, rtol=tolerance, atol=tolerance)
-        for name, value in b.optimizer_state.items():
-            assert a.optimizer_state[name].dtype == value.dtype and a.optimizer_state[name].shape == value.shape
-            np.testing.assert_allclose(a.optimizer_state[name], value, rtol=tolerance, atol=tolerance)
+        for name, value in b.kept.items():
+            assert a.kept[name].dtype == value.dtype and a.kept[name].shape == value.shape
+            np.testing.assert_allclose(a.kept[name], value, rtol=tolerance, atol=tolerance)
 
 
 def opacus(
@@ -186,6 +187,11 @@ OPTIMIZERS = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
     "adam": {"optimizer": "adam", "weight_decay": 0.1},
     "proximal": {"optimizer": "sgd", "momentum": 0.5, "proximal_mu": 0.8},
+    "rmsprop": {"optimizer": "rmsprop", "weight_decay": 0.1},
+    "rmsprop with momentum": {"optimizer": "rmsprop", "momentum": 0.9},
+    "kalman": {"denoise": "kalman", "denoise_gain": 0.4, "momentum": 0.5},
+    "disk": {"denoise": "disk", "denoise_gain": 0.6, "optimizer": "adam"},
+    "noise over time": {"batching": "cyclic", "sample_rate": 0.5, "noise": noise_process("sqrt-toeplitz", 20)},
 }
 
 
@@ -204,7 +210,7 @@ def test_two_rounds_with_kept_state_equal_site_by_site(optimizer: str, engine: E
                 if trainer == "site"
                 else train_stacked(build, arrays, sites, chosen, engine)
             )
-            arrays, states = updates[trainer][1].arrays, [update.optimizer_state for update in updates[trainer]]
+            arrays, states = updates[trainer][1].arrays, [update.kept for update in updates[trainer]]
     assert_equal(updates["stacked"], updates["site"], 1e-10)
 
 
@@ -212,7 +218,7 @@ def test_kept_state_passes_from_one_path_to_the_other() -> None:
     build, chosen = double(lambda: logistic(6, 3)), settings(optimizer="adam")
     first = opacus(build, start_of(build), work((20,)), chosen)
     then = [
-        trainer(first[0].arrays, work((20,), turn=1, states=[first[0].optimizer_state]))
+        trainer(first[0].arrays, work((20,), turn=1, states=[first[0].kept]))
         for trainer in (
             lambda arrays, sites: opacus(build, arrays, sites, chosen),
             lambda arrays, sites: train_stacked(build, arrays, sites, chosen, "linear"),

@@ -77,18 +77,6 @@ def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu
     return Table(x.to(device), y.to(device), first, count, number, len(work), bool(np.all(count == 1)))
 
 
-def draw_batches(work: Sequence[SiteWork], sample_rate: float, steps: int) -> Bools:
-    """(steps, patients of all sites) bool: Poisson samples of patients, each site's from its own stream.
-
-    The draws are those of ``steps`` calls of ``poisson_sample``, one after the other.
-    Raises ValueError if ``sample_rate`` is outside (0, 1].
-    """
-    if not 0 < sample_rate <= 1:
-        raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
-    chosen = [site.sampling.uniform((steps, site.rows.patients)) < sample_rate for site in work]
-    return np.concatenate(chosen, axis=1)
-
-
 def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batch]:
     """The batch of the ``chosen`` patients, (patients,) bool, in parts of about ``rows_at_once`` rows of each site.
 

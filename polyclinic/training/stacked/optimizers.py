@@ -1,8 +1,8 @@
-"""SGD, Adam and AdamW for S models at once, step for step the same numbers as torch.optim's.
+"""SGD, Adam, AdamW and RMSprop for S models at once, step for step the same numbers as torch.optim's.
 
-All three work coordinate by coordinate, so that a model is one row of an (S, P) tensor: its trainable parameters in
+All work coordinate by coordinate, so that a model is one row of an (S, P) tensor: its trainable parameters in
 ``named_parameters`` order, flattened. Sutskever et al. 2013 (momentum as PyTorch has it); Kingma and Ba 2015;
-Loshchilov and Hutter 2019.
+Loshchilov and Hutter 2019; RMSprop as PyTorch has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 from polyclinic.training.task import Arrays, TrainSettings
 
 BETAS = (0.9, 0.999)
+ALPHA = 0.99
 EPSILON = 1e-8
+ADAPTIVE = ("adam", "adamw", "rmsprop")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,8 @@ def slot_names(settings: TrainSettings) -> tuple[str, ...]:
     """What the optimizer keeps of each coordinate, by torch.optim's names."""
     if settings.optimizer in ("adam", "adamw"):
         return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if settings.momentum else ()
+    momentum = ("momentum_buffer",) if settings.momentum else ()
+    return ("square_avg", *momentum) if settings.optimizer == "rmsprop" else momentum
 
 
 def restore_state(
@@ -58,7 +61,7 @@ def restore_state(
 def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: TrainSettings) -> list[Arrays]:
     """Each site's state in the form that ``restore_state`` and the site-by-site trainer read."""
     kept: list[Arrays] = [{} for _ in range(len(state.steps))]
-    counts = settings.optimizer in ("adam", "adamw")
+    counts = settings.optimizer in ADAPTIVE
     slots = {
         name: [piece.cpu().numpy() for piece in torch.split(slot, [shape.numel() for shape in shapes], dim=1)]
         for name, slot in state.slots.items()
@@ -80,12 +83,16 @@ def apply_step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings:
         theta.mul_(1 - rate * decay)
     elif decay:
         gradient.add_(theta, alpha=decay)
+    if settings.optimizer in ADAPTIVE:
+        state.steps.add_(1)
+    if settings.optimizer == "rmsprop":
+        square = state.slots["square_avg"].mul_(ALPHA).addcmul_(gradient, gradient, value=1 - ALPHA)
+        gradient = gradient / square.sqrt().add_(EPSILON)
     if settings.optimizer not in ("adam", "adamw"):
         if settings.momentum:
             gradient = state.slots["momentum_buffer"].mul_(settings.momentum).add_(gradient)
         theta.add_(gradient, alpha=-rate)
         return
-    state.steps.add_(1)
     steps = state.steps.double()[:, None]
     mean, square = state.slots["exp_avg"], state.slots["exp_avg_sq"]
     mean.lerp_(gradient, 1 - BETAS[0])

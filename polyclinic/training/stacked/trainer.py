@@ -15,8 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from polyclinic.training.denoising import GradientFilter
+from polyclinic.training.draws import Draws
 from polyclinic.training.modules import kept_apart, load, reseed
-from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, draw_batches, group_sites
+from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, group_sites
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
 from polyclinic.training.stacked.per_example import split_flat
@@ -95,23 +97,31 @@ def _train_group(
     dtype, shapes = parameters[0].dtype, [p.shape for p in parameters]
     start = torch.cat([p.detach().flatten() for p in parameters])
     theta = start.repeat(len(work), 1)
-    state = restore_state([site.optimizer_state for site in work], [p.numel() for p in parameters], settings, dtype)
+    state = restore_state([site.kept for site in work], [p.numel() for p in parameters], settings, dtype)
     table = build_table(work, dtype, settings.device)
     divisor = torch.tensor(
         [settings.sample_rate * (site.public_patients or site.rows.patients) for site in work], dtype=dtype
     )[:, None]
     losses, sampled = [], []
-    for chosen, noise in _draws(work, settings, len(start), dtype, memory_limit):
-        gradient, loss = _sum_parts(compute, theta, batch_parts(table, chosen, rows_at_once))
+    draws = [Draws(site, settings, len(start)) for site in work]
+    denoiser = GradientFilter([site.kept for site in work], settings, theta)
+    for chosen, noise in _draws(draws, work, settings, len(start), dtype, memory_limit):
+        gradient, loss = _sum_parts(compute, denoiser.ahead(theta), batch_parts(table, chosen, rows_at_once))
         losses.append(loss.double().cpu().numpy())
         sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
         if noise is not None:
-            gradient.add_(noise.to(gradient.device), alpha=(settings.noise_multiplier or 0.0) * settings.max_grad_norm)
-        gradient /= divisor
+            gradient.add_(noise.to(gradient.device), alpha=settings.noise_scale)
+        gradient = denoiser.filtered(gradient / divisor)
         if settings.proximal_mu:
             gradient.add_(theta - start, alpha=settings.proximal_mu)
+        before = theta.clone() if denoiser.looks_ahead else None
         apply_step(theta, gradient, state, settings)
-    kept = dump_state(state, shapes, settings)
+        if before is not None:
+            denoiser.moved(theta - before)
+    kept = [
+        own | drawn.kept() | filtered
+        for own, drawn, filtered in zip(dump_state(state, shapes, settings), draws, denoiser.kept(), strict=True)
+    ]
     means = _means(np.array(losses), np.array(sampled))
     trained = {
         name: value.numpy().astype(arrays[name].dtype) for name, value in split_flat(theta.cpu(), module).items()
@@ -127,25 +137,26 @@ def _train_group(
 
 
 def _draws(
-    work: Sequence[SiteWork], settings: TrainSettings, parameters: int, dtype: torch.dtype, memory_limit: int
-) -> Iterator[tuple[Bools, Tensor | None]]:
-    """For each step, which patients it samples, (patients of all sites,), and its standard normal draws, (S, P) or None."""
+    draws: Sequence[Draws], work: Sequence[SiteWork], settings: TrainSettings, parameters: int, dtype: torch.dtype,
+    memory_limit: int,
+) -> Iterator[tuple[Bools, Tensor | None]]:  # fmt: skip
+    """For each step, which patients it samples, (patients of all sites,), and its noise of unit scale, (S, P) or None."""
     noisy = settings.noise_multiplier is not None
     held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
     at_once = max(1, memory_limit // (8 * held + 1))
     for begin in range(0, settings.local_steps, at_once):
         steps = min(at_once, settings.local_steps - begin)
-        chosen = draw_batches(work, settings.sample_rate, steps)
-        noise = _noise(work, steps, parameters, dtype) if noisy else None
+        chosen = np.concatenate([site.batches(steps) for site in draws], axis=1)
+        noise = _noise(draws, steps, parameters, dtype) if noisy else None
         for step in range(steps):
             yield chosen[step], None if noise is None else noise[step]
 
 
-def _noise(work: Sequence[SiteWork], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
-    """(steps, S, P) standard normal draws, each site's from its own stream."""
-    noise = torch.empty(steps, len(work), parameters, dtype=dtype, device="cpu")
-    for index, site in enumerate(work):
-        noise[:, index] = torch.from_numpy(site.noise.normal((steps, parameters)))
+def _noise(draws: Sequence[Draws], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
+    """(steps, S, P) noise of unit scale, each site's from its own stream."""
+    noise = torch.empty(steps, len(draws), parameters, dtype=dtype, device="cpu")
+    for index, site in enumerate(draws):
+        noise[:, index] = torch.from_numpy(site.noise(steps))
     return noise
 
 

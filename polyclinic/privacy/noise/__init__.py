@@ -7,29 +7,45 @@ from collections.abc import Callable
 from typing import Any
 
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.privacy.noise.banded import Banded
+from polyclinic.privacy.noise.buffered import Buffered
+from polyclinic.privacy.noise.dense import Dense
 from polyclinic.privacy.noise.process import Factorisation, NoiseProcess, PrefixError, State, error, warning
-from polyclinic.privacy.noise.sensitivity import Participation
+from polyclinic.privacy.noise.sensitivity import Participation, check_count
 from polyclinic.privacy.noise.toeplitz import Independent, SquareRoot
+from polyclinic.privacy.noise.tree import Tree
 
 __all__ = ["NOISE", "NoiseProcess", "Participation", "PrefixError", "State", "error", "noise_process", "warning"]
 
-NOISE: dict[str, Callable[..., Factorisation]] = {"independent": Independent, "sqrt-toeplitz": SquareRoot}
+NOISE: dict[str, Callable[..., Factorisation]] = {
+    "independent": Independent,
+    "sqrt-toeplitz": SquareRoot,
+    "banded": Banded.designed,
+    "blt": Buffered,
+    "dense": Dense,
+    "tree": Tree,
+}
 
 
-def noise_process(name: str, steps: int, restart: int | None = None, **options: Any) -> NoiseProcess:
+def noise_process(
+    name: str, steps: int, *, participation: Participation | None = None, restart: int | None = None, **options: Any
+) -> NoiseProcess:
     """The noise process of that name over ``steps`` steps, begun anew every ``restart`` steps (never by default).
 
+    ``participation`` is what "banded" and "blt" are optimised for, once by default; whatever it is, the process'
+    ``sensitivity`` is true for any other. Options: "banded" bands, objective ("max" or "mean" error); "blt" buffers,
+    objective; "tree" honaker, completed.
     Raises ConfigError for an unknown name or option, or an option out of its range.
     """
     if name not in NOISE:
         raise ConfigError(f"The noise process {name!r} is unknown; known are {', '.join(NOISE)}.{nearest(name, NOISE)}")
-    known = set(inspect.signature(NOISE[name]).parameters) - {"steps"}
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"The noise process {name!r} takes no option {option!r}.{nearest(option, known)}")
+    check_count("steps of a noise process", steps)
     length = steps if restart is None else restart
-    for field, value, most in (("steps", steps, None), ("restart", length, steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            allowed = "at least 1" if most is None else f"1 to {most}"
-            raise ConfigError(f"{field} of a noise process must be a whole number, {allowed}, got {value!r}.")
+    check_count("restart of a noise process", length, steps)
+    takes = set(inspect.signature(NOISE[name]).parameters) - {"steps", "participation"}
+    for option in options:
+        if option not in takes:
+            raise ConfigError(f"The noise process {name!r} takes no option {option!r}.{nearest(option, takes)}")
+    if "participation" in inspect.signature(NOISE[name]).parameters:
+        options["participation"] = participation or Participation(1, 1)
     return NoiseProcess(name, steps, NOISE[name](length, **options))

@@ -111,8 +111,8 @@ class NoiseProcess:
         """(steps,) variance of the noise in each prefix sum at unit base draws."""
         once, length = self.factorisation.variances(), self.factorisation.steps
         done = np.arange(self.steps) // length
-        found: Floats = once[np.arange(self.steps) % length] + done * once[-1]
-        return found
+        variances: Floats = once[np.arange(self.steps) % length] + done * once[-1]
+        return variances
 
     def matrix(self) -> Floats:
         """(steps, steps) linear map from base draws to noise; for small ``steps``."""

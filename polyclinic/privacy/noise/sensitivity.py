@@ -8,12 +8,20 @@ ones: sens^2 = sum over i, j of the pattern of G_ij <u_i, u_j> <= sum of |G_ij|,
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import Floats
+
+
+def check_count(name: str, value: object, most: int | None = None) -> None:
+    """Raises ConfigError if ``value`` is not a whole number from 1 to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        allowed = "of at least 1" if most is None else f"from 1 to {most}"
+        raise ConfigError(f"{name} must be a whole number {allowed}, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -27,9 +35,8 @@ class Participation:
     times: int
 
     def __post_init__(self) -> None:
-        for name, value in (("separation", self.separation), ("times", self.times)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} of a participation must be a whole number of at least 1, got {value!r}.")
+        check_count("separation of a participation", self.separation)
+        check_count("times of a participation", self.times)
 
     def within(self, steps: int) -> int:
         """The most times that a patient takes part in ``steps`` consecutive steps."""
@@ -58,27 +65,32 @@ def gram_sensitivity(matrix: Floats, participation: Participation) -> float:
     The squared sensitivity of a pattern is at most its steps' sum of u_i, where u_i is the most that sum_j |G_ij| can be
     over the patterns through i. Exact for one participation, and where the columns of a pattern are orthogonal
     (bands no more than the separation): then it is the largest sum of squared column norms.
-    Choquette-Choo et al. 2023, Section 3, for the sum of |G_ij|; memory and time T^2 times the participations.
+    Choquette-Choo et al. 2023, Section 3, for the sum of |G_ij|. Memory T^2, time at most T^2 ``times``.
     """
     gram = np.abs(matrix.T @ matrix)
     steps = len(gram)
+    separation = min(participation.separation, steps)
     own = np.diagonal(gram)
-    times = participation.within(steps)
-    if times == 1:
+    if participation.within(steps) == 1:
         return float(np.sqrt(own.max()))
-    apart = np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) >= participation.separation
-    through = own + _heaviest(np.where(apart, gram, 0.0), participation.separation, times - 1)
-    return float(np.sqrt(_heaviest(through[None], participation.separation, times)[0]))
+    # The separation alone may already allow no more times.
+    times = participation.times if participation.times < math.ceil(steps / separation) else None
+    apart = np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) >= separation
+    through = own + _heaviest(np.where(apart, gram, 0.0), separation, times and times - 1)
+    return float(np.sqrt(_heaviest(through[None], separation, times)[0]))
 
 
-def _heaviest(weights: Floats, separation: int, times: int) -> Floats:
+def _heaviest(weights: Floats, separation: int, times: int | None) -> Floats:
     """(n,) most that a pattern of at most ``times`` steps, ``separation`` apart, collects of each row of (n, T)."""
-    rows, steps = weights.shape
-    best = np.zeros((steps + 1, times + 1, rows))  # of the first steps, with at most so many taken
-    for step in range(1, steps + 1):
-        taken = best[max(step - separation, 0), :-1] + weights[:, step - 1]
-        best[step, 1:] = np.maximum(best[step - 1, 1:], taken)
-    heaviest: Floats = best[steps, times]
+    taken = 0 if times is None else 1
+    start = np.zeros((1 if times is None else times + 1, len(weights)))
+    # The best of the first steps by how many are taken: as far back as the separation, the latest last.
+    best = deque([start] * separation, maxlen=separation)
+    for weight in weights.T:
+        latest = best[-1].copy()
+        latest[taken:] = np.maximum(latest[taken:], best[0][: len(start) - taken] + weight)
+        best.append(latest)
+    heaviest: Floats = best[-1][-1]
     return heaviest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,9 +63,13 @@ class SquareRoot:
         return step
 
     def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
-        past = np.concatenate([memory, draws])
-        weights = self.inverse[::-1].astype(past.dtype)
-        noise = np.empty_like(draws)
-        for row, end in enumerate(range(step + 1, step + 1 + len(draws))):
-            noise[row] = weights[self.steps - end :] @ past[:end]
-        return noise, past
+        return combined(memory, draws, lambda end: self.inverse[end - 1 :: -1])
+
+
+def combined(past: Floats, draws: Floats, weights: Callable[[int], Floats]) -> tuple[Floats, Floats]:
+    """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far."""
+    known = np.concatenate([past, draws])
+    noise = np.empty_like(draws)
+    for row, end in enumerate(range(len(past) + 1, len(known) + 1)):
+        noise[row] = weights(end).astype(known.dtype) @ known[:end]
+    return noise, known

@@ -16,21 +16,28 @@ from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.noise import NOISE, Participation, error, noise_process, warning
 from polyclinic.privacy.streams import keyed_stream, system_stream
 
-KINDS = [(name, restart) for name in NOISE for restart in (None, 5)]
-each_kind = pytest.mark.parametrize(("name", "restart"), KINDS)
+OPTIONS = [
+    *((name, {}) for name in NOISE),
+    ("banded", {"bands": 3}),
+    ("blt", {"buffers": 2}),
+    ("tree", {"honaker": False}),
+    ("tree", {"completed": True}),
+]
+KINDS = [(name, {**options, "restart": restart}) for name, options in OPTIONS for restart in (None, 5)]
+each_kind = pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 
 
 @each_kind
-def test_variances_are_those_of_the_matrix(name, restart):
-    process = noise_process(name, 13, restart=restart)
+def test_variances_are_those_of_the_matrix(name, options):
+    process = noise_process(name, 13, **options)
     prefix = np.cumsum(process.matrix(), axis=0)
     np.testing.assert_allclose(process.variances(), (prefix**2).sum(axis=1), rtol=1e-9)
 
 
 @each_kind
 @pytest.mark.parametrize("stream", [keyed_stream(3, "noise"), system_stream()], ids=["keyed", "system"])
-def test_noise_of_many_draws_has_the_covariance_of_the_matrix(name, restart, stream):
-    process = noise_process(name, 13, restart=restart)
+def test_noise_of_many_draws_has_the_covariance_of_the_matrix(name, options, stream):
+    process = noise_process(name, 13, **options)
     noise, _ = process.draw(stream, {}, 13, 20_000)
     expected = process.matrix() @ process.matrix().T
     spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / 20_000)
@@ -42,8 +49,8 @@ def test_noise_of_many_draws_has_the_covariance_of_the_matrix(name, restart, str
 @each_kind
 @settings(max_examples=25, deadline=None)
 @given(pieces=st.lists(st.integers(0, 6), max_size=6), width=st.integers(1, 9))
-def test_drawing_in_pieces_is_drawing_at_once(name, restart, pieces, width):
-    process = noise_process(name, 36, restart=restart)
+def test_drawing_in_pieces_is_drawing_at_once(name, options, pieces, width):
+    process = noise_process(name, 36, **options)
     at_once, _ = process.draw(keyed_stream(5, "noise"), {}, sum(pieces), width)
     stream, state, parts = keyed_stream(5, "noise"), {}, [at_once[:0]]
     for steps in pieces:
@@ -57,8 +64,8 @@ def test_drawing_in_pieces_is_drawing_at_once(name, restart, pieces, width):
 
 
 @each_kind
-def test_a_step_beyond_the_last_is_refused_before_anything_is_drawn(name, restart):
-    process = noise_process(name, 12, restart=restart)
+def test_a_step_beyond_the_last_is_refused_before_anything_is_drawn(name, options):
+    process = noise_process(name, 12, **options)
     stream = keyed_stream(1, "a")
     _, state = process.draw(stream, {}, 10, 3)
     with pytest.raises(ConfigError, match=f"{name}.*12 steps, of which 10 are drawn; 3 more"):
@@ -83,8 +90,8 @@ def test_a_step_beyond_the_last_is_refused_before_anything_is_drawn(name, restar
         lambda state: {**state, "memory": state["memory"].astype(int)},
     ],
 )
-def test_a_torn_state_is_refused(name, restart, tear):
-    process = noise_process(name, 12, restart=restart)
+def test_a_torn_state_is_refused(name, options, tear):
+    process = noise_process(name, 12, **options)
     _, state = process.draw(keyed_stream(1, "a"), {}, 4, 3)
     with pytest.raises(ConfigError, match=f"not one of the noise process {name!r} with 3 parameters"):
         process.draw(keyed_stream(1, "b"), tear(state), 1, 3)
@@ -101,18 +108,18 @@ def test_a_state_that_is_not_finite_or_of_another_width_is_refused(name):
 
 
 @each_kind
-def test_sites_streams_give_uncorrelated_noise(name, restart):
-    process = noise_process(name, 12, restart=restart)
+def test_sites_streams_give_uncorrelated_noise(name, options):
+    process = noise_process(name, 12, **options)
     one, two = (process.draw(keyed_stream(1, "site", site), {}, 12, 5000)[0] for site in (0, 1))
     assert all(abs(np.corrcoef(a, b)[0, 1]) < 0.07 for a, b in zip(one, two, strict=True))
 
 
 @each_kind
 @pytest.mark.parametrize(("separation", "times"), [(1, 1), (1, 20), (5, 2), (5, 20), (20, 3)])
-def test_the_event_is_one_gaussian_for_each_restart_that_may_hold_the_patient(name, restart, separation, times):
-    process = noise_process(name, 13, restart=restart)
+def test_the_event_is_one_gaussian_for_each_restart_that_may_hold_the_patient(name, options, separation, times):
+    process = noise_process(name, 13, **options)
     participation = Participation(separation, times)
-    assert process.event(2.0, participation) == gaussian_event(2.0, min(times, 3) if restart else 1)
+    assert process.event(2.0, participation) == gaussian_event(2.0, min(times, 3) if options["restart"] else 1)
     whole = process.releases(participation) * process.sensitivity(participation) ** 2
     rms_max = np.sqrt(whole * process.variances().max())
     assert error(process, participation).rms_max == pytest.approx(rms_max, rel=1e-12)
@@ -139,8 +146,7 @@ def test_worse_than_independent_noise_is_said():
         (("sqrt-toepliz", 4), "sqrt-toepliz.*Did you mean 'sqrt-toeplitz'"),
         (("independent", 0), "steps .* at least 1, got 0"),
         (("independent", True), "steps"),
-        (("independent", 4, 5), "restart .* 1 to 4, got 5"),
-        (("independent", 4, 0), "restart"),
+        (("dense", 257), "steps of dense noise .* 1 to 256, got 257"),
     ],
 )
 def test_what_is_no_process_is_refused(arguments, field):
@@ -148,9 +154,24 @@ def test_what_is_no_process_is_refused(arguments, field):
         noise_process(*arguments)
 
 
-def test_an_unknown_option_is_refused():
-    with pytest.raises(ConfigError, match="'independent' takes no option 'bands'"):
-        noise_process("independent", 4, bands=2)
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        ("independent", {"restart": 5}, "restart .* 1 to 4, got 5"),
+        ("independent", {"restart": 0}, "restart"),
+        ("independent", {"bands": 2}, "'independent' takes no option 'bands'"),
+        ("banded", {"band": 2}, "takes no option 'band'. Did you mean 'bands'"),
+        ("banded", {"bands": 5}, "bands .* 1 to 4, got 5"),
+        ("banded", {"objective": "least"}, "objective must be 'max' or 'mean'.*'least'"),
+        ("blt", {"buffers": 0}, "buffers .* 1 to 8, got 0"),
+        ("blt", {"objective": 3}, "objective"),
+        ("tree", {"completed": 2}, "completed must be true or false, got 2"),
+        ("tree", {"honaker": "no"}, "honaker must be true or false, got 'no'"),
+    ],
+)
+def test_an_option_that_is_unknown_or_out_of_range_is_refused(name, options, field):
+    with pytest.raises(ConfigError, match=field):
+        noise_process(name, 4, **options)
 
 
 @pytest.mark.parametrize("values", [(0, 1), (1, 0), (1.5, 1), (True, 1)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from polyclinic.privacy.noise import NOISE, Participation, noise_process
 from polyclinic.privacy.noise.sensitivity import gram_sensitivity, toeplitz, toeplitz_sensitivity
 
+KINDS = [*((name, {}) for name in NOISE), ("banded", {"bands": 3}), ("tree", {"completed": True})]
 PARTICIPATIONS = st.builds(Participation, st.integers(1, 9), st.integers(1, 9))
 
 
@@ -62,10 +63,10 @@ def test_gram_sensitivity_is_exact_for_orthogonal_columns_and_single_participati
     assert gram_sensitivity(full, once) == pytest.approx(np.linalg.norm(full, axis=0).max(), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", NOISE)
+@pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 @pytest.mark.parametrize("steps", [1, 5, 8])
-def test_no_participation_moves_a_process_further_than_its_sensitivity(name, steps):
-    process = noise_process(name, steps)
+def test_no_participation_moves_a_process_further_than_its_sensitivity(name, options, steps):
+    process = noise_process(name, steps, **({"bands": min(3, steps)} if "bands" in options else options))
     strategy = np.linalg.inv(process.matrix())
     for separation in range(1, steps + 1):
         for times in (1, 2, 3, steps):
@@ -73,11 +74,11 @@ def test_no_participation_moves_a_process_further_than_its_sensitivity(name, ste
             assert worst_signs(strategy, participation) <= process.sensitivity(participation) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", NOISE)
+@pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 @pytest.mark.parametrize(("separation", "times"), [(1, 40), (4, 3), (10, 4)])
-def test_no_gradients_of_norm_one_move_a_process_further_than_its_sensitivity(name, separation, times):
+def test_no_gradients_of_norm_one_move_a_process_further_than_its_sensitivity(name, options, separation, times):
     rng = np.random.default_rng(0)
-    process = noise_process(name, 40)
+    process = noise_process(name, 40, **options)
     participation = Participation(separation, times)
     strategy = np.linalg.inv(process.matrix())
     bound = process.sensitivity(participation)

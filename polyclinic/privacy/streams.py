@@ -98,6 +98,11 @@ def system_stream() -> Stream:
     return _System()
 
 
+def is_system(stream: Stream) -> bool:
+    """Whether the stream is the system's, so that another source of the system's entropy may stand for it."""
+    return isinstance(stream, _System)
+
+
 def keyed_stream(seed: int, *key: str | int) -> Stream:
     """A reproducible stream for simulations, independent for every distinct (seed, *key)."""
     return _Keyed(seed, key)

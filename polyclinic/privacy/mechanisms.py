@@ -1,0 +1,275 @@
+"""Mechanisms for single releases: what each adds or flips, and the privacy event that it costs.
+
+A mechanism is made from public numbers, so its event can be charged before any record is read. It works on whole numbers,
+of which one patient changes a declared number at most, and draws exactly (``sampling``): where contributions are real,
+``to_grid`` rounds each patient's to a public grid before they are added. Noise is relative to one patient added or removed;
+the accountants know what a replaced patient costs on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol, TypeVar
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import DpEvent
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, check_terms, epsilon
+from polyclinic.privacy.events import discrete_gaussian_event, gaussian_event, pure_event, zcdp_event
+from polyclinic.privacy.sampling import Coins, Ints, Shape, noise, whole_below
+from polyclinic.privacy.streams import Floats, Stream
+
+#: Grid points of one patient's contribution where noise is to count as continuous.
+FINE = 2**32
+_FINE_ENOUGH = 2**20
+_WIDEST = 2.0**54  # 400 times that is still within 64 bits
+
+
+@dataclass(frozen=True)
+class Release:
+    """What left: ``value``, the standard error that the mechanism gave it (None where it has none), what it cost."""
+
+    value: Any
+    standard_error: Any
+    event: DpEvent
+
+
+class Mechanism(Protocol):
+    """What every mechanism states, before a record is read."""
+
+    @property
+    def event(self) -> DpEvent: ...
+
+
+M = TypeVar("M", bound=Mechanism)
+
+
+def to_grid(values: Floats, bound: float, points: int = FINE) -> Ints:
+    """Contributions in [-bound, bound] as whole numbers in [-points, points]; beyond is clipped, not finite gives 0.
+
+    Each is rounded by itself, so that sums are exact whatever their order and one patient's part in them is declared.
+    """
+    finite = np.where(np.isfinite(values), values, 0.0)
+    return np.rint(np.clip(finite / bound, -1.0, 1.0) * points).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Whole numbers plus independent noise: discrete Laplace or discrete Gaussian of the parameter ``scale``."""
+
+    event: DpEvent
+    shape: Shape
+    scale: float
+
+    @property
+    def standard_deviation(self) -> float:
+        """Of the noise on one number, in its whole units; a Gaussian's is at most this, and this from scale 1 on."""
+        if self.shape == "gaussian":
+            return self.scale
+        return 1.0 / (math.sqrt(2.0) * math.sinh(0.5 / self.scale))
+
+    def release(self, total: Ints, stream: Stream) -> Release:
+        """``total``, (d,) whole numbers, plus noise."""
+        drawn = noise(self.shape, self.scale, len(total), stream)
+        noisy = np.array([int(exact) + more for exact, more in zip(total, drawn, strict=True)], dtype=np.int64)
+        return Release(noisy, np.full(len(total), self.standard_deviation), self.event)
+
+
+def laplace(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> Additive:
+    """Discrete Laplace noise of scale ``noise_multiplier * sensitivity``: pure epsilon = 1 / noise_multiplier.
+
+    sensitivity: most by which one patient added or removed changes the numbers in L1. entries: how many of them one
+    patient may change. For one number on a fine grid the event is continuous Laplace noise's, which composes better; the
+    noise is then for one grid point more, because the discrete noise's privacy loss lies up to one point above.
+    Dwork et al. 2006, Proposition 1; Canonne, Kamath and Steinke 2020, Section 5.2.
+    """
+    _check_noise(noise_multiplier, sensitivity)
+    scale = _up(noise_multiplier * (sensitivity + 1 if sensitivity > 1 else 1))
+    continuous = entries == 1 and _is_fine(noise_multiplier, sensitivity)
+    event = dpa.LaplaceDpEvent(float(noise_multiplier)) if continuous else pure_event(1.0 / noise_multiplier)
+    return Additive(event, "laplace", scale)
+
+
+def gaussian(noise_multiplier: float, sensitivity: int = FINE) -> Additive:
+    """Gaussian noise of deviation ``noise_multiplier * sensitivity`` on a grid so fine that it costs what continuous noise
+    does: a continuous Gaussian, rounded, is as near as 1 / (40 scale^2) < 2^-45 in total variation.
+
+    sensitivity: most by which one patient added or removed changes the numbers in L2. The multiplier for an epsilon comes
+    from ``calibrated``, which is right for any epsilon: sqrt(2 ln(1.25 / delta)) / epsilon is too little noise for large
+    ones, and too much for small ones (Balle and Wang 2018). Raises ConfigError for a grid that is too coarse.
+    """
+    _check_noise(noise_multiplier, sensitivity)
+    if not _is_fine(noise_multiplier, sensitivity):
+        raise ConfigError(
+            f"Gaussian noise of noise_multiplier {noise_multiplier:g} needs a grid on which one patient weighs more than "
+            f"{sensitivity} points; discrete_gaussian takes any."
+        )
+    return Additive(gaussian_event(noise_multiplier), "gaussian", _up(noise_multiplier * sensitivity))
+
+
+def discrete_gaussian(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> Additive:
+    """Discrete Gaussian noise of parameter ``noise_multiplier * sensitivity`` on whole numbers, for any grid.
+
+    sensitivity: most by which one patient added or removed changes the numbers in L2. entries: how many of them one
+    patient may change; several are accounted as zCDP (Canonne, Kamath and Steinke 2020, Theorems 4 and 14).
+    """
+    _check_noise(noise_multiplier, sensitivity)
+    event = zcdp_event(0.5 / noise_multiplier**2)
+    if entries == 1:
+        event = discrete_gaussian_event(noise_multiplier, sensitivity)
+    return Additive(event, "gaussian", _up(noise_multiplier * sensitivity))
+
+
+def _is_fine(noise_multiplier: float, sensitivity: int) -> bool:
+    return min(noise_multiplier, 1.0) * sensitivity >= _FINE_ENOUGH
+
+
+def _up(value: float) -> float:
+    """A little more, so that rounding never makes noise smaller than its event says."""
+    return value * (1.0 + 2.0**-50)
+
+
+def _check_noise(noise_multiplier: float, sensitivity: int) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
+    if sensitivity < 1:
+        raise ConfigError(f"sensitivity must be a whole number of at least 1, got {sensitivity}.")
+    if noise_multiplier * sensitivity > _WIDEST:
+        raise ConfigError(f"noise_multiplier {noise_multiplier:g} is too large to be added on this grid.")
+
+
+@dataclass(frozen=True)
+class RandomisedResponse:
+    """Each patient's category, with probability ``noise_parameter`` replaced by a uniform one of ``categories``.
+
+    Answers for a patient who is there: how many answer is not hidden, so neighbours are "replace-one" only.
+    Warner 1965; Kairouz, Bonawitz and Ramage 2016 for more than two categories.
+    """
+
+    noise_parameter: float
+    categories: int
+
+    @property
+    def event(self) -> DpEvent:
+        return dpa.RandomizedResponseDpEvent(self.noise_parameter, self.categories)
+
+    @property
+    def truth(self) -> float:
+        """The probability that an answer is the true category."""
+        return 1.0 - self.noise_parameter * (self.categories - 1) / self.categories
+
+    def answers(self, truths: Ints, stream: Stream) -> Ints:
+        """(n,) answers to (n,) true categories in 0..categories-1."""
+        # A uniform draw has 53 bits: the chance of a flip is the noise parameter, or up to 2^-53 more.
+        flipped = stream.uniform(len(truths)) < self.noise_parameter
+        return np.where(flipped, whole_below(self.categories, len(truths), stream), truths)
+
+    def counts(self, answers: Ints) -> Release:
+        """Unbiased estimates of how many patients are truly of each category, (categories,), with standard errors.
+
+        The errors are those of the lies alone: these patients are not taken for a sample of others.
+        """
+        patients, lie = len(answers), self.noise_parameter / self.categories
+        told = np.bincount(answers, minlength=self.categories)
+        value = (told - patients * lie) / (1.0 - self.noise_parameter)
+        likely = np.clip(value, 0, patients)
+        variance = likely * self.truth * (1.0 - self.truth) + (patients - likely) * lie * (1.0 - lie)
+        return Release(value, np.sqrt(variance) / (1.0 - self.noise_parameter), self.event)
+
+    def variance(self, share: float, patients: int) -> float:
+        """Of the estimated share of a category, for a sample of ``patients`` of whom each is of it with chance ``share``."""
+        told = self.noise_parameter / self.categories + share * (1.0 - self.noise_parameter)
+        return told * (1.0 - told) / (patients * (1.0 - self.noise_parameter) ** 2)
+
+
+def randomised_response(epsilon: float, categories: int = 2) -> RandomisedResponse:
+    """Truth has probability e^epsilon / (e^epsilon + categories - 1), every other category an equal share of the rest.
+
+    Pure ``epsilon`` under "replace-one". Raises ConfigError for one category or an epsilon not positive and finite.
+    """
+    _check_epsilon(epsilon)
+    if categories < 2:
+        raise ConfigError(f"Randomised response needs at least 2 categories, got {categories}.")
+    odds = math.expm1(epsilon) / categories
+    return RandomisedResponse(min(_up(1.0 / (1.0 + odds)), 1.0), categories)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One of several candidates by whole-number scores, better ones likelier: exp(``rate`` * score) decides."""
+
+    epsilon: float
+    rate: Fraction
+    noisy_max: bool
+
+    @property
+    def event(self) -> DpEvent:
+        return pure_event(self.epsilon)
+
+    def choose(self, scores: Ints, stream: Stream) -> Release:
+        """The index of a candidate; ``scores``: (candidates,) whole numbers."""
+        coins, best = Coins(stream), int(scores.max())
+        order = list(range(len(scores)))
+        while True:
+            place = coins.below(len(order))
+            if coins.flip_exp(self.rate * (best - int(scores[order[place]]))):
+                return Release(order[place], None, self.event)
+            if self.noisy_max:
+                order.pop(place)
+
+
+def exponential(epsilon: float, sensitivity: int = 1, monotone: bool = False) -> Selection:
+    """The exponential mechanism: candidate i with probability proportional to exp(rate * score_i).
+
+    sensitivity: most by which one patient added or removed changes any score. monotone: an added patient lowers no
+    score, as with counts; the rate is then epsilon / sensitivity instead of half that (McSherry and Talwar 2007).
+    """
+    return Selection(epsilon, _rate(epsilon, sensitivity, monotone), False)
+
+
+def report_noisy_max(epsilon: float, sensitivity: int = 1, monotone: bool = False) -> Selection:
+    """The index of the largest score plus exponential noise of scale 1 / rate, the rate as in ``exponential``.
+
+    Drawn as permute-and-flip, which is the same distribution without ties (McKenna and Sheldon 2020; Ding et al. 2021),
+    and never worse than the exponential mechanism.
+    """
+    return Selection(epsilon, _rate(epsilon, sensitivity, monotone), True)
+
+
+def _rate(epsilon: float, sensitivity: int, monotone: bool) -> Fraction:
+    _check_epsilon(epsilon)
+    if sensitivity < 1:
+        raise ConfigError(f"sensitivity must be a whole number of at least 1, got {sensitivity}.")
+    return Fraction(epsilon) / (sensitivity if monotone else 2 * sensitivity)
+
+
+def _check_epsilon(value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"epsilon must be positive and finite, got {value}.")
+
+
+def calibrated(
+    make: Callable[[float], M],
+    target_epsilon: float,
+    delta: float,
+    accountant: Accountant = "pld",
+    relation: Relation = "add-remove",
+    least: float = 0.0,
+) -> M:
+    """The mechanism ``make(noise)`` with the least noise, to 0.1 %, that costs at most ``target_epsilon`` at ``delta``.
+
+    least: noise that it has in any case, such as the 1 / epsilon of a mechanism whose epsilon is to hold at delta 0 too.
+    Raises ConfigError for an impossible target, or an event that has no epsilon under the relation.
+    """
+    check_terms(delta, accountant, relation)
+    _check_epsilon(target_epsilon)
+    # The accountant rounds up, and its word decides what a ledger allows.
+    if least and epsilon(make(least).event, delta, accountant, relation) <= target_epsilon:
+        return make(least)
+    noise = calibrate_noise_multiplier(target_epsilon, delta, lambda z: make(z).event, accountant, relation)
+    return make(max(noise, least))

@@ -1,0 +1,125 @@
+"""Exact random whole numbers for released values: discrete Laplace, discrete Gaussian, choices by weight. No draw ever
+passes through a logarithm or any other rounded function, so no low bit tells of the value that it hides.
+
+Additive noise of a real hospital is OpenDP's, from the system's entropy; a simulation's, and all other draws, follow
+Canonne, Kamath and Steinke 2020 ("CKS") on Python's whole numbers, from the words of the stream.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from polyclinic.privacy.streams import Stream, is_system
+
+Ints = npt.NDArray[np.int64]
+Shape = Literal["laplace", "gaussian"]
+_WORD = 53  # bits in a uniform draw of a stream
+_AT_ONCE = 64
+
+
+def noise(shape: Shape, scale: float, count: int, stream: Stream) -> list[int]:
+    """``count`` independent whole numbers with probability proportional to exp(-|x| / scale), or exp(-x^2 / (2 scale^2)).
+
+    scale: positive and finite, taken as the exact fraction that the float is. Raises ValueError otherwise.
+    """
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be positive and finite, got {scale}.")
+    if is_system(stream):
+        return list(_measurement(shape, scale)([0] * count))
+    coins, exact = Coins(stream), Fraction(scale)
+    draw = coins.laplace if shape == "laplace" else coins.gaussian
+    return [draw(exact) for _ in range(count)]
+
+
+@cache
+def _measurement(shape: Shape, scale: float) -> Any:
+    """OpenDP's mechanism on 64-bit whole numbers: ``scale`` is taken exactly, and only a sum beyond 2^63 is cut."""
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    domain = dp.vector_domain(dp.atom_domain(T="i64"))
+    if shape == "laplace":
+        return dp.m.make_laplace(domain, dp.l1_distance(T="i64"), scale=scale)
+    return dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=scale)
+
+
+def whole_below(n: int, size: int, stream: Stream) -> Ints:
+    """(size,) independent uniform draws of 0..n-1, exactly uniform: words that would favour a number are drawn again."""
+    limit = 2**_WORD - 2**_WORD % n
+    found: list[Ints] = []
+    lacking = size
+    while lacking:
+        words = np.ldexp(stream.uniform(lacking), _WORD).astype(np.int64)
+        found.append(words[words < limit] % n)
+        lacking -= len(found[-1])
+    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+
+class Coins:
+    """Exact draws on whole numbers from the words of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._words: list[int] = []
+
+    def below(self, n: int) -> int:
+        """Uniform on 0..n-1."""
+        bits = (n - 1).bit_length()
+        while (found := self._bits(bits)) >= n:
+            pass
+        return found
+
+    def flip(self, probability: Fraction) -> bool:
+        return self.below(probability.denominator) < probability.numerator
+
+    def flip_exp(self, exponent: Fraction) -> bool:
+        """True with probability exp(-exponent), for any exponent that is not negative. CKS Algorithm 1."""
+        whole = exponent.numerator // exponent.denominator
+        return all(self._flip_exp_below_one(Fraction(1)) for _ in range(whole)) and self._flip_exp_below_one(
+            exponent - whole
+        )
+
+    def _flip_exp_below_one(self, exponent: Fraction) -> bool:
+        turn = 1
+        while self.below(exponent.denominator * turn) < exponent.numerator:
+            turn += 1
+        return turn % 2 == 1
+
+    def laplace(self, scale: Fraction) -> int:
+        """Probability proportional to exp(-|x| / scale). CKS Algorithm 2."""
+        t, s = scale.numerator, scale.denominator
+        while True:
+            low = self.below(t)
+            if not self._flip_exp_below_one(Fraction(low, t)):
+                continue
+            high = 0
+            while self._flip_exp_below_one(Fraction(1)):
+                high += 1
+            size = (low + t * high) // s
+            if self._bits(1):
+                return size
+            if size:
+                return -size
+
+    def gaussian(self, scale: Fraction) -> int:
+        """Probability proportional to exp(-x^2 / (2 scale^2)). CKS Algorithm 3."""
+        variance = scale**2
+        wide = math.isqrt(variance.numerator // variance.denominator) + 1
+        while True:
+            found = self.laplace(Fraction(wide))
+            if self.flip_exp((abs(found) - variance / wide) ** 2 / (2 * variance)):
+                return found
+
+    def _bits(self, count: int) -> int:
+        value, have = 0, 0
+        while have < count:
+            if not self._words:
+                self._words = [int(word) for word in np.ldexp(self._stream.uniform(_AT_ONCE), _WORD)]
+            value, have = value << _WORD | self._words.pop(), have + _WORD
+        return value >> (have - count)

@@ -29,7 +29,8 @@ from polyclinic.messages import STATISTICS, StatisticsRequest, site_home, state_
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, plan
-from polyclinic.privacy.ledger import Ledger, statements
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.statements import statements
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyclinic.privacy.ledger import Ledger, spent_all, statements
+from polyclinic.privacy.ledger import Ledger, spent_all
+from polyclinic.privacy.statements import statements
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
 

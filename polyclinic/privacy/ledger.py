@@ -1,71 +1,46 @@
 """The ledger: every privacy event of a hospital's patients, over all runs, in one SQLite file.
 
 Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; a
-refused charge changes nothing. A chain of hashes shows edits made outside; it does not stop someone who can write the
-file and knows the rule. The ledger counts what was charged; that the mechanism did as charged is the trainer's part.
+refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the trainer's
+part. What stands in it is read by ``statements``, checked by ``ledger_verify``.
 
 A hospital's file is its own. The hospitals of a simulation share one file, so that a round is one transaction.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, NoOpDpEvent
 
-from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
-from polyclinic.privacy.accounting import Accountant, Relation, check_terms, epsilon, event_from_json, event_to_json
-
-_TABLES = (
-    "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"
-    " budget REAL, accountant TEXT NOT NULL, head TEXT NOT NULL)",
-    "CREATE TABLE events (site TEXT NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, run TEXT NOT NULL,"
-    " round INTEGER NOT NULL, purpose TEXT NOT NULL, release TEXT NOT NULL, event TEXT NOT NULL,"
-    " epsilon_after REAL NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (site, seq))",
-    "CREATE INDEX releases ON events (site, run, round)",
+from polyclinic.errors import BudgetRefused, ConfigError, several
+from polyclinic.privacy.accounting import Accountant
+from polyclinic.privacy.ledger_file import (
+    COLUMNS,
+    TERMS,
+    Recorded,
+    Row,
+    connection,
+    create,
+    explained,
+    genesis,
+    head_in,
+    link,
+    past_in,
+    read_sites,
+    terms_in,
+    transaction,
 )
-_TERMS = "site, delta, relation, unit, budget, accountant"
-_COLUMNS = "seq, time, run, round, purpose, release, event, epsilon_after"
-_EVENT = _COLUMNS.split(", ").index("event")
+from polyclinic.privacy.ledger_terms import Spent, Terms, entry_of, epsilon_at, epsilon_of, with_entry
+
+__all__ = ["Charge", "Ledger", "Terms", "charge_all", "spent_all"]
+
 _FIXED = ("delta", "relation", "unit")
-# Another process holds the lock while it computes epsilon.
-_WAIT_SECONDS = 600.0
-
-# Equal parts of a composition: an event's JSON and how often it was charged, in order of the first.
-Spent = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a site's spending is measured by. ``budget`` is the lifetime epsilon that the policy allows now, None for
-    unlimited (a simulation without privacy); budget and accountant may change later, the rest may not.
-
-    Raises ConfigError naming the term that is impossible.
-    """
-
-    site: str
-    delta: float
-    relation: Relation = "add-remove"
-    unit: str = "patient"
-    budget: float | None = None
-    accountant: Accountant = "pld"
-
-    def __post_init__(self) -> None:
-        check_terms(self.delta, self.accountant, self.relation)
-        if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
-            raise ConfigError(f"budget must be positive and finite, or None for unlimited, got {self.budget}.")
 
 
 @dataclass(frozen=True)
@@ -101,9 +76,9 @@ class Ledger:
         """The ledgers of a simulation's sites in their one file; ``alone`` allows no other site in it."""
         path = Path(path)
         if not path.exists():
-            _create(path)
-        with _connection(path) as db:
-            known = {found.site: found for found in _sites(db)}
+            create(path)
+        with connection(path) as db:
+            known = {found.site: found for found in terms_in(db)}
         wrong = [name for name in known if name != terms[0].site] if alone else []
         if wrong:
             raise ConfigError(
@@ -117,11 +92,11 @@ class Ledger:
                     )
         changed = [wanted for wanted in terms if known.get(wanted.site) != wanted]
         if changed:
-            with _transaction(path) as db:
+            with transaction(path) as db:
                 db.executemany(
-                    f"INSERT INTO sites ({_TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                    f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?)"
                     " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
-                    [(*astuple(wanted), _genesis(wanted)) for wanted in changed],
+                    [(*astuple(wanted), genesis(wanted)) for wanted in changed],
                 )
         return [cls(path, wanted, True) for wanted in terms]
 
@@ -141,8 +116,8 @@ class Ledger:
     @classmethod
     def read_all(cls, path: Path) -> dict[str, Ledger]:
         """The ledgers of all sites in a file, by site, for looking only. Raises DataError if the file is no ledger."""
-        with _connection(Path(path)) as db:
-            found = _sites(db)
+        with connection(Path(path)) as db:
+            found = terms_in(db)
             if not found:
                 raise LookupError("it holds no site")
             return {terms.site: cls(Path(path), terms, False) for terms in found}
@@ -170,96 +145,28 @@ class Ledger:
             raise after
         return after
 
-    def spent(self, accountant: Accountant | None = None) -> float:
-        """The epsilon of all events at the ledger's delta, by its own accountant unless another is named."""
-        with _connection(self.path) as db:
-            past = _past(db, self.site)
-            return _epsilon(past, self.delta, accountant or self.terms.accountant, self.terms.relation, False)
+    def spent(self, accountant: Accountant | None = None, delta: float | None = None) -> float:
+        """The epsilon of all events at the ledger's delta, by its own accountant unless another is named.
+
+        Another ``delta`` gives another true epsilon of the same events; the budget stays at the ledger's own.
+        """
+        terms = replace(self.terms, accountant=accountant or self.terms.accountant)
+        with connection(self.path) as db:
+            past = past_in(db, self.site)
+            return epsilon_of(past, terms) if delta in (None, self.delta) else epsilon_at(past, terms, delta)
 
     def events(self) -> list[dict[str, Any]]:
         """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
-        names = _COLUMNS.split(", ")
-        with _connection(self.path) as db:
-            rows = db.execute(f"SELECT {_COLUMNS} FROM events WHERE site = ? ORDER BY seq", (self.site,)).fetchall()
-            return [
-                found | {"event": json.loads(found["event"])}
-                for found in (dict(zip(names, row, strict=True)) for row in rows)
-            ]
+        with explained(self.path):
+            return [row.shown() for row in self.recorded().rows]
+
+    def recorded(self) -> Recorded:
+        """What the file holds of the site."""
+        return read_sites(self.path, [self.site])[self.site]
 
     def verify(self) -> bool:
         """Whether every row and the fixed terms are as they were written, and none is missing."""
-        with _connection(self.path) as db:
-            begun = next(found for found in _sites(db) if found.site == self.site)
-            return _is_intact(begun, _head(db, self.site), _charges(db, [self.site])[self.site])
-
-    def statement(self) -> dict[str, Any]:
-        """What ``polyclinic ledger show`` prints; an infinite epsilon is None, for JSON has no infinity."""
-        return statements([self])[0]
-
-
-def statements(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:
-    """``Ledger.statement`` of several sites of one file, which is read once."""
-    path = ledgers[0].path
-    names = _COLUMNS.split(", ")
-    with _connection(path) as db:
-        begun = {terms.site: terms for terms in _sites(db)}
-        heads = dict(db.execute("SELECT site, head FROM sites"))
-        charges = _charges(db, [ledger.site for ledger in ledgers])
-        found = []
-        for ledger in ledgers:
-            site, terms, rows = ledger.site, ledger.terms, charges[ledger.site]
-            if site not in begun:
-                raise LookupError(f"the site {site!r} is missing")
-            spent = _epsilon(
-                _counted(row[_EVENT] for row in rows), terms.delta, terms.accountant, terms.relation, False
-            )
-            events = [dict(zip(names, row, strict=False)) for row in rows]
-            for event in events:
-                event |= {"event": json.loads(event["event"]), "epsilon_after": _finite(event["epsilon_after"])}
-            found.append({
-                "site": site, "epsilon": _finite(spent), "delta": terms.delta, "budget": terms.budget, "unit": terms.unit,
-                "relation": terms.relation, "accountant": terms.accountant, "events": events,
-                "intact": _is_intact(begun[site], heads[site], rows),
-            })  # fmt: skip
-        return found
-
-
-def _charges(db: sqlite3.Connection, sites: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
-    """Each site's charges in order, the hash last in each."""
-    found: dict[str, list[tuple[Any, ...]]] = {site: [] for site in sites}
-    one = " WHERE site = ?" if len(sites) == 1 else ""
-    query = f"SELECT site, {_COLUMNS}, hash FROM events{one} ORDER BY site, seq"
-    for site, *row in db.execute(query, sites if one else ()):
-        if site in found:
-            found[site].append(tuple(row))
-    return found
-
-
-def _is_intact(begun: Terms, head: str, rows: Sequence[tuple[Any, ...]]) -> bool:
-    link = _genesis(begun)
-    for number, (*row, stored) in enumerate(rows, start=1):
-        link = _link(link, row)
-        if row[0] != number or stored != link:
-            return False
-    return head == link
-
-
-def _counted(entries: Iterable[str]) -> Spent:
-    return tuple(sorted(Counter(entries).items()))
-
-
-def statement_of(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One site's statement as it is; several together: the largest epsilon, all events with their site, and each's own."""
-    if len(statements) == 1:
-        return statements[0]
-    spent = [one["epsilon"] for one in statements]
-    first = statements[0]
-    return {
-        "site": None, "epsilon": None if None in spent else max(spent), "delta": first["delta"], "budget": first["budget"],
-        "unit": first["unit"], "relation": first["relation"], "accountant": first["accountant"],
-        "events": [{"site": one["site"], **event} for one in statements for event in one["events"]],
-        "intact": all(one["intact"] for one in statements), "sites": {one["site"]: one for one in statements},
-    }  # fmt: skip
+        return self.recorded().intact
 
 
 def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetRefused]:
@@ -270,7 +177,7 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetR
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     results: list[float | BudgetRefused] = []
     rows: list[tuple[Any, ...]] = []
-    with _transaction(path) as db:
+    with transaction(path) as db:
         heads = dict(db.execute("SELECT site, head FROM sites"))
         for ledger, charge in charges:
             site = ledger.site
@@ -278,18 +185,32 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetR
             if before is not None:
                 results.append(before)
                 continue
-            past, entry = _past_of(db, path, site, heads.get(site, "")), _entry(charge.event)
-            after = _afford(ledger.terms, past, entry, charge)
+            past, entry = _past_of(db, path, site, heads.get(site, "")), entry_of(charge.event)
+            after = _afford(ledger.terms, past, charge)
             results.append(after)
             if not isinstance(after, BudgetRefused):
                 seq = 1 + sum(count for _, count in past)
-                row = (seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
-                rows.append((site, *row, _link(heads[site], row)))
-                heads[site] = rows[-1][-1]
-                _remember(path, site, heads[site], _with(past, entry))
-        db.executemany(f"INSERT INTO events (site, {_COLUMNS}, hash) VALUES ({'?, ' * 9}?)", rows)
+                row = Row(seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
+                heads[site] = link(heads[site], row)
+                rows.append((site, *row[:-1], heads[site]))
+                _remember(path, site, heads[site], with_entry(past, entry))
+        db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 9}?)", rows)
         db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
     return results
+
+
+def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
+    """``Ledger.spent`` of several sites of one file."""
+    with explained(ledgers[0].path):
+        return [epsilon_of(past, one.terms) for past, one in zip(past_all(ledgers), ledgers, strict=True)]
+
+
+def past_all(ledgers: Sequence[Ledger]) -> list[Spent]:
+    """What several sites of one file have spent, as often as each entry was charged."""
+    path = ledgers[0].path
+    with connection(path) as db:
+        heads = dict(db.execute("SELECT site, head FROM sites"))
+        return [_past_of(db, path, one.site, heads.get(one.site, "")) for one in ledgers]
 
 
 # What a chain of hashes stands for, by its head: read from the file once, and then known as long as nobody else charges.
@@ -301,8 +222,8 @@ def _past_of(db: sqlite3.Connection, path: Path, site: str, head: str) -> Spent:
     known = _known.get((path, site))
     if known is not None and known[0] == head:
         return known[1]
-    past = _past(db, site)
-    _remember(path, site, _head(db, site), past)
+    past = past_in(db, site)
+    _remember(path, site, head_in(db, site), past)
     return past
 
 
@@ -310,28 +231,6 @@ def _remember(path: Path, site: str, head: str, spent: Spent) -> None:
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[path, site] = head, spent
-
-
-def _with(past: Spent, entry: str) -> Spent:
-    counts = dict(past)
-    return tuple(sorted((counts | {entry: counts.get(entry, 0) + 1}).items()))
-
-
-def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
-    """``Ledger.spent`` of several sites of one file."""
-    path = ledgers[0].path
-    with _connection(path) as db:
-        heads = dict(db.execute("SELECT site, head FROM sites"))
-        return [
-            _epsilon(_past_of(db, path, one.site, heads.get(one.site, "")), one.delta, one.terms.accountant,
-                     one.terms.relation, False)
-            for one in ledgers
-        ]  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def _entry(event: DpEvent) -> str:
-    return json.dumps(event_to_json(event), sort_keys=True)
 
 
 def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float | None:
@@ -343,120 +242,16 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
     return float(db.execute(newest, (site,)).fetchone()[0])
 
 
-def _afford(terms: Terms, past: Spent, entry: str, charge: Charge) -> float | BudgetRefused:
-    total = _with(past, entry)
-    by = terms.delta, terms.accountant, terms.relation
-    after = _epsilon(total, *by, True)
-    if terms.budget is None or after <= terms.budget:
+def _afford(terms: Terms, past: Spent, charge: Charge) -> float | BudgetRefused:
+    total = with_entry(past, entry_of(charge.event))
+    after = epsilon_of(total, terms, quick=True)
+    # What costs nothing is never refused, even if the policy's budget is now below what was spent.
+    if terms.budget is None or after <= terms.budget or isinstance(charge.event, NoOpDpEvent):
         return after
-    after = _epsilon(total, *by, False)
+    after = epsilon_of(total, terms)
     if after <= terms.budget:
         return after
     return BudgetRefused(
         f"The privacy budget of {terms.site!r} refuses {charge.purpose!r} of round {charge.round}: epsilon spent is"
-        f" {_epsilon(past, *by, False):.4g}, it would become {after:.4g}, allowed is {terms.budget:.4g}."
+        f" {epsilon_of(past, terms):.4g}, it would become {after:.4g}, allowed is {terms.budget:.4g}."
     )
-
-
-# Sites of a simulation mostly have spent the same.
-@lru_cache(maxsize=4096)
-def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
-    try:
-        parts = [SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent]
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
-    return epsilon(ComposedDpEvent(parts), delta, accountant, relation, quick)
-
-
-def _past(db: sqlite3.Connection, site: str) -> Spent:
-    return tuple(db.execute("SELECT event, COUNT(*) FROM events WHERE site = ? GROUP BY event ORDER BY event", (site,)))
-
-
-def _head(db: sqlite3.Connection, site: str) -> str:
-    row = db.execute("SELECT head FROM sites WHERE site = ?", (site,)).fetchone()
-    if row is None:
-        raise LookupError(f"the site {site!r} is missing")
-    return str(row[0])
-
-
-def _sites(db: sqlite3.Connection) -> list[Terms]:
-    try:
-        return [
-            Terms(str(site), float(delta), cast(Relation, relation), str(unit), budget, cast(Accountant, accountant))
-            for site, delta, relation, unit, budget, accountant in db.execute(
-                f"SELECT {_TERMS} FROM sites ORDER BY rowid"
-            )
-        ]
-    except (ConfigError, ValueError) as error:
-        raise LookupError(str(error)) from error
-
-
-@contextmanager
-def _connection(path: Path) -> Iterator[sqlite3.Connection]:
-    if not path.is_file():
-        raise DataError(f"There is no privacy ledger at {path}.")
-    with _explained(path):
-        # "rw" never creates a file, and rolls back what a killed process left half done.
-        db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
-        )
-        try:
-            db.execute("PRAGMA synchronous = EXTRA")
-            yield db
-        finally:
-            db.close()
-
-
-@contextmanager
-def _transaction(path: Path) -> Iterator[sqlite3.Connection]:
-    with _connection(path) as db:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield db
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, LookupError, json.JSONDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be used as a privacy ledger ({error}); if it is damaged, restore it from a backup."
-        ) from error
-
-
-def _create(path: Path) -> None:
-    """Write a whole new file aside and link it into place, so that no half-made one is ever seen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        with _explained(path):
-            db = sqlite3.connect(aside, isolation_level=None)
-            try:
-                db.execute("PRAGMA synchronous = EXTRA")
-                db.execute("BEGIN")
-                for table in _TABLES:
-                    db.execute(table)
-                db.execute("COMMIT")
-            finally:
-                db.close()
-        with suppress(FileExistsError):
-            path.hardlink_to(aside)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _genesis(terms: Terms) -> str:
-    return sha256(json.dumps([terms.site, terms.delta, terms.relation, terms.unit]).encode()).hexdigest()
-
-
-def _link(previous: str, row: Sequence[Any]) -> str:
-    return sha256((previous + json.dumps(list(row))).encode()).hexdigest()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -17,7 +17,8 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, statements
+from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
+from polyclinic.privacy.statements import statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 
@@ -128,20 +129,20 @@ def test_budget_is_the_policys_of_now(path):
         _open(path, 0.1).charge(ROUND, "training", "run-2", 1)
     assert Ledger.read(path).budget == 0.1
     _open(path, 5.0).charge(ROUND, "training", "run-3", 1)
-    assert Ledger.read(path).statement()["budget"] == 5.0
+    assert statements([Ledger.read(path)])[0]["budget"] == 5.0
 
 
 def test_unlimited_ledger_takes_events_without_noise(path):
     ledger = _open(path, None)
     assert ledger.charge(dpa.NonPrivateDpEvent(), "training", "run-1", 1) == math.inf
     assert ledger.spent() == math.inf
-    assert ledger.statement()["epsilon"] is None and ledger.statement()["events"][0]["epsilon_after"] is None
+    assert statements([ledger])[0]["epsilon"] is None and statements([ledger])[0]["events"][0]["epsilon_after"] is None
     assert ledger.verify()
 
 
 def test_statement_says_everything_that_epsilon_needs(path):
     _open(path, 3.0, relation="replace-one").charge(ROUND, "training", "run-1", 1)
-    said = Ledger.read(path).statement()
+    said = statements([Ledger.read(path)])[0]
     assert said["epsilon"] == epsilon(ROUND, 1e-5, "pld", "replace-one")
     assert {key: said[key] for key in ("site", "delta", "budget", "unit", "relation", "accountant", "intact")} == {
         "site": "hospital-1", "delta": 1e-5, "budget": 3.0, "unit": "patient", "relation": "replace-one",
@@ -239,7 +240,7 @@ def test_edits_from_outside_are_seen(path, edit):
     db.commit()
     db.close()
     assert not Ledger.read(path).verify()
-    assert Ledger.read(path).statement()["intact"] is False
+    assert statements([Ledger.read(path)])[0]["intact"] is False
 
 
 def test_statements_of_many_sites_are_those_of_each(path):
@@ -252,7 +253,7 @@ def test_statements_of_many_sites_are_those_of_each(path):
     db.commit()
     db.close()
     found = statements(ledgers)
-    assert found == [ledger.statement() for ledger in ledgers]
+    assert found == [statements([ledger])[0] for ledger in ledgers]
     assert [one["intact"] for one in found] == [ledger.verify() for ledger in ledgers] == [True, False, True, True]
     assert [len(one["events"]) for one in found] == [1, 2, 3, 0] and found[2]["epsilon"] == ledgers[2].spent()
     assert [one["events"] for one in found] == [ledger.events() for ledger in ledgers]

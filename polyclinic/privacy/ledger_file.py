@@ -1,0 +1,229 @@
+"""The ledger's file: tables, transactions, and the chain of hashes that shows edits.
+
+Each site's chain begins with its fixed terms; every charge's hash covers the hash before it and the row as it was
+written; the site's head is the newest. The chain does not stop someone who can write the file and knows the rule.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.privacy.ledger_terms import Spent, Terms, counted
+
+_TABLES = (
+    "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"
+    " budget REAL, accountant TEXT NOT NULL, head TEXT NOT NULL)",
+    "CREATE TABLE events (site TEXT NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, run TEXT NOT NULL,"
+    " round INTEGER NOT NULL, purpose TEXT NOT NULL, release TEXT NOT NULL, event TEXT NOT NULL,"
+    " epsilon_after REAL NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (site, seq))",
+    "CREATE INDEX releases ON events (site, run, round)",
+)
+TERMS = "site, delta, relation, unit, budget, accountant"
+COLUMNS = "seq, time, run, round, purpose, release, event, epsilon_after, hash"
+# Another process holds the lock while it computes epsilon.
+_WAIT_SECONDS = 600.0
+
+
+class Row(NamedTuple):
+    """One charge as it is recorded: ``time`` in UTC, ``event`` its entry, ``hash`` that of the chain up to here."""
+
+    seq: int
+    time: str
+    run: str
+    round: int
+    purpose: str
+    release: str
+    event: str
+    epsilon_after: float
+    hash: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """The charge without its hash, its event as JSON rather than text."""
+        found = dict(zip(self._fields, self, strict=True))
+        found["event"] = json.loads(self.event)
+        del found["hash"]
+        return found
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All that a file holds of one site: the terms it was begun with, its newest hash, and its charges in order."""
+
+    terms: Terms
+    head: str
+    rows: tuple[Row, ...]
+
+    @property
+    def spent(self) -> Spent:
+        return counted(row.event for row in self.rows)
+
+    def breaks(self) -> Iterator[tuple[int | None, str]]:
+        """Where the chain does not hold: a charge's seq (None: the site itself) and what is wrong; nothing if intact."""
+        previous, number = genesis(self.terms), 0
+        for row in self.rows:
+            number += 1
+            if row.seq != number:
+                yield row.seq, f"the charge before it is missing: {number} was expected here"
+                number = row.seq if isinstance(row.seq, int) else number
+            elif row.hash != link(previous, row):
+                terms = ", or the site's delta, relation or unit is not" if number == 1 else ""
+                yield row.seq, f"the charge is not as it was written{terms}"
+            previous = str(row.hash)
+        if self.head != previous:
+            what = "charges at the end are missing or were added" if self.rows else "all charges are missing"
+            yield None, f"{what}, or the newest hash was changed: the chain does not end where the site says"
+
+    @property
+    def intact(self) -> bool:
+        """Whether every row and the fixed terms are as they were written, and none is missing."""
+        return next(self.breaks(), None) is None
+
+
+def read_sites(path: Path, sites: Sequence[str]) -> dict[str, Recorded]:
+    """What the file holds of ``sites``, read in one pass and as of one moment. Raises DataError if one is missing."""
+    with _snapshot(path) as db:
+        begun = {terms.site: terms for terms in terms_in(db)}
+        heads = dict(db.execute("SELECT site, head FROM sites"))
+        rows: dict[str, list[Row]] = {site: [] for site in sites}
+        one = " WHERE site = ?" if len(rows) == 1 else ""
+        query = f"SELECT site, {COLUMNS} FROM events{one} ORDER BY site, seq"
+        for site, *row in db.execute(query, sites if one else ()):
+            if site in rows:
+                rows[site].append(Row._make(row))
+        for site in sites:
+            if site not in begun:
+                raise LookupError(f"the site {site!r} is missing")
+        return {site: Recorded(begun[site], str(heads[site]), tuple(found)) for site, found in rows.items()}
+
+
+def strays(path: Path) -> list[str]:
+    """Sites of which the file holds charges but no terms."""
+    with connection(path) as db:
+        lost = "SELECT DISTINCT site FROM events WHERE site NOT IN (SELECT site FROM sites) ORDER BY site"
+        return [str(site) for (site,) in db.execute(lost)]
+
+
+def past_in(db: sqlite3.Connection, site: str) -> Spent:
+    """What a site has spent."""
+    return tuple(db.execute("SELECT event, COUNT(*) FROM events WHERE site = ? GROUP BY event ORDER BY event", (site,)))
+
+
+def head_in(db: sqlite3.Connection, site: str) -> str:
+    """A site's newest hash. Raises LookupError if the file does not hold the site."""
+    row = db.execute("SELECT head FROM sites WHERE site = ?", (site,)).fetchone()
+    if row is None:
+        raise LookupError(f"the site {site!r} is missing")
+    return str(row[0])
+
+
+def terms_in(db: sqlite3.Connection) -> list[Terms]:
+    """The terms of all sites in the order they were begun. Raises LookupError for impossible ones."""
+    try:
+        return [
+            Terms(str(site), float(delta), cast(Relation, relation), str(unit), budget, cast(Accountant, accountant))
+            for site, delta, relation, unit, budget, accountant in db.execute(
+                f"SELECT {TERMS} FROM sites ORDER BY rowid"
+            )
+        ]
+    except (ConfigError, ValueError, TypeError) as error:
+        raise LookupError(str(error)) from error
+
+
+def written(row: Row) -> str:
+    """A charge as the text that its hash covers."""
+    return json.dumps(row[:-1], default=repr)
+
+
+def link(previous: str, row: Row) -> str:
+    """The hash of ``row`` after the hash ``previous``: SHA-256, in hexadecimal, of the two texts one after the other."""
+    return sha256((previous + written(row)).encode()).hexdigest()
+
+
+def beginning(terms: Terms) -> str:
+    """A site's fixed terms as the text whose hash begins its chain."""
+    return json.dumps([terms.site, terms.delta, terms.relation, terms.unit])
+
+
+def genesis(terms: Terms) -> str:
+    """The hash with which a site's chain begins."""
+    return sha256(beginning(terms).encode()).hexdigest()
+
+
+@contextmanager
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    """The open file. Raises DataError if it is missing or is no ledger."""
+    if not path.is_file():
+        raise DataError(f"There is no privacy ledger at {path}.")
+    with explained(path):
+        # "rw" never creates a file, and rolls back what a killed process left half done.
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
+        )
+        try:
+            db.execute("PRAGMA synchronous = EXTRA")
+            yield db
+        finally:
+            db.close()
+
+
+@contextmanager
+def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    """All of it or nothing; other processes wait."""
+    with connection(path) as db:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+
+@contextmanager
+def _snapshot(path: Path) -> Iterator[sqlite3.Connection]:
+    """Several questions about one moment, though another process charges meanwhile."""
+    with connection(path) as db:
+        db.execute("BEGIN")
+        yield db
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What is wrong with the file, as DataError."""
+    try:
+        yield
+    except (sqlite3.Error, LookupError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be used as a privacy ledger ({error}); if it is damaged, restore it from a backup."
+        ) from error
+
+
+def create(path: Path) -> None:
+    """Write a whole new file aside and link it into place, so that no half-made one is ever seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        with explained(path):
+            db = sqlite3.connect(aside, isolation_level=None)
+            try:
+                db.execute("PRAGMA synchronous = EXTRA")
+                db.execute("BEGIN")
+                for table in _TABLES:
+                    db.execute(table)
+                db.execute("COMMIT")
+            finally:
+                db.close()
+        with suppress(FileExistsError):
+            path.hardlink_to(aside)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""By which terms a site's spending is measured, and the epsilon of recorded charges under them.
+
+A ledger holds events as JSON text, an *entry* each; what was spent is how often each entry was charged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.accounting import Accountant, Relation, check_terms, epsilon, event_from_json, event_to_json
+
+# Equal parts of a composition: an entry and how often it was charged, in order of the entries.
+Spent = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a site's spending is measured by. ``budget`` is the lifetime epsilon that the policy allows now, None for
+    unlimited (a simulation without privacy); budget and accountant may change later, the rest may not.
+
+    Raises ConfigError naming the term that is impossible.
+    """
+
+    site: str
+    delta: float
+    relation: Relation = "add-remove"
+    unit: str = "patient"
+    budget: float | None = None
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        check_terms(self.delta, self.accountant, self.relation)
+        if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
+            raise ConfigError(f"budget must be positive and finite, or None for unlimited, got {self.budget}.")
+
+
+@lru_cache(maxsize=256)
+def entry_of(event: DpEvent) -> str:
+    """The text that is recorded of ``event``."""
+    return json.dumps(event_to_json(event), sort_keys=True)
+
+
+def counted(entries: Iterable[str]) -> Spent:
+    """How often each entry was charged."""
+    return tuple(sorted(Counter(entries).items()))
+
+
+def with_entry(past: Spent, entry: str) -> Spent:
+    """What was spent with ``entry`` charged once more."""
+    counts = dict(past)
+    return tuple(sorted((counts | {entry: counts.get(entry, 0) + 1}).items()))
+
+
+def together(spent: Sequence[Spent], most: int) -> Spent:
+    """At least what one patient of any ``most`` of the sites has spent: each entry as often as at the ``most`` sites that
+    charged it most often, together.
+
+    It is exactly that where sites differ only in how often they were charged, and never less: more events never cost
+    less. Where all patients are at one site, ``most`` is 1.
+    """
+    counts: dict[str, list[int]] = {}
+    for one in spent:
+        for entry, count in one:
+            counts.setdefault(entry, []).append(count)
+    return tuple(sorted((entry, sum(sorted(found)[-most:])) for entry, found in counts.items()))
+
+
+def composed(spent: Spent) -> DpEvent:
+    """The recorded events as one. Raises LookupError for an entry that cannot be accounted."""
+    try:
+        return ComposedDpEvent(
+            [SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent]
+        )
+    except (ConfigError, ValueError) as error:
+        raise LookupError(str(error)) from error
+
+
+def epsilon_of(spent: Spent, terms: Terms, quick: bool = False) -> float:
+    """An upper bound on what ``spent`` costs at the terms' delta, by their accountant under their relation.
+
+    ``quick`` as in ``accounting.epsilon``. Raises LookupError for an entry that cannot be accounted.
+    """
+    return _epsilon(spent, terms.delta, terms.accountant, terms.relation, quick)
+
+
+# Sites of a simulation mostly have spent the same.
+@lru_cache(maxsize=4096)
+def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
+    try:
+        return epsilon(composed(spent), delta, accountant, relation, quick)
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
+
+
+def epsilon_at(spent: Spent, terms: Terms, delta: float) -> float:
+    """``epsilon_of`` at another delta: the smaller of the accountant's bound and the Renyi one, which alone is finite at a
+    delta below what privacy loss distributions resolve.
+
+    Raises ConfigError if ``delta`` is outside (0, 1), LookupError as ``epsilon_of`` does.
+    """
+    check_terms(delta, terms.accountant, terms.relation)
+    accountants: tuple[Accountant, ...] = (terms.accountant, "rdp")
+    return min(_epsilon(spent, delta, accountant, terms.relation, False) for accountant in accountants)

@@ -6,6 +6,7 @@ here, before a hospital is contacted, so a wrong key or an impossible value cost
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -153,6 +154,29 @@ class RunConfig(BaseModel):
     patients_per_site: int = Field(
         0, ge=0, description="A public count that sets the batch divisor where statistics are not paid for; 0 = none."
     )
+    central_epsilon: float = Field(
+        0.0,
+        ge=0,
+        description="Privacy budget of a whole hospital, for noise that a trusted server adds to the sum of updates; 0 is off.",
+    )
+    central_delta: float = Field(
+        1e-3, gt=0, lt=1, description="Target delta of central-epsilon; must be below 1/hospitals."
+    )
+    central_clip_norm: float = Field(
+        1.0,
+        ge=1e-6,
+        le=1e6,
+        description="Each hospital's whole update is clipped to this L2 norm; with adaptive clipping in the first round.",
+    )
+    central_clipping: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="adaptive: the clip norm follows central-quantile of the updates' norms."
+    )
+    central_quantile: float = Field(
+        0.5, gt=0, lt=1, description="Share of the updates that adaptive clipping leaves as they are."
+    )
+    central_weights: str = Field(
+        "uniform", description="Hospitals' weights in the sum: uniform, or public ones as `NAME=2, OTHER=1`."
+    )
     seed: int = Field(
         0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system."
     )
@@ -205,6 +229,17 @@ class RunConfig(BaseModel):
             raise ValueError(f"must be one of {', '.join(known)} or column:NAME.{nearest(value, known)}")
         return value
 
+    @field_validator("central_weights")
+    @classmethod
+    def _weights(cls, value: str) -> str:
+        try:
+            weights = [1.0] if value == "uniform" else list(parse_assignments(value).values())
+        except ConfigError:
+            weights = []
+        if not weights or not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights):
+            raise ValueError("must be uniform, or a positive weight for each hospital as in 'NAME=2, OTHER=1'")
+        return value
+
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
         paid = self.standardise and self.statistics_share > 0
@@ -238,7 +273,23 @@ class RunConfig(BaseModel):
                 "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
                 "give patients-per-site a positive whole number"
             )
+        if self.central and self.standardise:
+            raise ValueError(
+                "central-epsilon is above 0 but standardise is true: the statistics that standardise features tell of whole "
+                "hospitals, which central-epsilon does not cover; set standardise to false"
+            )
+        if self.central and self.site_sampling == "poisson" and self.min_separation > 1:
+            raise ValueError(
+                f"min-separation is {self.min_separation} but site-sampling is 'poisson' and central-epsilon above 0: "
+                "central-epsilon counts on every round's hospitals being sampled independently; set min-separation to 1 "
+                "or site-sampling to 'fixed'"
+            )
         return self
+
+    @property
+    def central(self) -> bool:
+        """Whether a trusted server adds noise that protects whole hospitals."""
+        return self.central_epsilon > 0
 
     @property
     def rounds_kept(self) -> int:
@@ -257,6 +308,12 @@ class RunConfig(BaseModel):
             self.optimizer != "sgd" or self.momentum > 0 or self.upload_share < 1 or self.batching == "cyclic"
             or self.denoise != "none"
         )  # fmt: skip
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The public weights of hospitals by name; empty when all weigh the same."""
+        given = {} if self.central_weights == "uniform" else parse_assignments(self.central_weights)
+        return {name: float(weight) for name, weight in given.items()}
 
     @property
     def widths(self) -> tuple[int, ...]:

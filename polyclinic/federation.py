@@ -21,9 +21,11 @@ from polyclinic.comparison import compare
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.plugins import build_model, dataset_named
 from polyclinic.server.app import coordinate
+from polyclinic.server.central import central_plan
 from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import Progress, Silent, calibrate, check_model, check_names
 from polyclinic.server.run_folder import RunFolder
@@ -163,8 +165,12 @@ class RunResult:
             f"&epsilon; = {spent:.3f} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
             f"({self.privacy['relation']}, {self.privacy['accountant'].upper()})"
             if spent is not None
+            else "no noise at the hospitals"
+            if self.privacy.get("central")
             else "no privacy guarantee"
         )
+        if central := self.privacy.get("central"):
+            promise += f". {html.escape(central_sentence(central))}"
         auroc = "undefined" if pooled["auroc"] is None else f"{pooled['auroc']:.3f}"
         head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled AUROC {auroc}; {promise}</p>"
         return head + str(self.sites.round(3).to_html())
@@ -210,6 +216,9 @@ class Federation:
         if config.dp:
             (progress or Silent()).doing("calibrating the noise")
             calibrate(config)
+        if config.central:
+            (progress or Silent()).doing("calibrating the central noise")
+            central_plan(config, simulated_sites(config))
         return self._carry_out(config, RunFolder.create(config, comparison=comparison), progress)
 
     @staticmethod

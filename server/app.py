@@ -30,8 +30,9 @@ def coordinate(
     watcher = progress or Silent()
     watcher.opened(folder.path)
     outcome = federate(
-        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume, progress=watcher
-    )
+        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
+        server_ledger=folder.server_ledger, progress=watcher,
+    )  # fmt: skip
     summary = summarise(outcome, folder.path, folder.sites)
     if folder.awaits_comparison:
         # True until the comparison replaces this summary, and for good when the run is stopped before that.
@@ -53,12 +54,16 @@ class _Logged(Silent):
         noise = (
             f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
         )
+        if config.central:
+            noise += f" at the hospitals, epsilon {config.central_epsilon:g} of each hospital as a whole"
         trained = f"engine {engine}, " if engine else ""
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         pooled: dict[str, Any] = next((row for row in state.newest_rows() if row["site"] in ("pooled", "macro")), {})
         spent = f", epsilon spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
+        if state.hospital_epsilon is not None:
+            spent += f", of a whole hospital {state.hospital_epsilon:.3f}"
         log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
             _short(pooled.get("auroc")), spent)  # fmt: skip
 

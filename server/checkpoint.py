@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from polyclinic.errors import DataError
 from polyclinic.server.history import Extent, History
 from polyclinic.server.rounds import RunState
-from polyclinic.strategies.state import restore_strategy, strategy_state
+from polyclinic.strategies.state import strategy_state
 
 _ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
@@ -70,8 +70,8 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def load_checkpoint(path: Path, strategy: Strategy) -> tuple[RunState, History]:
-    """The state that was saved, and its history, cut back to it; puts the strategy's own state back.
+def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray]]:
+    """The state that was saved, its history, cut back to it, and the strategy's own state.
 
     Kept checkpoints of later rounds go: the history that they count on is written anew. Raises DataError for a missing
     or damaged file.
@@ -87,7 +87,6 @@ def load_checkpoint(path: Path, strategy: Strategy) -> tuple[RunState, History]:
         return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
     history, rows, dropouts = History.resume(history_of(path), Extent(**extent))
-    restore_strategy(strategy, part("strategy/"))
     scale = part("standardiser/")
     state = RunState(
         arrays=part("model/"), standardiser=(scale["mean"], scale["std"]) if scale else None, rows=rows,
@@ -96,4 +95,4 @@ def load_checkpoint(path: Path, strategy: Strategy) -> tuple[RunState, History]:
     for later in _kept(path, 0).parent.glob("*"):
         if later.name > _kept(path, state.round).name:
             later.unlink()
-    return state, history
+    return state, history, part("strategy/")

@@ -1,6 +1,7 @@
 """Which hospitals take part in a round: sampled from the run's seed, with a minimum separation between two of their turns.
 
-Nothing of privacy is claimed from this sampling: the server knows who took part.
+A patient's epsilon claims nothing from this sampling: the server knows who took part. A hospital's epsilon by central noise
+does where it is Poisson: then real hospitals are sampled from the system's entropy, for all know the seed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.streams import generator
+from polyclinic.privacy.streams import generator, system_stream
 from polyclinic.server.sites import Site
 
 
@@ -44,7 +45,9 @@ def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int, last: M
     size = cohort_size(config, len(sites))
     draws = generator(config.seed, "cohort", number)
     if config.site_sampling == "poisson":
-        return [site for site, draw in zip(free, draws.random(len(free)), strict=True) if draw < size / len(sites)]
+        secret = config.central and not all(site.simulated for site in sites)
+        chances = system_stream().uniform(len(free)) if secret else draws.random(len(free))
+        return [site for site, chance in zip(free, chances, strict=True) if chance < size / len(sites)]
     if size >= len(free):
         return free
     return [free[index] for index in sorted(draws.choice(len(free), size, replace=False))]

@@ -7,12 +7,12 @@ together spend at most epsilon at every hospital.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
@@ -32,12 +32,15 @@ from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.statements import statements
 from polyclinic.privacy.streams import torch_seed
+from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.history import History
 from polyclinic.server.rounds import RunState, run_rounds, too_few
 from polyclinic.server.sites import Site, SiteGrid, enrol
+from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy
+from polyclinic.strategies.state import restore_strategy
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import combine
 from polyclinic.training.stacked.engines import Engine, choose
@@ -89,7 +92,8 @@ class Silent:
 class Outcome:
     """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
 
-    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves.
+    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves. ``central``:
+    the guarantee to whole hospitals (``central_statement``), None without.
     """
 
     config: RunConfig
@@ -98,13 +102,16 @@ class Outcome:
     privacy: PrivacyPlan | None
     engine: Engine | None
     state: RunState
+    central: dict[str, Any] | None = None
 
 
 def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
     model_named(config.model)
     task_named(config.task)
-    make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+    strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+    if config.central:
+        check_base(strategy)
 
 
 def check_model(config: RunConfig, schema: Schema) -> None:
@@ -116,12 +123,14 @@ def check_model(config: RunConfig, schema: Schema) -> None:
 
 def federate(
     grid: Grid, config: RunConfig, run: str, home: Path, *, checkpoint: Path | None = None, resume: bool = False,
-    progress: Progress | None = None, choose: Callable[[Site], bool] = lambda site: True,
+    server_ledger: Path | None = None, progress: Progress | None = None,
+    choose: Callable[[Site], bool] = lambda site: True,
 ) -> Outcome:  # fmt: skip
     """Run ``config`` over the hospitals behind ``grid``.
 
     ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round (its
-    history beside it), from which ``resume`` continues; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
+    history beside it), from which ``resume`` continues; ``server_ledger``: file charged for central noise; ``choose``
+    leaves hospitals out. Raises PolyclinicError in one sentence.
     """
     watcher = progress or Silent()
     check_names(config)
@@ -137,15 +146,19 @@ def federate(
         )
     check_cohorts(config, len(sites))
     privacy = calibrate(config) if config.dp else None
+    if config.central:
+        central_plan(config, [site.name for site in sites])
     engine = _engine(config, sites)
     watcher.started(config, sites, privacy, engine)
     history: History | None = None
+    kept: Arrays | None = None
     if resume:
         if checkpoint is None:
             raise ValueError("resume needs a checkpoint.")
-        state, history = load_checkpoint(checkpoint, strategy)
+        state, history, kept = load_checkpoint(checkpoint)
         simulated = [site.name for site in sites if site.simulated]
-        _check_ledgers(home, simulated, state)
+        told = {name: state.epsilon[name] for name in simulated if name in state.epsilon}
+        _check_ledgers(home / "ledger.sqlite", told)
         if config.keeps_state:
             _check_states(home, simulated, run, state)
     else:
@@ -154,6 +167,15 @@ def federate(
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
+    taking_part = [site for site in sites if site.name not in _gone(state)]
+    if config.central:
+        if server_ledger is None:
+            raise ValueError("central privacy needs a server_ledger.")
+        if state.hospital_epsilon is not None:
+            _check_ledgers(server_ledger, {FEDERATION: state.hospital_epsilon})
+        strategy = central_strategy(strategy, config, taking_part, server_ledger, run)
+    if kept is not None:
+        restore_strategy(strategy, kept)
 
     def save(now: RunState) -> None:
         if checkpoint is not None and history is not None:
@@ -166,15 +188,13 @@ def federate(
 
     if not resume:
         save(state)
-    taking_part = [site for site in sites if site.name not in _gone(state)]
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
-    return Outcome(config, run, tuple(sites), privacy, engine, state)
+    central = central_statement(strategy, state.arrays) if isinstance(strategy, CentralDP) else None
+    return Outcome(config, run, tuple(sites), privacy, engine, state, central)
 
 
-def _check_ledgers(home: Path, sites: Sequence[str], state: RunState) -> None:
-    """Raises DataError when a simulated site's ledger is missing, altered, or shows less than the checkpoint was told."""
-    told_of = {site: state.epsilon[site] for site in sites if site in state.epsilon}
-    path = home / "ledger.sqlite"
+def _check_ledgers(path: Path, told_of: Mapping[str, float]) -> None:
+    """Raises DataError when a site's ledger is missing, altered, or shows less than the checkpoint was told."""
     ledgers = Ledger.read_all(path) if told_of else {}
     for statement in statements([ledgers.get(site) or Ledger.read(path, site) for site in told_of]) if told_of else ():
         site, events = statement["site"], statement["events"]

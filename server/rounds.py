@@ -26,6 +26,7 @@ from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.merging import arrays_of, is_merged, merge, metrics_of
 from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.strategies.central import CentralDP
 from polyclinic.strategies.registry import merge_by
 
 TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
@@ -41,7 +42,8 @@ class RunState:
     """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
     ``stopped``: why there will be no further round though some were left. ``sampled``: the round for which each site was
-    last asked; ``trained``: the last whose reply came.
+    last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
+    hospital's protection.
     """
 
     arrays: Arrays
@@ -58,6 +60,7 @@ class RunState:
     stopped: str | None = None
     sampled: dict[str, int] = field(default_factory=dict)
     trained: dict[str, int] = field(default_factory=dict)
+    hospital_epsilon: float | None = None
 
     def newest_rows(self) -> list[dict[str, Any]]:
         """The rows of the round that is done."""
@@ -116,7 +119,8 @@ def _train(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``).
 
-    A round that nobody is sampled for, or that simulated conditions leave with too few replies, changes no model.
+    A round that nobody is sampled for, or that simulated conditions leave with too few replies, changes no model; but where
+    central privacy counts on nobody knowing who was sampled, it gets its noise like any other.
     """
     key = merge_by(strategy)
     merging = key if key and getattr(grid, "merges", False) else ""
@@ -129,32 +133,37 @@ def _train(
 
     cohort = sample_cohort(sites, config, number, state.sampled)
     state.sampled |= {site.name: number for site in cohort}
-    if not cohort and config.site_sampling == "poisson":
+    always = config.central and config.site_sampling == "poisson"
+    if not cohort and config.site_sampling == "poisson" and not always:
         return {}
-    view = SiteGrid(grid, cohort, request, state.shared())
+    # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
+    view = SiteGrid(grid, cohort or sites, request, state.shared())
     messages = strategy.configure_train(number, to_record(state.arrays), ConfigRecord(), view)
-    exchange = view.exchange(messages, config.timeout)
+    exchange = view.exchange(messages if cohort else [], config.timeout)
     replies = _accept(exchange, state, number, state.arrays, compression(config))
-    if len(replies) < min(config.min_sites, len(cohort)) or not replies:
+    if cohort and len(replies) < max(1, min(config.min_sites, len(cohort))):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config)
         if isinstance(shortfall, BudgetRefused) or not config.loses_replies:
             raise shortfall
-        return {}
+        if not always:
+            return {}
     told: dict[str, dict[str, Any]] = {}
     for site, reply in replies:
         metrics = metrics_of(reply)
-        state.joined[site.name] = state.joined.get(site.name, 0) + 1
-        state.trained[site.name] = number
         down, up = exchange.sizes[site.index]
         told[site.name] = {
-            "train_loss": metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,
+            "train_loss": None if config.central else metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,
             "simulated_seconds": metrics.get("simulated-seconds"),
         }  # fmt: skip
     models = [reply for _, reply in replies]
     arrays, _ = strategy.aggregate_train(number, _alike(merge(models, key) if key else models))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
+    state.joined |= {name: state.joined.get(name, 0) + 1 for name in told}
+    state.trained |= dict.fromkeys(told, number)
     state.arrays = _as_before(from_record(arrays), state.arrays)
+    if isinstance(strategy, CentralDP):
+        state.hospital_epsilon = strategy.epsilon
     return told
 
 
@@ -272,7 +281,7 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
 def _alike(replies: Sequence[Message]) -> list[Message]:
     """Replies whose metric records hold the metrics that all of them hold: Flower refuses to average others."""
     named = [set(metrics_of(reply)) for reply in replies]
-    common = set.intersection(*named)
+    common = set.intersection(*named) if named else set()
     for reply, names in zip(replies, named, strict=True):
         reply.content.pop(RECORD, None)
         if names != common:

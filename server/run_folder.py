@@ -74,6 +74,11 @@ class RunFolder:
         return self.path / "sites"
 
     @property
+    def server_ledger(self) -> Path:
+        """What central noise has spent of the hospitals' protection."""
+        return self.path / "server-ledger.sqlite"
+
+    @property
     def finished(self) -> bool:
         """The report is written last, so its presence means that everything else is there."""
         return (self.path / "report.html").is_file()

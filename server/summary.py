@@ -34,6 +34,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
             "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
             "sample_rate": config.sample_rate, "steps": config.local_steps * config.rounds,
+            "central": outcome.central and {key: value for key, value in outcome.central.items() if key != "ledger"},
         },
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
@@ -91,7 +92,7 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
     first = outcome.sites[0]
     return {
         "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,
-        "delta": outcome.config.delta, "sites": sites,
+        "delta": outcome.config.delta, "sites": sites, "central": outcome.central and outcome.central["ledger"],
     }  # fmt: skip
 
 
@@ -100,13 +101,19 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
     notes = []
     state = outcome.state
     simulated = all(site.simulated for site in outcome.sites)
-    if outcome.privacy is None:
+    if outcome.privacy is None and outcome.central:
+        notes.append(
+            "Hospitals added no noise: the only epsilon is each whole hospital's, against whoever sees the models alone."
+        )
+    elif outcome.privacy is None:
         notes.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
     else:
         notes.append(
             "Epsilon covers the training patients' records in everything that the hospitals sent: the statistics that "
             "standardise features and every model update."
         )
+    if outcome.central:
+        notes += _central_notes(outcome)
     if simulated:
         notes.append(
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
@@ -128,5 +135,26 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
     if comparison:
         notes.append(
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
+        )
+    return notes
+
+
+def _central_notes(outcome: Outcome) -> list[str]:
+    """What the hospitals' own epsilon leaves out, and whether its noise drowned the training."""
+    config, central = outcome.config, outcome.central or {}
+    notes = [
+        "A hospital's epsilon is of the models that the server gave out, and of nothing else in this folder: its metrics, "
+        "drop-outs and ledgers tell of single hospitals. Metrics of training were dropped."
+    ]
+    if config.site_sampling == "poisson":
+        notes.append(
+            "A hospital's epsilon counts on nobody who sees the models knowing which hospitals took part in which round: "
+            "it does not hold against the server, nor against who reads this folder."
+        )
+    if central["noise_to_signal"] > 1:
+        notes.append(
+            f"Central noise is {central['noise_to_signal']:.3g} times as long as the longest mean update that clipping "
+            f"allows, with {central['expected_sites']:g} hospitals expected in a round: more hospitals, fewer rounds, a "
+            "smaller model or a larger central-epsilon would leave more of what they learn."
         )
     return notes

@@ -1,13 +1,14 @@
 """What a strategy must keep between rounds, taken out and put back for checkpoints.
 
 Flower's strategies have no such method; their state (moments, momentum, current arrays, counters) lies in attributes.
-All attributes that arrays, numbers, texts, and lists, tuples and dicts of these make up are saved; others, such as
-functions, are configuration.
+All attributes that arrays, numbers, texts, and lists, tuples and dicts of these make up are saved, those of a strategy
+that another wraps as well; others, such as functions, are configuration.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,20 +28,31 @@ def strategy_state(strategy: Strategy) -> Arrays:
     """The attributes' arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
     found: list[np.ndarray] = []
     tree = {}
-    for attribute, value in vars(strategy).items():
-        seen = len(found)
-        try:
-            tree[attribute] = _packed(value, found)
-        except _Unknown:
-            del found[seen:]
+    for path, holder in _holders(strategy):
+        for attribute, value in vars(holder).items():
+            seen = len(found)
+            try:
+                tree[path + attribute] = _packed(value, found)
+            except _Unknown:
+                del found[seen:]
     text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
     return {_TREE: text} | {str(index): value for index, value in enumerate(found)}
 
 
 def restore_strategy(strategy: Strategy, state: Arrays) -> None:
     """Put back what ``strategy_state`` took out of a strategy of the same class and options."""
-    for attribute, part in json.loads(state[_TREE].tobytes()).items():
-        setattr(strategy, attribute, _unpacked(part, state))
+    holders = dict(_holders(strategy))
+    for name, part in json.loads(state[_TREE].tobytes()).items():
+        path, dot, attribute = name.rpartition(".")
+        setattr(holders[path + dot], attribute, _unpacked(part, state))
+
+
+def _holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
+    """The strategy and those that it wraps, each by the attributes that lead to it: "", "base."."""
+    yield path, strategy
+    for attribute, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            yield from _holders(value, f"{path}{attribute}.")
 
 
 def _packed(value: Any, found: list[np.ndarray]) -> list[Any]:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.cli.terminal import number, significant
+from polyclinic.evaluation.privacy_text import central_sentence
 
 if TYPE_CHECKING:
     from polyclinic.config import RunConfig
@@ -99,11 +100,19 @@ class LiveProgress:
             f"sample rate {config.sample_rate:g}, clip {config.max_grad_norm:g}"
             if privacy
             else "no differential privacy"
+            if not config.central
+            else "no noise at the hospitals"
         )
+        if config.central:
+            promise += (
+                f"\ncentral noise: ε = {config.central_epsilon:g}, δ = {config.central_delta:g} for a whole hospital"
+            )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
         what += f", engine {engine}" if engine else ""
         self._console.print(
-            Text.assemble((config.dataset, "bold"), f": {what}\n", (promise, "" if privacy else "yellow"))
+            Text.assemble(
+                (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central else "yellow")
+            )
         )
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
@@ -113,7 +122,9 @@ class LiveProgress:
         self._bar.update(self._task, completed=state.round, total=config.rounds, speed=speed)
         self._in_rounds = state.round < config.rounds
         if self._console.is_terminal:
-            self._live.update(Group(self._table(rows, config), self._bar))
+            whole = state.hospital_epsilon
+            said = f"each hospital as a whole: ε {significant(whole)} of {config.central_epsilon:g}" if whole else ""
+            self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
         else:
             self._say(rows, config, state)
         if self._stop and self._in_rounds:
@@ -122,6 +133,8 @@ class LiveProgress:
     def _say(self, rows: dict[str, dict[str, Any]], config: RunConfig, state: RunState) -> None:
         overall = rows.get("pooled") or rows.get("macro") or {}
         spent = f", ε spent at most {significant(max(state.epsilon.values()))}" if config.dp and state.epsilon else ""
+        if state.hospital_epsilon is not None:
+            spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
         figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
         self._console.print(f"round {state.round}/{config.rounds}: {figures}")
 
@@ -219,10 +232,11 @@ def _natural_width(table: Table, screen: Console) -> int:
 
 def privacy_sentence(summary: dict[str, Any]) -> str:
     """The guarantee with everything that a reader needs to judge it."""
-    privacy = summary["privacy"]
+    privacy, central = summary["privacy"], summary["privacy"].get("central")
+    whole = f" {central_sentence(central)}" if central else ""
     if privacy["epsilon"] is None:
-        return "No differential privacy."
+        return f"No noise at the hospitals.{whole}" if central else "No differential privacy."
     return (
         f"Privacy: ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} for each {privacy['unit']} at any "
-        f"hospital, neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}."
+        f"hospital, neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{whole}"
     )

@@ -21,6 +21,21 @@ def relation_meaning(relation: str, unit: str) -> str:
     return RELATIONS.get(relation, "see the accountant's documentation.").format(unit=unit)
 
 
+def central_sentence(central: Mapping[str, Any]) -> str:
+    """One sentence on the guarantee to whole hospitals.
+
+    central: ``epsilon``, ``delta``, ``relation``, ``accountant``, and ``sample_rate`` below 1 where hospitals were sampled.
+    """
+    counting = (
+        ", as long as it does not know who took part in which round" if float(central.get("sample_rate", 1)) < 1 else ""
+    )
+    return (
+        f"Each hospital as a whole: epsilon {float(central['epsilon']):.4g} at delta {float(central['delta']):g} "
+        f"({central['relation']}: its updates count, or count as zero; {str(central['accountant']).upper()}), against "
+        f"whoever sees the models that the server gave out{counting}; not against the server, which is trusted."
+    )
+
+
 def covered(unit: str) -> list[str]:
     """Sentences on what epsilon bounds, for one ``unit`` of one hospital."""
     return [

@@ -18,7 +18,7 @@ import pandas as pd
 from polyclinic.errors import DataError
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
-from polyclinic.evaluation.privacy_text import covered, not_covered, relation_meaning, warnings
+from polyclinic.evaluation.privacy_text import central_sentence, covered, not_covered, relation_meaning, warnings
 from polyclinic.evaluation.report_template import STYLE, TEMPLATE
 
 if TYPE_CHECKING:
@@ -106,10 +106,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", **statement, **known}
     private = _finite(privacy["epsilon"]) is not None
     unit = str(privacy.get("unit") or "patient")
+    central = _part(_part(summary, "privacy"), "central")
     simulation = summary.get("simulation", True) is not False
     sites, pooled, macro = (_part(metrics, key) for key in ("sites", "pooled", "macro"))
     comparisons = _comparisons(_part(summary, "comparison"))
     ledgers = _ledgers(_part(statement, "sites"))
+    server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
     shown = [pooled, macro, *_shown(sites).values()]
     for comparison in comparisons:
         shown += [
@@ -127,9 +129,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "private": private,
         "privacy": privacy,
         "unit": unit,
+        "central": central_sentence(central) if central else "",
         "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
         "simulation": simulation,
-        "warnings": warnings(sites, ledgers, _finite(privacy["delta"])) if private else [],
+        "warnings": warnings(
+            sites if private else {}, [*ledgers, *server] if private else server, _finite(privacy["delta"])
+        ),
         "rounds": summary.get("rounds"),
         "patients": sum(int(site.get("patients") or 0) for site in sites.values()),
         "pooled": pooled,

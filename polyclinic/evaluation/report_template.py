@@ -79,6 +79,12 @@ per {{ unit }}.</strong></p>
 <p>This is the largest epsilon that any hospital spent.
 {% if simulation %}Its noise was seeded, as in every simulation. {% endif %}
 What it covers and what it does not is said under <em>Privacy</em>.</p>
+{% if central %}<p>{{ central }}</p>{% endif %}
+</div>
+{% elif central %}
+<div class="notice">
+<p><strong>Differentially private for whole hospitals.</strong> {{ central }}</p>
+<p>Hospitals added no noise of their own: the server saw exact functions of their patients' records.</p>
 </div>
 {% else %}
 <div class="notice warn">
@@ -100,7 +106,8 @@ and the model may reveal its training records. Do not share it as if it were ano
 right answers{% endif %}</small></div>
 <div><dt>Epsilon, largest</dt>
 <dd>{{ privacy.epsilon | epsilon if private else "none" }}</dd>
-<small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else "no privacy guarantee" }}</small></div>
+<small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else
+"for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
 <div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
 <small>{{ patients | count }} patients, {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
@@ -181,10 +188,11 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 <td>{{ privacy.relation or "not recorded" }}: {{ relation_meaning }}</td></tr>
 <tr><th scope="row">Accountant</th><td>{{ privacy.accountant or "not recorded" }}</td></tr>
 </tbody></table>
-{% else %}
+{% elif not central %}
 <p><strong>There is no privacy guarantee.</strong> The run was made without differential privacy; epsilon is
 unbounded. Updates and the model are exact functions of the records they were trained on.</p>
 {% endif %}
+{% if central %}<p>{{ central }}</p>{% endif %}
 {% if ledgers %}
 <h3>Ledgers of the hospitals</h3>
 <p>Each hospital charges its own ledger before it reads a record and refuses what would pass its budget. A ledger

@@ -1,0 +1,101 @@
+"""Central differential privacy of a run: its plan and ledger from the configuration, and what is told of it.
+
+The server is trusted with each hospital's update; epsilon is about whoever sees the models that it gives out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp.strategy import Strategy
+
+from polyclinic.arrays import Arrays
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, several
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event
+from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.server.cohort import cohort_size
+from polyclinic.server.sites import Site
+from polyclinic.strategies.central import CentralDP, CentralPlan
+
+FEDERATION = "federation"
+
+
+def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
+    """The plan that spends ``central-epsilon`` over all rounds with the hospitals of these names.
+
+    Hospitals sampled independently (Poisson) amplify; cohorts of a fixed size claim nothing.
+    Raises ConfigError naming the key that is impossible.
+    """
+    if config.central_delta >= 1 / len(sites):
+        raise ConfigError(
+            f"Configuration key 'central-delta' has the value {config.central_delta:g}, which must be below 1/hospitals; "
+            f"{len(sites)} take part."
+        )
+    weights = _weights(config, sites)
+    size = cohort_size(config, len(sites))
+    rate = size / len(sites) if config.site_sampling == "poisson" else 1.0
+    return CentralPlan(
+        noise_multiplier=_calibrated(config.central_epsilon, config.central_delta, rate, config.rounds),
+        clip_norm=config.central_clip_norm, expected_sites=size,
+        expected_weight=size * math.fsum(weights.values()) / len(sites), largest_weight=max(weights.values()),
+        sample_rate=rate, quantile=config.central_quantile if config.central_clipping == "adaptive" else None,
+    )  # fmt: skip
+
+
+def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
+    """``base`` with central privacy before it, charged to the file ``ledger``; in a simulation its noise follows the seed."""
+    names = {site.id: site.name for site in sites}
+    plan, weights = central_plan(config, list(names.values())), _weights(config, list(names.values()))
+
+    def weigh(reply: Message) -> float:
+        return weights[names[reply.metadata.src_node_id]]
+
+    terms = Terms(FEDERATION, config.central_delta, unit="hospital", budget=config.central_epsilon)
+    seed = config.seed if all(site.simulated for site in sites) else None
+    return CentralDP(base, plan, weigh=weigh, ledger=Ledger.open(ledger, terms), run=run, seed=seed)
+
+
+def noise_to_signal(plan: CentralPlan, arrays: Arrays) -> float:
+    """The noise on the mean update over the longest mean update that clipping allows, both in L2.
+
+    The noise grows with the square root of the number of parameters and falls with the number of hospitals in a round.
+    """
+    parameters = sum(value.size for value in arrays.values() if value.dtype.kind == "f")
+    return plan.sum_noise_multiplier * plan.largest_weight * math.sqrt(parameters) / plan.expected_weight
+
+
+def central_statement(strategy: CentralDP, arrays: Arrays) -> dict[str, Any]:
+    """What the summary says of it: the guarantee, and how it was come by."""
+    plan, ledger = strategy.plan, strategy.ledger
+    assert ledger is not None
+    terms = ledger.terms
+    return {
+        "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
+        "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": plan.noise_multiplier,
+        "sample_rate": plan.sample_rate, "clip_norm": list(strategy.clip_norms), "expected_sites": plan.expected_sites,
+        "noise_to_signal": noise_to_signal(plan, arrays), "ledger": ledger.statement(),
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _calibrated(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+    try:
+        return calibrate_noise_multiplier(epsilon, delta, lambda noise: dpsgd_event(rate, noise, rounds))
+    except ConfigError as error:
+        raise ConfigError(f"Configuration key 'central-epsilon' has the value {epsilon:g}: {error}") from None
+
+
+def _weights(config: RunConfig, sites: Sequence[str]) -> dict[str, float]:
+    given = config.weights
+    if not given:
+        return dict.fromkeys(sites, 1.0)
+    missing = [name for name in sites if name not in given]
+    if missing:
+        raise ConfigError(f"Configuration key 'central-weights' has no weight for {several(missing)}.")
+    return {name: given[name] for name in sites}

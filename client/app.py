@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from polyclinic.client import answers, training
+from polyclinic.client import answers, secure, training
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_hospital
 from polyclinic.config import RunConfig
@@ -27,10 +27,16 @@ from polyclinic.messages import (
     ENROL,
     FAILED,
     REFUSED,
+    SECURE_KEYS,
+    SECURE_SHARES,
+    SECURE_UNMASK,
     STATISTICS,
     EnrolRequest,
     EvaluateRequest,
     Request,
+    SecureKeysRequest,
+    SecureSharesRequest,
+    SecureUnmaskRequest,
     StatisticsRequest,
     TrainRequest,
     read_request,
@@ -41,6 +47,9 @@ _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[An
     ENROL: (EnrolRequest, answers.enrol),
     STATISTICS: (StatisticsRequest, answers.statistics),
     MessageType.TRAIN: (TrainRequest, training.train),
+    SECURE_KEYS: (SecureKeysRequest, secure.keys),
+    SECURE_SHARES: (SecureSharesRequest, secure.shares),
+    SECURE_UNMASK: (SecureUnmaskRequest, secure.unmask),
     MessageType.EVALUATE: (EvaluateRequest, answers.evaluate),
 }
 
@@ -66,8 +75,8 @@ def _one(message: Message, context: Context) -> Message:
     return app.call_stack([message], [context])[0]
 
 
-app.query("enrol")(_one)
-app.query("statistics")(_one)
+for _query in (ENROL, STATISTICS, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
+    app.query(_query.removeprefix("query."))(_one)
 app.train()(_one)
 app.evaluate()(_one)
 

@@ -12,7 +12,7 @@ from flwr.common.logger import log
 
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_ledgers
-from polyclinic.client.releases import read_release, write_release
+from polyclinic.client.releases import read_release, released, write_release
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.messages import RECORD, R
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
@@ -21,11 +21,13 @@ from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 def charged(
     calls: Sequence[Call[R]], allow: Callable[[Call[R]], None], event: Callable[[Call[R]], DpEvent], purpose: str, round: int,
     identify: Callable[[Call[R]], str], release: Callable[[Sequence[Call[R]], Sequence[float]], list[RecordDict]],
+    once: bool = False,
 ) -> list[Answer]:  # fmt: skip
     """Check, charge what ``event`` says, and only then compute; what was released before is given again and costs nothing.
 
     A simulated site's streams make the same numbers again, so its charge is recognised by the release's digest. A real
-    hospital's would make others: it keeps its last replies and sends those.
+    hospital's would make others: it keeps its last replies and sends those. ``once``: so does a simulated one, and another
+    question of the same purpose and round is refused.
     """
     answers: dict[int, Answer] = {}
     open_calls: list[int] = []
@@ -33,10 +35,10 @@ def charged(
         hospital = call.hospital
         try:
             allow(call)
+            kept = _kept(call, purpose, round, identify(call), once) if once or not hospital.simulated else None
         except PolyclinicError as error:
             answers[index] = error
             continue
-        kept = None if hospital.simulated else _kept(call, purpose, round, identify(call))
         if kept is None:
             open_calls.append(index)
         else:
@@ -55,17 +57,19 @@ def charged(
         with _sealed(working):
             replies = release(working, [after for _, after in paid]) if paid else []
             for call, reply in zip(working, replies, strict=True):
-                if not call.hospital.simulated:
+                if once or not call.hospital.simulated:
                     write_release(call.hospital.home, call.request.run, purpose, round, identify(call), reply,
-                                  call.config.rounds_kept)  # fmt: skip
+                                  call.config.rounds_kept, durable=not call.hospital.simulated)  # fmt: skip
         answers |= {index: reply for (index, _), reply in zip(paid, replies, strict=True)}
     return [answers[index] for index in range(len(calls))]
 
 
-def _kept(call: Call[R], purpose: str, round: int, identity: str) -> RecordDict | None:
+def _kept(call: Call[R], purpose: str, round: int, identity: str, once: bool) -> RecordDict | None:
     """The reply that left before, with the ledger's epsilon of now."""
     hospital = call.hospital
     kept = read_release(hospital.home, call.request.run, purpose, round, identity)
+    if kept is None and once and released(hospital.home, call.request.run, purpose, round):
+        raise PolyclinicError(f"{hospital.site}: refused: round {round} was already answered to another question.")
     if kept is not None:
         kept[RECORD] = ConfigRecord({**kept[RECORD], "epsilon": spent_all(open_ledgers([hospital]))[0]})  # type: ignore[dict-item]
     return kept

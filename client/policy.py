@@ -19,6 +19,7 @@ class Policy(BaseModel):
     could name any function of any module. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
     of the hospital's machine. ``release_metrics``: unperturbed test metrics and the exact
     number of patients may leave.
+    ``only_secure_aggregation``: no update may leave but under a secure sum's masks.
     ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
     """
 
@@ -37,6 +38,7 @@ class Policy(BaseModel):
     most_local_steps: int | None = Field(10_000, ge=1)
     most_parameters: int | None = Field(50_000_000, ge=1)
     allow_without_privacy: bool = False
+    only_secure_aggregation: bool = False
     release_metrics: bool = False
     release_predictions: bool = False
 

@@ -55,10 +55,25 @@ def read_release(home: Path, run: str, purpose: str, round: int, identity: str) 
         return None
 
 
+def released(home: Path, run: str, purpose: str, round: int) -> bool:
+    """Whether a reply left, to whatever question, so long as it is not forgotten."""
+    return _path(home, run, purpose, round).exists()
+
+
 def write_release(
-    home: Path, run: str, purpose: str, round: int, identity: str, reply: RecordDict, keep: int = 1
+    home: Path,
+    run: str,
+    purpose: str,
+    round: int,
+    identity: str,
+    reply: RecordDict,
+    keep: int = 1,
+    durable: bool = True,
 ) -> None:
-    """Keep a reply before it leaves, and forget those more than ``keep`` rounds back. Atomic."""
+    """Keep a reply before it leaves, and forget those more than ``keep`` rounds back. Atomic.
+
+    Not ``durable`` may be lost with the machine's power, though not with the process.
+    """
     home.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
     names, plain = [], []
@@ -73,9 +88,11 @@ def write_release(
     path = _path(home, run, purpose, round)
     partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
     save_file(arrays, partial, meta | {"content": _content(meta, arrays)})
-    flush(partial)
+    if durable:
+        flush(partial)
     partial.replace(path)
-    flush(home)
+    if durable:
+        flush(home)
     named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
     for old in home.glob("release-*"):
         if (found := named.fullmatch(old.name)) and int(found[1]) < round - keep:

@@ -23,12 +23,13 @@ from polyclinic.client.checks import (
 )
 from polyclinic.client.merging import join
 from polyclinic.client.releases import digest
+from polyclinic.client.secure import check_upload, masked
 from polyclinic.client.state import has_state, read_state, write_state
 from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.messages import RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_named
 from polyclinic.training.draws import begun, without_draws
@@ -91,7 +92,9 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
-        return digest(question.digest, call.request.public_patients, call.hospital.shard().digest, states[id(call)])
+        request = call.request
+        asked = question.digest, request.public_patients, request.secure_parties, request.secure_weight
+        return digest(*asked, call.hospital.shard().digest, states[id(call)])
 
     def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
         work = [_work(call, question.scale, states[id(call)]) for call in calls]
@@ -105,7 +108,9 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     def event(call: Call[TrainRequest]) -> DpEvent:
         return task.event(question.settings, begun(states[id(call)], question.settings))
 
-    return charged(calls, allow, event, "train", request.round, identify, release)
+    return charged(
+        calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation
+    )
 
 
 def _state(call: Call[TrainRequest]) -> Arrays:
@@ -133,6 +138,10 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     check_size(call.hospital, question.arrays)
     if noise is not None and call.request.public_patients is None:
         raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
+    if call.hospital.policy.only_secure_aggregation and not question.config.secure_aggregation:
+        raise BudgetRefused(f"{call.hospital.site}: the policy allows secure aggregation only.")
+    if question.config.secure_aggregation:
+        check_upload(call)
 
 
 def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:
@@ -178,12 +187,16 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
             update.arrays, question.arrays, how, hospital.stream("rounding", number), state.get(RESIDUAL)
         )
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}
+    if config.secure_aggregation:
+        upload = masked(call, update.arrays, question.arrays)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
     write_state(hospital.home, question.request.run, number, kept, config.rounds_kept, durable=not hospital.simulated)
     return upload
 
 
 def _figures(call: Call[TrainRequest], site: SiteWork, update: SiteUpdate) -> dict[str, float]:
+    if call.config.secure_aggregation:
+        return {"num-examples": call.request.secure_weight}  # what the server told; all else is in the sum
     private = call.request.noise_multiplier is not None
     divisor = call.request.public_patients or 1.0 if private else site.rows.patients
     figures = {"steps": float(update.steps), "num-examples": float(divisor)}

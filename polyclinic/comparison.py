@@ -26,7 +26,7 @@ def compare(
     """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone`` (same budget, no federation)."""
     watcher, trainings = progress or Silent(), len(sites) + 1
     watcher.doing(f"comparison: 1 of {trainings}, all hospitals without DP")
-    config = config.model_copy(update={"central_epsilon": 0.0})
+    config = config.model_copy(update={"central_epsilon": 0.0, "secure_aggregation": False, "secure_noise": 0.0})
     open_config = config.model_copy(update={"dp": False})
     without = _last(_run(open_config, grid_for, lambda site: True))
     single = config.model_copy(update={"min_sites": 1, "sites_per_round": 0, "min_separation": 1})

@@ -45,7 +45,7 @@ def encode(
     All floating point arrays, flattened in order of their names, become ``values`` (n,), with ``scale`` (1,) for int8 and
     ``indices`` (n,) int32 where only a share is sent; other arrays are not sent, since nothing trains them.
     """
-    vector = _flat(trained) - _flat(given) if how.difference else _flat(trained)
+    vector = flattened(trained) - flattened(given) if how.difference else flattened(trained)
     upload: Arrays = {}
     chosen = vector
     if how.share < 1:
@@ -85,14 +85,8 @@ def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:
         raise ConfigError(f"the upload has {len(sent)} numbers, the model has {size}")
     vector = _vector(upload, size)
     if how.difference:
-        vector = _flat(given) + vector
-    model, start = dict(given), 0
-    for name in sorted(given):
-        value = given[name]
-        if _trains(value):
-            model[name] = vector[start : start + value.size].reshape(value.shape).astype(value.dtype)
-            start += value.size
-    return model
+        vector = flattened(given) + vector
+    return shaped(vector, given)
 
 
 def _vector(upload: Arrays, size: int) -> np.ndarray:
@@ -106,9 +100,20 @@ def _vector(upload: Arrays, size: int) -> np.ndarray:
     return vector
 
 
-def _flat(arrays: Arrays) -> np.ndarray:
-    parts = [arrays[name].astype(np.float32).ravel() for name in sorted(arrays) if _trains(arrays[name])]
-    return np.concatenate(parts)
+def flattened(arrays: Arrays, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
+    """The floating point numbers of a model in one vector (P,), in order of the arrays' names."""
+    return np.concatenate([arrays[name].astype(dtype).ravel() for name in sorted(arrays) if _trains(arrays[name])])
+
+
+def shaped(vector: np.ndarray, like: Arrays) -> Arrays:
+    """The model whose ``flattened`` is ``vector``, in the shapes and types of ``like``; what nothing trains is as there."""
+    model, start = dict(like), 0
+    for name in sorted(like):
+        value = like[name]
+        if _trains(value):
+            model[name] = vector[start : start + value.size].reshape(value.shape).astype(value.dtype)
+            start += value.size
+    return model
 
 
 def _trains(value: np.ndarray) -> bool:

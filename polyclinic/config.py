@@ -19,6 +19,7 @@ from polyclinic.compression import Compression
 from polyclinic.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from polyclinic.privacy.distributed import SumTerms
     from polyclinic.privacy.noise import NoiseProcess
     from polyclinic.training.task import TrainSettings
 
@@ -119,6 +120,31 @@ class RunConfig(BaseModel):
         1.0,
         description="Share of a difference's numbers that is sent, the largest; the rest is kept at the hospital and added "
         "to its next difference.",
+    )
+    secure_aggregation: bool = Field(
+        False,
+        description="The server learns the sum of the hospitals' updates, and no single one.",
+    )
+    secure_clip_norm: float = Field(
+        10.0, ge=1e-6, le=1e6, description="Secure aggregation: each hospital's update is clipped to this L2 norm."
+    )
+    secure_bits: int = Field(
+        22,
+        ge=8,
+        le=28,
+        description="Secure aggregation: updates are rounded to steps of secure-clip-norm / 2^secure-bits.",
+    )
+    secure_dropouts: int = Field(
+        0,
+        ge=0,
+        description="Secure aggregation: hospitals of a round that may drop out; with more the sum is not opened.",
+    )
+    secure_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Secure aggregation: noise multiplier of the opened sum, relative to what one hospital can change; each "
+        "adds a share. 0 adds none.",
     )
     dropout_rate: float = Field(
         0.0, ge=0, lt=1, description="Simulation: probability that a sampled hospital cannot be reached in a round."
@@ -252,6 +278,16 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "upload-share is below 1 but upload is 'model': only a difference can be sent in part; "
                 "set upload to 'difference'"
+            )
+        if self.secure_aggregation and compression(self).active:
+            raise ValueError(
+                "secure-aggregation is true but upload or upload-precision asks for compressed uploads, which cannot be "
+                "summed under masks; leave upload at 'model' and upload-precision at 'full'"
+            )
+        if self.secure_noise and not self.secure_aggregation:
+            raise ValueError(
+                "secure-noise is above 0 but secure-aggregation is false: a hospital's share of noise protects only in a "
+                "sum; set secure-aggregation to true"
             )
         if self.gpus > self.workers:
             raise ValueError(
@@ -389,6 +425,18 @@ def _noise(name: str, options: str, steps: int) -> NoiseProcess:
         return noise_process(name, steps, **given)
     except TypeError as error:
         raise ConfigError(f"noise-options do not make a noise process {name!r}: {error}.") from None
+
+
+def secure_terms(config: RunConfig, size: int, parties: int, threshold: int) -> SumTerms:
+    """What the hospitals of a secure sum of models of ``size`` numbers agree on. Raises ConfigError when it is impossible."""
+    from polyclinic.privacy.distributed import SumTerms
+
+    try:
+        return SumTerms(
+            size, config.secure_clip_norm, config.secure_bits, parties, threshold, noise_multiplier=config.secure_noise
+        )
+    except ValueError as error:
+        raise ConfigError(f"Secure aggregation: {error}") from None
 
 
 def _sentence(error: ValidationError) -> str:

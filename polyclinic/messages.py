@@ -19,6 +19,9 @@ from polyclinic.errors import ConfigError
 RECORD = "polyclinic"
 ENROL = "query.enrol"
 STATISTICS = "query.statistics"
+SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_shares", "query.secure_unmask"
+# The record of arrays beside a secure sum's requests, and of its answers.
+SECURE = "secure"
 
 # Codes of Flower's Error replies; Flower itself uses codes below 100.
 REFUSED = 403
@@ -50,16 +53,46 @@ class StatisticsRequest(Request):
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
 
 
-class TrainRequest(Request):
+class RoundRequest(Request):
+    """A request that belongs to one round of training."""
+
+    round: int = Field(ge=1, le=1_000_000)
+
+
+class TrainRequest(RoundRequest):
     """One round of local training; ``public_patients`` is the paid or declared count that divides batch sums.
 
     ``merge_by``: simulated hospitals that are called together may answer with one mean, weighted by this metric.
+    ``secure_parties``: indices of the hospitals for which a secure sum's update is masked; ``secure_weight``: its weight.
     """
 
-    round: int = Field(ge=1, le=1_000_000)
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
     public_patients: float | None = Field(None, ge=1, le=1e9)
     merge_by: str = ""
+    secure_parties: list[int] | None = None
+    secure_weight: float = Field(1.0, gt=0, le=1)
+
+
+class SecureKeysRequest(RoundRequest):
+    """Keys for the round's secure sum. Answered with ``sealing``, ``mask`` and ``commitment``, uint8 (32,) each."""
+
+
+class SecureSharesRequest(RoundRequest):
+    """Shares of the hospital's seeds, ``threshold`` of which give a seed back.
+
+    Beside it: ``peers``, the hospitals' indices (n,) int64, and their keys ``sealing`` and ``mask``, uint8 (n, 32). Answered
+    with ``sealed``, uint8 (n, 62), one row for each peer.
+    """
+
+    threshold: int = Field(ge=2)
+
+
+class SecureUnmaskRequest(RoundRequest):
+    """What removes the masks of a round's sum.
+
+    Beside it: ``survivors``, whose updates arrived; ``senders`` (m,) int64 and what they ``sealed`` for this hospital, uint8
+    (m, 62). Answered with ``shares``, uint8 (m + 1, 17), one row for each hospital for which the update was masked.
+    """
 
 
 class EvaluateRequest(Request):

@@ -37,6 +37,7 @@ from polyclinic.server.checkpoint import history_of, load_checkpoint, save_check
 from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.history import History
 from polyclinic.server.rounds import RunState, run_rounds, too_few
+from polyclinic.server.secure import check_secure
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy
@@ -145,6 +146,7 @@ def federate(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
+    check_secure(config, strategy, len(sites))
     privacy = calibrate(config) if config.dp else None
     if config.central:
         central_plan(config, [site.name for site in sites])

@@ -25,6 +25,7 @@ from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.merging import arrays_of, is_merged, merge, metrics_of
+from polyclinic.server.secure import SecureSum, SumRefused, begin
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.strategies.central import CentralDP
 from polyclinic.strategies.registry import merge_by
@@ -123,12 +124,15 @@ def _train(
     central privacy counts on nobody knowing who was sampled, it gets its noise like any other.
     """
     key = merge_by(strategy)
-    merging = key if key and getattr(grid, "merges", False) else ""
+    merging = key if key and getattr(grid, "merges", False) and not config.secure_aggregation else ""
+    secure: SecureSum | None = None
 
     def request(site: Site) -> TrainRequest:
         return TrainRequest(
             run=run, site=site.index, home=home, round=number, noise_multiplier=state.noise_multiplier,
             public_patients=state.public_patients.get(site.name), merge_by=merging,
+            secure_parties=secure.indices if secure else None,
+            secure_weight=secure.weights[site.name] if secure else 1.0,
         )  # fmt: skip
 
     cohort = sample_cohort(sites, config, number, state.sampled)
@@ -136,13 +140,23 @@ def _train(
     always = config.central and config.site_sampling == "poisson"
     if not cohort and config.site_sampling == "poisson" and not always:
         return {}
+    if config.secure_aggregation:
+        try:
+            secure, gone = begin(grid, cohort, state.arrays, state.public_patients, config, run, home, number)
+        except SumRefused:
+            if not config.loses_replies:
+                raise
+            return {}
+        _note(state, number, gone)
+        cohort = list(secure.parties)
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
     view = SiteGrid(grid, cohort or sites, request, state.shared())
     messages = strategy.configure_train(number, to_record(state.arrays), ConfigRecord(), view)
     exchange = view.exchange(messages if cohort else [], config.timeout)
-    replies = _accept(exchange, state, number, state.arrays, compression(config))
-    if cohort and len(replies) < max(1, min(config.min_sites, len(cohort))):
-        shortfall = too_few(exchange, f"Round {number}", len(replies), config)
+    replies = _accept(exchange, state, number, _unlike(state.arrays, compression(config), secure))
+    threshold = secure.terms.threshold if secure else 1
+    if cohort and len(replies) < max(min(config.min_sites, len(cohort)), threshold):
+        shortfall = too_few(exchange, f"Round {number}", len(replies), config, threshold)
         if isinstance(shortfall, BudgetRefused) or not config.loses_replies:
             raise shortfall
         if not always:
@@ -156,6 +170,15 @@ def _train(
             "simulated_seconds": metrics.get("simulated-seconds"),
         }  # fmt: skip
     models = [reply for _, reply in replies]
+    if secure and key:
+        try:
+            whole, gone = secure.open(replies, state.arrays, key)
+        except SumRefused:
+            if not config.loses_replies:
+                raise
+            return {}
+        _note(state, number, gone)
+        models = [whole]
     arrays, _ = strategy.aggregate_train(number, _alike(merge(models, key) if key else models))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
@@ -176,11 +199,15 @@ def _as_before(arrays: Arrays, before: Arrays) -> Arrays:
     }
 
 
-def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig) -> PolyclinicError:
-    """The error of an exchange with fewer replies than ``min_sites``: BudgetRefused when policies alone are the cause."""
+def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, threshold: int = 1) -> PolyclinicError:
+    """The error of an exchange with fewer replies than ``min_sites``, or than a secure sum's ``threshold``.
+
+    BudgetRefused when policies alone are the cause.
+    """
     reasons = several(sorted({reason for _, reason in exchange.dropped}), between="; ")
     kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else RunFailed
-    return kind(f"{when}: {replied} hospitals replied, min-sites is {config.min_sites}. {reasons}")
+    needed = f"the secure sum needs {threshold}" if replied < threshold > 1 else f"min-sites is {config.min_sites}"
+    return kind(f"{when}: {replied} hospitals replied, {needed}. {reasons}")
 
 
 def _evaluate(
@@ -193,7 +220,7 @@ def _evaluate(
     )
     messages = strategy.configure_evaluate(number, to_record(state.arrays), ConfigRecord(), view)
     exchange = view.exchange(messages, config.timeout)
-    replies = _accept(exchange, state, number)
+    replies = _accept(exchange, state, number, lambda reply: _problem(reply, None))
     rows: list[dict[str, Any]] = []
     predictions: list[Arrays] = []
     for site, reply in replies:
@@ -224,27 +251,37 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _accept(
-    exchange: Exchange, state: RunState, number: int, like: Arrays | None = None, how: Compression | None = None
+    exchange: Exchange, state: RunState, number: int, problem: Callable[[Message], str | None]
 ) -> list[tuple[Site, Message]]:
     """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``."""
     valid = []
     for site, reply in exchange.replies:
-        problem = _unpacked(reply, like, how) or _problem(reply, like)
-        if problem:
-            exchange.dropped.append((site, problem))
+        why = problem(reply)
+        if why:
+            exchange.dropped.append((site, why))
             continue
         told = reply.content.get(RECORD)
         if isinstance(told, ConfigRecord):
             state.epsilon[site.name] = float(told["epsilon"])  # type: ignore[arg-type]
         valid.append((site, reply))
-    for site, reason in exchange.dropped:
-        state.dropouts.append({"round": number, "site": site.name, "reason": reason})
+    _note(state, number, exchange.dropped)
     return valid
 
 
-def _unpacked(reply: Message, like: Arrays | None, how: Compression | None) -> str | None:
+def _note(state: RunState, number: int, dropped: Sequence[tuple[Site, str]]) -> None:
+    state.dropouts += [{"round": number, "site": site.name, "reason": reason} for site, reason in dropped]
+
+
+def _unlike(like: Arrays, how: Compression, secure: SecureSum | None) -> Callable[[Message], str | None]:
+    """Why a trained reply cannot be aggregated, or None; puts the model that an upload stands for in its place."""
+    if secure is not None:
+        return lambda reply: _problem(reply, None) or secure.problem(reply)
+    return lambda reply: _unpacked(reply, like, how) or _problem(reply, like)
+
+
+def _unpacked(reply: Message, like: Arrays, how: Compression) -> str | None:
     """Put the model that an upload stands for in its place; or why there is none."""
-    if like is None or how is None or not how.active or is_merged(reply):
+    if not how.active or is_merged(reply):
         return None
     for key, record in reply.content.items():
         if isinstance(record, ArrayRecord):

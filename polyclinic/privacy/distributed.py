@@ -1,0 +1,138 @@
+"""Sums over hospitals on the integers: how updates become integers, the noise that each adds, and what the sum costs.
+
+Every hospital clips its update, rounds it onto a public grid, and adds its share of discrete Gaussian noise, so that the sum
+of all that arrive is private although none of them is so alone. The unit is the hospital: neighbours differ in one
+hospital's update, which is replaced by zeros; who takes part is public. Kairouz, Liu and Steinke 2021 (arXiv 2102.06387).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import DpEvent
+
+from polyclinic.privacy.secure_sum import Words
+from polyclinic.privacy.streams import Stream
+
+Integers = npt.NDArray[np.int64]
+# A rounding passes with probability above 0.39 (ibid., conditional randomised rounding); the last resort is towards zero.
+_TRIALS = 100
+# Noise beyond so many standard deviations would wrap; nobody will see it.
+_TAIL = 40.0
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """What all parties to one secure sum agree on; all of it is public.
+
+    size: numbers in an update. clip_norm: their largest L2 norm. bits: the grid's step is ``clip_norm / 2**bits``.
+    parties: most hospitals in the sum; threshold: fewest. noise_multiplier: standard deviation of the sum's noise over its
+    sensitivity with ``threshold`` hospitals in it, more with more of them; 0 adds none.
+    """
+
+    size: int
+    clip_norm: float
+    bits: int
+    parties: int
+    threshold: int
+    noise_multiplier: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.threshold <= self.parties:
+            raise ValueError(f"threshold must lie in [2, {self.parties}], got {self.threshold}.")
+        if self.noise_multiplier and self.scale < 0.5:
+            raise ValueError(
+                f"The grid is too coarse for noise: a hospital's share has a standard deviation of {self.scale:.3g} steps, "
+                "allowed is 0.5 and more."
+            )
+
+    @property
+    def step(self) -> float:
+        return float(self.clip_norm / 2**self.bits)
+
+    @property
+    def sensitivity(self) -> float:
+        """Most that one hospital moves the sum in L2, in steps: the clip norm and what rounding may add to it.
+
+        Ibid., conditional randomised rounding with beta = exp(-1/2): repeated until it is within.
+        """
+        clip, size = 2.0**self.bits, self.size
+        return min(clip + math.sqrt(size), math.sqrt(clip**2 + size / 4 + clip + math.sqrt(size) / 2))
+
+    @property
+    def scale(self) -> float:
+        """Parameter sigma of one hospital's discrete Gaussian, in steps."""
+        return self.noise_multiplier * self.sensitivity / math.sqrt(self.threshold)
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """The unsigned integers modulo whose size sums are taken: the smallest that no sum can wrap."""
+        largest = self.parties * self.sensitivity + _TAIL * math.sqrt(self.parties) * self.scale
+        return np.dtype(np.uint32 if largest < 2**31 else np.uint64)
+
+    def rounded(self, update: npt.NDArray[np.floating[Any]], weight: float, stream: Stream) -> Integers:
+        """``weight`` times the clipped update in steps of the grid, rounded up or down at random so that the mean is kept.
+
+        update: (size,) float; one with an entry that is not finite counts as zero. weight: in (0, 1], public.
+        The integers' L2 norm is at most ``sensitivity``, checked on them.
+        """
+        if update.shape != (self.size,) or not 0 < weight <= 1:
+            raise ValueError(f"An update of {update.shape} with weight {weight}: needed are ({self.size},) and (0, 1].")
+        if not np.isfinite(update).all():
+            return np.zeros(self.size, dtype=np.int64)
+        exact = update.astype(np.float64)
+        norm = float(np.linalg.norm(exact))
+        exact *= weight * min(1.0, self.clip_norm / norm if norm else 1.0) / self.step
+        whole = np.floor(exact)
+        for _ in range(_TRIALS):
+            found = (whole + (stream.uniform(self.size) < exact - whole)).astype(np.int64)
+            if int(found @ found) <= self.sensitivity**2:
+                return found
+        return np.trunc(exact).astype(np.int64)
+
+    def noised(self, integers: Integers, stream: Stream) -> Integers:
+        """The integers and this hospital's share of the noise."""
+        return integers + stream.discrete_normal(self.scale, self.size) if self.noise_multiplier else integers
+
+    def words(self, integers: Integers) -> Words:
+        """The integers modulo the word's size."""
+        return integers.astype(self.word)
+
+    def total(self, words: Words) -> npt.NDArray[np.float64]:
+        """The (size,) sum of weighted updates that a sum of words stands for."""
+        signed = words.view(np.int32 if self.word == np.uint32 else np.int64)
+        return signed.astype(np.float64) * self.step
+
+    def event(self, arrived: int) -> DpEvent:
+        """What the sum of ``arrived`` hospitals costs each of them, by concentrated differential privacy.
+
+        Raises ValueError for fewer than the threshold: such a sum has less noise than was agreed, and is never opened.
+        """
+        if arrived < self.threshold:
+            raise ValueError(f"{arrived} hospitals arrived, the sum needs {self.threshold}.")
+        if not self.noise_multiplier:
+            return dpa.NonPrivateDpEvent()
+        return dpa.ZCDpEvent(sum_rho(self.sensitivity, self.scale, arrived, self.size))
+
+
+def sum_rho(sensitivity: float, scale: float, parties: int, size: int) -> float:
+    """The rho of zero-concentrated privacy of an integer sum with ``parties`` independent discrete Gaussians in each entry.
+
+    sensitivity: of the (size,) integer vector, in L2; scale: parameter of each Gaussian, at least 0.5. A sum of discrete
+    Gaussians is not one, which ``tau`` makes up for. Raises ValueError when ``scale`` is below 0.5.
+    Kairouz, Liu and Steinke 2021, Proposition 14.
+    """
+    if scale < 0.5:
+        raise ValueError(f"scale must be at least 0.5, got {scale}.")
+    tau, ratio = gaussian_gap(scale, parties), sensitivity / (math.sqrt(parties) * scale)
+    return min(ratio**2 + 2 * tau * size, (ratio + tau * math.sqrt(size)) ** 2) / 2
+
+
+def gaussian_gap(scale: float, parties: int) -> float:
+    """``tau``: how far a sum of ``parties`` discrete Gaussians of parameter ``scale`` is from one. Ibid."""
+    return 10 * math.fsum(math.exp(-2 * (math.pi * scale) ** 2 * k / (k + 1)) for k in range(1, parties))

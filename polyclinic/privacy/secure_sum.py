@@ -1,0 +1,142 @@
+"""The cryptography of secure aggregation: who adds masks that cancel, and how a drop-out's are removed.
+
+Every two parties agree on a seed; one adds the words that follow from it, the other takes them away. Each adds words of a seed
+of its own too. Seeds are shared among all, so that enough of them can give back one of a party's two, never fewer.
+Keys by X25519 and HKDF, sealing by AES-GCM, words by AES in counter mode, shares by Shamir's polynomials.
+Bonawitz et al. 2017, section 4.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+
+# A share is a number below the prime, which is above every seed.
+PRIME = 2**130 - 5
+SEED_BYTES, SHARE_BYTES, KEY_BYTES = 16, 17, 32
+SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+
+
+def new_seed() -> bytes:
+    """16 bytes of the operating system's entropy, in simulations too: masks cancel, so no result depends on them."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def public_key(seed: bytes) -> bytes:
+    """The X25519 public key (32 bytes) whose private key follows from ``seed``."""
+    return _private_key(seed).public_key().public_bytes_raw()
+
+
+def agree(seed: bytes, their_public_key: bytes, purpose: str) -> bytes:
+    """32 bytes that only the two parties know; the same from either side. Raises ValueError for an impossible key."""
+    shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(their_public_key))
+    return _derived(shared, f"agreed {purpose}")
+
+
+def seal(key: bytes, text: bytes, sender: int, receiver: int) -> bytes:
+    """``text`` encrypted and authenticated, with who sends it to whom."""
+    nonce = secrets.token_bytes(12)
+    return nonce + AESGCM(key).encrypt(nonce, text, f"{sender} {receiver}".encode())
+
+
+def unseal(key: bytes, sealed: bytes, sender: int, receiver: int) -> bytes:
+    """The text that ``seal`` took. Raises ValueError when it was altered, or is from or for another."""
+    try:
+        return bytes(AESGCM(key).decrypt(sealed[:12], sealed[12:], f"{sender} {receiver}".encode()))
+    except InvalidTag:
+        raise ValueError("A sealed share was altered, or is not from whom it is said to be.") from None
+
+
+def split(seed: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares 1 to ``count`` of a 16-byte seed: any ``threshold`` of them give it back, fewer say nothing.
+
+    17 bytes each. Raises ValueError unless 1 <= threshold <= count. Shamir 1979, modulo 2^130 - 5.
+    """
+    if not 1 <= threshold <= count:
+        raise ValueError(f"threshold must lie in [1, {count}], got {threshold}.")
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [int.from_bytes(seed, "big")]
+    shares = []
+    for point in range(1, count + 1):
+        value = 0
+        for coefficient in coefficients:
+            value = (value * point + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+    return shares
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """The seed of which these are shares, by their number from 1; other bytes when they are too few or not of one seed."""
+    points = tuple(sorted(shares))
+    values = (int.from_bytes(shares[point], "big") for point in points)
+    secret: int = sum(weight * value for weight, value in zip(_weights(points), values, strict=True)) % PRIME
+    return (secret % 2 ** (8 * SEED_BYTES)).to_bytes(SEED_BYTES, "big")
+
+
+@lru_cache(maxsize=256)
+def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Lagrange's coefficients at 0; the same for all seeds of a round."""
+    found = []
+    for point in points:
+        above = below = 1
+        for other in points:
+            if other != point:
+                above = above * other % PRIME
+                below = below * (other - point) % PRIME
+        found.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(found)
+
+
+def commitment(seed: bytes) -> bytes:
+    """What is told of a seed beforehand, so that shares that are not of it are noticed."""
+    return sha256(b"polyclinic secure aggregation " + seed).digest()
+
+
+def own_mask(seed: bytes, size: int, word: np.dtype[Any]) -> Words:
+    """The ``size`` words that a party adds by itself."""
+    return _words(_derived(seed, "own mask"), size, word)
+
+
+def pair_masks(
+    seed: bytes, index: int, public_keys: Mapping[int, bytes], size: int, word: np.dtype[Any], purpose: str
+) -> Words:
+    """The ``size`` words that party ``index`` adds for all others of ``public_keys``: these of all parties sum to zero.
+
+    Of two parties the one with the smaller index adds and the other subtracts, modulo the word. ``purpose`` names run and
+    round, so that keys used twice by mistake would still not give the same words.
+    """
+    total = np.zeros(size, dtype=word)
+    for other, key in public_keys.items():
+        if other != index:
+            words = _words(agree(seed, key, f"mask {purpose}"), size, word)
+            total = total + words if index < other else total - words
+    return total
+
+
+def _private_key(seed: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(_derived(seed, "private key"))
+
+
+def _derived(secret: bytes, purpose: str) -> bytes:
+    info = f"polyclinic secure aggregation: {purpose}".encode()
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def _words(key: bytes, size: int, word: np.dtype[Any]) -> Words:
+    # Every key serves for one keystream only, so the counter begins at zero.
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    # Little-endian on every machine, or masks of unlike machines would not cancel.
+    return np.frombuffer(stream.update(bytes(size * word.itemsize)), dtype=word.newbyteorder("<")).astype(word)

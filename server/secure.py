@@ -1,0 +1,251 @@
+"""The server's half of a secure sum: it relays keys and sealed shares, adds masked updates, and opens the sum alone.
+
+Three exchanges stand around a round's training: keys, shares, and afterwards what removes the masks. A hospital may drop
+out of any of them, up to ``secure-dropouts`` of the round's cohort; with more the sum stays closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.compression import flattened, shaped
+from polyclinic.config import RunConfig, secure_terms
+from polyclinic.errors import ConfigError, PolyclinicError, several
+from polyclinic.messages import (
+    SECURE,
+    SECURE_KEYS,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    Request,
+    SecureKeysRequest,
+    SecureSharesRequest,
+    SecureUnmaskRequest,
+)
+from polyclinic.privacy import secure_sum
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from polyclinic.server.cohort import cohort_size
+from polyclinic.server.merging import arrays_of
+from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.strategies.registry import merge_by
+
+Dropped = list[tuple[Site, str]]
+
+
+class SumRefused(PolyclinicError):
+    """Fewer hospitals than the threshold are left in a phase; nothing of the round's updates is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class SecureSum:
+    """One round's sum after keys and shares were exchanged; all of it is public.
+
+    ``peers``: who sent keys; ``parties``: who of them shared its seeds, so that updates are masked for these. ``keys`` and
+    ``sealed`` are by the hospital's index.
+    """
+
+    grid: Grid
+    config: RunConfig
+    run: str
+    home: str
+    round: int
+    terms: SumTerms
+    peers: tuple[Site, ...]
+    parties: tuple[Site, ...]
+    keys: dict[int, Arrays]
+    sealed: dict[int, np.ndarray]
+    weights: dict[str, float]
+
+    @property
+    def indices(self) -> list[int]:
+        """The parties as hospitals know each other."""
+        return [site.index for site in self.parties]
+
+    def problem(self, reply: Message) -> str | None:
+        """Why a reply is no masked update, or None."""
+        records = arrays_of(reply)
+        arrays = from_record(records[0][1]) if len(records) == 1 else {}
+        masked = arrays.get("masked")
+        if masked is None or len(arrays) != 1 or masked.shape != (self.terms.size,) or masked.dtype != self.terms.word:
+            return f"the reply is not one masked vector of {self.terms.size} numbers"
+        return None
+
+    def open(self, replies: Sequence[tuple[Site, Message]], given: Arrays, key: str) -> tuple[Message, Dropped]:
+        """One reply with the mean of the hospitals' models, weighted, as a strategy would see it of one hospital alone.
+
+        given: the model that hospitals were sent; key: the metric that carries the total weight. Also who did not help to
+        remove the masks. Raises SumRefused when fewer than the threshold arrived, or did.
+        """
+        arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
+        shares, dropped = self._shares([site for site, _ in replies])
+        total = sum(arrived.values(), np.zeros(self.terms.size, dtype=self.terms.word))
+        for party in self.parties:
+            seed = self._seed(party, {point: rows[party.index] for point, rows in shares.items()}, arrived)
+            total = total - self._mask(party.index, seed, arrived)
+        weight = sum(self.weights[site.name] for site, _ in replies)
+        mean = shaped(flattened(given, np.float64) + self.terms.total(total) / weight, _as_float64(given))
+        reply = replies[0][1]
+        name = arrays_of(reply)[0][0]
+        for label in reply.content.metric_records:
+            reply.content[label] = MetricRecord({key: weight})
+        reply.content[name] = to_record(mean)
+        return reply, dropped
+
+    def _shares(self, survivors: Sequence[Site]) -> tuple[dict[int, dict[int, bytes]], Dropped]:
+        """By the number of the hospital that holds them, its share of each party's seed."""
+        alive = [site.index for site in survivors]
+
+        def message(site: Site) -> Arrays:
+            senders = [index for index in self.indices if index != site.index]
+            row = self._position(site.index)
+            return {
+                "survivors": np.array(alive, dtype=np.int64), "senders": np.array(senders, dtype=np.int64),
+                "sealed": np.stack([self.sealed[index][row] for index in senders]),
+            }  # fmt: skip
+
+        def request(site: Site) -> Request:
+            return SecureUnmaskRequest(run=self.run, site=site.index, home=self.home, round=self.round)
+
+        wanted = {"shares": (len(self.parties), SHARE_BYTES)}
+        found, dropped = _ask(self.grid, survivors, SECURE_UNMASK, request, message, wanted, self.config.timeout)
+        _check_enough(found, dropped, self.terms.threshold, f"Round {self.round}, removing masks")
+        shares = {
+            self._position(index) + 1: dict(zip(self.indices, map(bytes, arrays["shares"]), strict=True))
+            for index, arrays in list(found.items())[: self.terms.threshold]
+        }
+        return shares, dropped
+
+    def _position(self, index: int) -> int:
+        return [site.index for site in self.peers].index(index)
+
+    def _seed(self, party: Site, shares: dict[int, bytes], arrived: dict[int, np.ndarray]) -> bytes:
+        """The seed of the own mask of a party that arrived, of the pair masks of one that did not."""
+        seed, told = secure_sum.join(shares), self.keys[party.index]
+        if party.index in arrived:
+            fits = secure_sum.commitment(seed) == bytes(told["commitment"])
+        else:
+            fits = secure_sum.public_key(seed) == bytes(told["mask"])
+        if not fits:
+            raise SumRefused(f"Round {self.round}: the shares of a seed of {party.name!r} do not fit its keys.")
+        return seed
+
+    def _mask(self, index: int, seed: bytes, arrived: dict[int, np.ndarray]) -> secure_sum.Words:
+        """What a party's seed leaves in the sum of those that arrived."""
+        size, word = self.terms.size, self.terms.word
+        if index in arrived:
+            return secure_sum.own_mask(seed, size, word)
+        # What this party would have added for each that arrived is what they took away together.
+        others = {other: bytes(self.keys[other]["mask"]) for other in arrived}
+        pairs = secure_sum.pair_masks(seed, index, others, size, word, f"mask {self.run} {self.round}")
+        return np.zeros(size, dtype=word) - pairs
+
+
+def check_secure(config: RunConfig, strategy: Strategy, sites: int) -> None:
+    """Raises ConfigError, before any hospital is asked for anything private, when a secure sum cannot serve the run."""
+    if not config.secure_aggregation:
+        return
+    if merge_by(strategy) != "num-examples":
+        raise ConfigError(
+            f"Configuration key 'strategy' has the value {config.strategy!r}, which does not begin with the mean of models "
+            "weighted by num-examples; secure-aggregation gives it nothing else."
+        )
+    if config.site_sampling == "poisson":
+        raise ConfigError(
+            "Configuration key 'site-sampling' has the value 'poisson', but secure-aggregation needs rounds of a fixed size."
+        )
+    _threshold(cohort_size(config, sites), config)
+
+
+def _threshold(cohort: int, config: RunConfig) -> int:
+    """How many hospitals open a sum: over half, so that no two different sums of one round can be opened."""
+    threshold = cohort - config.secure_dropouts
+    if threshold < 2 or 2 * threshold <= cohort:
+        raise ConfigError(
+            f"Configuration key 'secure-dropouts' has the value {config.secure_dropouts}, but with {cohort} hospitals in a "
+            "round secure aggregation needs at least two of them, and over half, to stay."
+        )
+    return threshold
+
+
+def begin(
+    grid: Grid, cohort: Sequence[Site], arrays: Arrays, public_patients: dict[str, float], config: RunConfig, run: str,
+    home: str, number: int,
+) -> tuple[SecureSum, Dropped]:  # fmt: skip
+    """Exchange keys and shares with the round's ``cohort`` for a sum of models like ``arrays``; also who dropped out.
+
+    public_patients: counts of patients that were paid for or are public; a hospital's weight is its share of the largest, or
+    1 where there are none. Raises SumRefused when too few hospitals are left, ConfigError when there never were enough.
+    """
+    threshold = _threshold(len(cohort), config)
+    places = {"run": run, "home": home, "round": number}
+    wanted = {"sealing": (KEY_BYTES,), "mask": (KEY_BYTES,), "commitment": (KEY_BYTES,)}
+    keys, dropped = _ask(
+        grid, cohort, SECURE_KEYS, lambda site: SecureKeysRequest(site=site.index, **places), lambda site: {}, wanted,
+        config.timeout,
+    )  # fmt: skip
+    _check_enough(keys, dropped, threshold, f"Round {number}, keys")
+    peers = tuple(site for site in cohort if site.index in keys)
+    public = {
+        "peers": np.array([site.index for site in peers], dtype=np.int64),
+        "sealing": np.stack([keys[site.index]["sealing"] for site in peers]),
+        "mask": np.stack([keys[site.index]["mask"] for site in peers]),
+    }
+    shared, later = _ask(
+        grid, peers, SECURE_SHARES, lambda site: SecureSharesRequest(site=site.index, threshold=threshold, **places),
+        lambda site: public, {"sealed": (len(peers), SEALED_BYTES)}, config.timeout,
+    )  # fmt: skip
+    _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
+    counted = [public_patients.get(site.name) for site in cohort]
+    known = [count for count in counted if count is not None]
+    weights = {
+        site.name: count / max(known) if count is not None and len(known) == len(cohort) else 1.0
+        for site, count in zip(cohort, counted, strict=True)
+    }
+    terms = secure_terms(config, flattened(arrays).size, len(peers), threshold)
+    parties = tuple(site for site in peers if site.index in shared)
+    sealed = {index: found["sealed"] for index, found in shared.items()}
+    return SecureSum(grid, config, run, home, number, terms, peers, parties, keys, sealed, weights), dropped + later
+
+
+def _ask(
+    grid: Grid, sites: Sequence[Site], kind: str, request: Callable[[Site], Request], message: Callable[[Site], Arrays],
+    wanted: Mapping[str, tuple[int, ...]], timeout: float,
+) -> tuple[dict[int, Arrays], Dropped]:  # fmt: skip
+    """The arrays that each site answered, by its index, if they are bytes of the ``wanted`` shapes; and who gave none."""
+    messages = []
+    for site in sites:
+        arrays = message(site)
+        messages.append(Message(RecordDict({SECURE: to_record(arrays)} if arrays else {}), site.id, kind))
+    exchange = SiteGrid(grid, sites, request, {}).exchange(messages, timeout)
+    found: dict[int, Arrays] = {}
+    for site, reply in exchange.replies:
+        record = reply.content.get(SECURE)
+        arrays = from_record(record) if isinstance(record, ArrayRecord) else {}
+        if {name: (value.shape, value.dtype) for name, value in arrays.items()} == {
+            name: (shape, np.dtype(np.uint8)) for name, shape in wanted.items()
+        }:
+            found[site.index] = arrays
+        else:
+            exchange.dropped.append((site, f"the reply does not hold {', '.join(wanted)}"))
+    return found, exchange.dropped
+
+
+def _check_enough(found: dict[int, Any], dropped: Dropped, threshold: int, when: str) -> None:
+    if len(found) < threshold:
+        reasons = several(sorted({reason for _, reason in dropped}), between="; ")
+        raise SumRefused(f"{when}: {len(found)} hospitals replied, the secure sum needs {threshold}. {reasons}")
+
+
+def _as_float64(arrays: Arrays) -> Arrays:
+    return {
+        name: value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value
+        for name, value in arrays.items()
+    }

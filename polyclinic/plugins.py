@@ -117,11 +117,16 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
 
     The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
     """
-    make, features = model_named(config.model), len(feature_names(schema))
+    return build_for(config, len(feature_names(schema)), schema.num_classes)
+
+
+def build_for(config: RunConfig, features: int, classes: int) -> Builder:
+    """As ``build_model``, for a number of features and classes."""
+    make = model_named(config.model)
 
     def build() -> nn.Module:
         try:
-            module = make(features, schema.num_classes, config.widths)
+            module = make(features, classes, config.widths)
         except Exception as error:
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import polyclinic
+from polyclinic.cli.audit import audit
 from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
 from polyclinic.config import RunConfig, parse_value, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -27,6 +28,7 @@ flower_app = typer.Typer(no_args_is_help=True, help="The same run under Flower's
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(flower_app, name="flower")
+app.command()(audit)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 _MOST_DROPOUTS = 20

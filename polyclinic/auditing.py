@@ -1,0 +1,90 @@
+"""What of a configuration or a simulated run is audited: its training at one hospital, and the epsilon that it claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import build_for, dataset_named, task_named
+from polyclinic.privacy.accounting import plan
+from polyclinic.privacy.streams import generator
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.training.auditing.faults import NO_FAULT, Fault
+from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.preparation import standardised
+from polyclinic.training.task import TrainSettings
+
+# Made-up patients stand in where no run is given.
+_PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
+
+
+def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
+    """Training as configured, among made-up patients; no statistics are paid for, so all of epsilon is the training's.
+
+    Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
+    """
+    if not config.dp:
+        raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
+    privacy = plan(
+        epsilon=config.epsilon, delta=config.delta, sample_rate=config.sample_rate, steps_per_round=config.local_steps,
+        rounds=config.rounds,
+    )  # fmt: skip
+    draw = generator(0, "audit", "patients")
+    rows = Rows(
+        draw.normal(size=(_PATIENTS, _FEATURES)), draw.integers(0, _CLASSES, _PATIENTS), np.arange(_PATIENTS), _PATIENTS
+    )
+    return _subject(config, rows, _CLASSES, privacy.noise_multiplier, config.rounds, config.epsilon, seed, fault)
+
+
+def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
+    """A finished simulated run's training at the hospital that spent most, with the noise and rounds that it had there.
+
+    The claimed epsilon is that hospital's, statistics included, which makes it more than the training's own.
+    Raises ConfigError when there is no such run, and for one of real hospitals or without privacy.
+    """
+    folder = RunFolder.existing(path)
+    config, summary = folder.config(), folder.summary()
+    if not summary["simulation"]:
+        raise ConfigError(
+            f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
+        )
+    noise = summary["privacy"]["noise_multiplier"]
+    if noise is None or summary["privacy"]["epsilon"] is None:
+        raise ConfigError(f"{path} was trained without privacy: it claims no epsilon, so there is nothing to audit.")
+    name, site = max(summary["metrics"]["sites"].items(), key=lambda item: item[1]["epsilon"] or 0.0)
+    if not site["rounds_joined"]:
+        raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
+    rows, classes = _rows(folder, config, name)
+    return _subject(config, rows, classes, noise, site["rounds_joined"], site["epsilon"], seed, fault)
+
+
+def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
+    """The training rows of a simulated hospital as its task saw them, and the number of classes."""
+    dataset = dataset_named(config.dataset)
+    partitioner = config.partitioner or dataset.default_partitioner
+    shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
+    shard = next(shard for shard in shards if shard.site == site)
+    arrays = load_file(folder.path / "model.safetensors")
+    scale = (arrays["standardiser.mean"], arrays["standardiser.std"]) if "standardiser.mean" in arrays else None
+    return standardised(shard.train, scale), dataset.schema.num_classes
+
+
+def _subject(
+    config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, rounds: int, epsilon: float, seed: int | None,
+    fault: Fault,
+) -> Subject:  # fmt: skip
+    settings = TrainSettings(
+        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
+        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu, engine=config.engine,
+    )  # fmt: skip
+    return Subject(
+        task_named(config.task), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,
+        epsilon, config.delta, seed, fault,
+    )  # fmt: skip

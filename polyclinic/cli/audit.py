@@ -1,0 +1,127 @@
+"""``polyclinic audit``: what canaries and checks find of a configuration's training, or of a simulated run's."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyclinic.training.auditing.audit import Audit
+    from polyclinic.training.auditing.subject import Subject
+
+_DELTA = 1e-5
+
+
+def audit(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A finished simulated run's folder; a small training of its own without.", show_default=False),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Task by name, where no run is given.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model by name, where no run is given.")] = None,
+    fault: Annotated[
+        str | None, typer.Option(help="Plant a fault: noise-off, half-noise, no-clipping, batch-norm or shuffled.")
+    ] = None,
+    canaries: Annotated[int, typer.Option(help="Made-up patients, each there by the toss of a coin.")] = 1000,
+    guesses: Annotated[
+        list[int] | None,
+        typer.Option(help="How many tosses are guessed; repeatable. A quarter and a half of them without.", show_default=False),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="With which the lower bound holds.")] = 0.95,
+    white_box: Annotated[
+        bool, typer.Option("--white-box/--black-box", help="See every round's update, or the final model alone.")
+    ] = True,
+    seed: Annotated[
+        int | None, typer.Option(help="For draws that can be repeated; the system's entropy without.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much."""
+    numbers = tuple(guesses) if guesses else (canaries // 4, canaries // 2)
+    _check(canaries, numbers, confidence, seed)
+    if run is not None and (task is not None or model is not None):
+        raise ConfigError("A run has its own task and model; give --task and --model without one.")
+    given = {key: value for key, value in (("task", task), ("model", model)) if value is not None}
+    screen = console(as_json)
+    with screen.status("Starting", spinner="line"), loading():
+        from polyclinic.auditing import subject_of_config, subject_of_run
+        from polyclinic.training.auditing.audit import audit as carry_out
+        from polyclinic.training.auditing.faults import fault_named
+    with redirect_stdout(sys.stderr if as_json else sys.stdout), screen.status("Training", spinner="line"):
+        planted = fault_named(fault)
+        if run is None:
+            subject = subject_of_config(RunConfig.build({"delta": _DELTA}, given), seed, planted)
+        else:
+            subject = subject_of_run(run, seed, planted)
+        found = carry_out(subject, canaries, numbers, confidence, white_box)
+    if as_json:
+        print_json(_value(found, subject, confidence, white_box))
+    else:
+        _print(screen, found, subject, white_box)
+    if found.violated:
+        raise typer.Exit(1)
+
+
+def _check(canaries: int, guesses: tuple[int, ...], confidence: float, seed: int | None) -> None:
+    """Raises ConfigError for numbers that no audit can be made with."""
+    if not 10 <= canaries <= 5000:
+        raise ConfigError(f"--canaries is {canaries}; allowed are 10 to 5000.")
+    for number in guesses:
+        if not 1 <= number <= canaries:
+            raise ConfigError(f"--guesses is {number}; allowed are 1 to {canaries}, the number of canaries.")
+    if not 0 < confidence < 1:
+        raise ConfigError(f"--confidence is {confidence:g}; it must lie between 0 and 1, both excluded.")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
+
+
+def _value(found: Audit, subject: Subject, confidence: float, white_box: bool) -> dict[str, Any]:
+    guessing = found.guessing
+    return {
+        "epsilon_lower": guessing.epsilon_lower if guessing else 0.0, "confidence": confidence,
+        "epsilon_claimed": subject.epsilon, "violated": found.violated, "delta": subject.delta,
+        "relation": "add-remove", "box": "white" if white_box else "black", "fault": subject.fault.name or None,
+        "canaries": guessing.canaries if guessing else 0, "guesses": guessing.guesses if guessing else 0,
+        "correct": guessing.correct if guessing else 0, "refused": found.refused, "caught_by": found.caught_by,
+        "findings": [
+            {"name": f.name, "what": f.what, "measured": f.measured if f.measured < float("inf") else None,
+             "least": f.least, "most": f.most, "passed": f.passed}
+            for f in found.findings
+        ],
+    }  # fmt: skip
+
+
+def _print(screen: Console, found: Audit, subject: Subject, white_box: bool) -> None:
+    if found.guessing:
+        lower, sure = significant(found.guessing.epsilon_lower), f"{100 * found.guessing.confidence:g} %"
+        screen.print(
+            f"ε is at least {lower} with {sure} confidence; claimed {significant(subject.epsilon)} at δ = "
+            f"{subject.delta:g} ({found.guessing.correct} of {found.guessing.guesses} guesses right about "
+            f"{found.guessing.canaries} canaries, {'white' if white_box else 'black'} box)."
+        )
+    if found.refused:
+        screen.print(f"The task refuses the model: {found.refused}")
+    table = Table(box=None)
+    for heading in ("check", "what", "measured", "allowed", ""):
+        table.add_column(heading, justify="right" if heading == "measured" else "left")
+    for finding in found.findings:
+        verdict = Text("passed", "green") if finding.passed else Text("violated", "bold red")
+        allowed = f"{significant(finding.least)} to {significant(finding.most)}"
+        table.add_row(finding.name, finding.what, significant(finding.measured), allowed, verdict)
+    screen.print(table)
+    if subject.fault.name:
+        caught = ", ".join(found.caught_by)
+        screen.print(f"The fault {subject.fault.name} was " + (f"caught by: {caught}." if caught else "not caught."))
+    elif found.violated:
+        screen.print(f"Violated: {', '.join(found.caught_by)}.", style="bold red")

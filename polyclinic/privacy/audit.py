@@ -1,0 +1,115 @@
+"""What guesses about canaries say of epsilon: a lower bound, at a stated confidence, from one training run.
+
+A canary is a made-up patient who took part or not by a fair coin of its own. Whoever guesses the coins from what was
+released, better than epsilon and delta allow, has shown that epsilon is larger. A coin decides whether a patient is
+there, so the relation is "add-remove". Nothing here trains. Steinke, Nasr and Jagielski 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats
+
+from polyclinic.privacy.streams import Floats
+
+Bools = npt.NDArray[np.bool_]
+
+# Numbers of sampled steps less likely than exp of this do not show in a likelihood.
+_SMALLEST_LOG_WEIGHT = -60.0
+
+
+def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """The most that (epsilon, delta)-DP allows for the probability of at least ``correct`` right guesses.
+
+    guesses: of how many of the canaries the coin was guessed; the others are left out.
+    Steinke et al. 2023, Algorithm 1 and Appendix D.
+    """
+    right = 1.0 / (1.0 + math.exp(-epsilon))
+    tail = float(stats.binom.sf(correct - 1, guesses, right))
+    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))
+    slope = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
+    return min(1.0, tail + 2.0 * canaries * delta * slope)
+
+
+def epsilon_lower(canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that ``correct`` right ones of ``guesses`` refute at ``delta``; 0 when they refute none.
+
+    Holds with probability ``confidence`` over coins and training, whatever the attack is, if ``guesses`` was fixed before.
+    Raises ValueError unless 0 <= correct <= guesses <= canaries, delta lies in [0, 1) and confidence in (0, 1).
+    Steinke et al. 2023, Algorithm 1 and Appendix D.
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise ValueError(f"0 <= correct <= guesses <= canaries must hold, got {correct}, {guesses} and {canaries}.")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must lie in [0, 1), got {delta}.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}.")
+
+    def excess(epsilon: float) -> float:
+        return p_value(canaries, guesses, correct, epsilon, delta) - (1.0 - confidence)
+
+    if excess(0.0) >= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2.0
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9))
+
+
+def largest_lower(
+    canaries: int, correct: Mapping[int, int], delta: float, confidence: float = 0.95
+) -> tuple[float, int]:
+    """The largest bound over several numbers of guesses, all fixed before, and the number that gives it.
+
+    correct: right guesses by number of guesses. Each bound fails with an equal share of 1 - confidence, so that together
+    they hold with probability ``confidence`` (Bonferroni). Raises ValueError as ``epsilon_lower`` does.
+    """
+    each = 1.0 - (1.0 - confidence) / len(correct)
+    return max((epsilon_lower(canaries, guesses, right, delta, each), guesses) for guesses, right in correct.items())
+
+
+def correct_guesses(scores: Floats, included: Bools, guesses: int) -> int:
+    """How many of ``guesses`` guesses are right: those of the scores farthest from their mean, above it "in", below "out".
+
+    scores, included: (canaries,). Ties keep their order, which must know nothing of the coins.
+    Raises ValueError for more guesses than canaries.
+    """
+    if not 0 <= guesses <= len(scores):
+        raise ValueError(f"guesses must lie between 0 and {len(scores)}, the number of canaries, got {guesses}.")
+    apart = scores - scores.mean()
+    surest = np.argsort(-np.abs(apart), kind="stable")[:guesses]
+    return int(np.sum((apart[surest] > 0) == included[surest]))
+
+
+def inclusion_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int) -> Floats:
+    """(canaries,) log likelihood ratios of having been there: the best scores when contributions do not overlap.
+
+    sums: (rounds, canaries), how many steps' worth of each canary a round of ``steps`` steps shows; noise: (canaries,)
+    the standard deviation of one step's noise, in the same unit. Neyman and Pearson 1933.
+    """
+    counts = np.arange(steps + 1)
+    weights = stats.binom.logpmf(counts, steps, sample_rate)
+    variance = steps * noise**2
+    ratio = np.full(sums.shape, -np.inf)
+    for count, weight in zip(counts, weights, strict=True):
+        if weight > _SMALLEST_LOG_WEIGHT:
+            ratio = np.logaddexp(ratio, weight + (count * sums - count**2 / 2.0) / variance)
+    return np.asarray(ratio.sum(axis=0))
+
+
+def mean_square_interval(draws: int, significance: float) -> tuple[float, float]:
+    """Where the mean square of ``draws`` standard normal draws lies, but for a probability of ``significance``."""
+    law = stats.chi2(draws)
+    return float(law.ppf(significance / 2) / draws), float(law.isf(significance / 2) / draws)
+
+
+def correlation_limit(draws: int, pairs: int, significance: float) -> float:
+    """What no correlation of ``pairs`` pairs of independent series of ``draws`` passes, but for ``significance``.
+
+    By the normal approximation of a correlation, and Bonferroni over the pairs.
+    """
+    return float(stats.norm.isf(significance / (2.0 * max(pairs, 1))) / math.sqrt(draws))

@@ -1,0 +1,171 @@
+"""Canaries: made-up patients who take part by the toss of a coin, and the scores by which their coins are guessed.
+
+White box: the auditor sees each round's update and knows what each canary adds to a sum of gradients. Black box: it sees
+the final model alone, and how well that predicts each canary. Steinke, Nasr and Jagielski 2023, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.audit import correct_guesses, inclusion_scores, largest_lower
+from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.training.auditing.faults import Builder
+from polyclinic.training.auditing.subject import Subject, noisy_sums, train
+from polyclinic.training.task import Arrays, TrainSettings
+
+Bools = npt.NDArray[np.bool_]
+
+# How far out canaries lie: far enough to be clipped and told apart, not so far that a model saturates.
+_SCALES = (1.0, 3.0, 10.0, 30.0, 100.0)
+_TRIED = 32
+_LEAST_APART = 1e-3
+# In the final model a canary must still have a gradient after it was learned.
+_BLACK_BOX_SCALE = 10.0
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """How many coins were guessed and how many rightly, and the epsilon (at the subject's delta) that this refutes."""
+
+    epsilon_lower: float
+    confidence: float
+    canaries: int
+    guesses: int
+    correct: int
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What m canaries add to a sum at ``arrays``: ``each`` (m, P), and its inner products' inverse (m, m)."""
+
+    each: Floats
+    inverse: Floats
+
+    def counts(self, sums: Floats) -> Floats:
+        """(R, m): how often each canary is in the (R, P) sums, by least squares; exact without noise or other patients."""
+        return np.asarray(sums @ self.each.T @ self.inverse)
+
+    @property
+    def spread(self) -> Floats:
+        """(m,): the standard deviation of ``counts`` when the sums have noise of standard deviation 1."""
+        return np.sqrt(np.diag(self.inverse))
+
+
+def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence: float, white_box: bool) -> Guessing:
+    """One training run with canaries, and what the guesses of their coins say of epsilon.
+
+    guesses: one or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
+    """
+    included = subject.stream("coins").uniform(canaries) < 0.5
+    score = _white_box if white_box else _black_box
+    scores = score(subject, included)
+    correct = {number: correct_guesses(scores, included, number) for number in guesses}
+    lower, best = largest_lower(canaries, correct, subject.delta, confidence)
+    return Guessing(lower, confidence, canaries, best, correct[best])
+
+
+def _white_box(subject: Subject, included: Bools) -> Floats:
+    """Likelihood ratios of the coins, from every round's update of one and the same model."""
+    build, arrays = subject.model(extra=len(included))
+    rows, known = told_apart(subject, build, arrays, len(included))
+    settings = subject.settings
+    hospital = subject.hospital(joined(subject.patients, rows, included), settings, "run")
+    sums = [noisy_sums(subject, build, arrays, [hospital], settings)[0] for _ in range(subject.rounds)]
+    noise = (settings.noise_multiplier or 0.0) * settings.max_grad_norm
+    return inclusion_scores(
+        known.counts(np.array(sums)), noise * known.spread, settings.sample_rate, settings.local_steps
+    )
+
+
+def _black_box(subject: Subject, included: Bools) -> Floats:
+    """By how much training lowered each canary's loss; the run's own optimizer, round by round."""
+    build, arrays = subject.model(extra=len(included))
+    rows = canaries(subject, len(included), _BLACK_BOX_SCALE)
+    hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
+    public = subject.patients.patients + len(included) / 2
+    before, state = losses(subject, build, arrays, rows), Arrays()
+    for _ in range(subject.rounds):
+        update = train(subject, build, arrays, [hospital], subject.settings, public, [state])[0]
+        arrays, state = update.arrays, update.optimizer_state
+    return before - losses(subject, build, arrays, rows)
+
+
+def canaries(subject: Subject, count: int, scale: float) -> Rows:
+    """``count`` patients of one row, each alone in having ``scale`` in a column of its own behind the patients' columns.
+
+    A task may have ``canaries(features, classes, count, scale, stream)`` of its own, with such extra columns.
+    """
+    own = getattr(subject.task, "canaries", _one_column_each)
+    found: Rows = own(subject.features, subject.classes, count, scale, subject.stream("canaries"))
+    return found
+
+
+def _one_column_each(features: int, classes: int, count: int, scale: float, stream: Stream) -> Rows:
+    x = np.zeros((count, features + count))
+    x[np.arange(count), features + np.arange(count)] = scale
+    return Rows(x, (stream.uniform(count) * classes).astype(np.int64), np.arange(count), count)
+
+
+def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Floats:
+    """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``."""
+    if hasattr(subject.task, "canary_losses"):
+        return np.asarray(subject.task.canary_losses(build, arrays, rows))
+    made = lambda: build().double()  # noqa: E731
+    probability = subject.task.evaluate(made, arrays, [rows])[0][np.arange(len(rows.y)), rows.y]
+    return np.asarray(-np.log(np.maximum(probability, np.finfo(np.float64).tiny)))
+
+
+def told_apart(subject: Subject, build: Builder, arrays: Arrays, count: int) -> tuple[Rows, Contributions]:
+    """Canaries at the scale at which the model tells them apart best, and their contributions.
+
+    Raises ConfigError when no scale makes their contributions independent of each other.
+    """
+
+    def apart(scale: float) -> float:
+        each = contributions(subject, build, arrays, canaries(subject, count, scale), min(count, _TRIED))
+        return float(np.linalg.eigvalsh(each @ each.T)[0])
+
+    scale = max(_SCALES, key=apart)
+    rows = canaries(subject, count, scale)
+    each = contributions(subject, build, arrays, rows, count)
+    products = each @ each.T
+    if np.linalg.eigvalsh(products)[0] < _LEAST_APART * np.trace(products) / count:
+        raise ConfigError(
+            f"The model does not tell {count} canaries apart: what they add to its gradients is not independent; "
+            "take fewer canaries, or another model."
+        )
+    return rows, Contributions(each, np.linalg.inv(products))
+
+
+def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, count: int) -> Floats:
+    """(count, P): what each of the first patients alone adds to a sum: a round of one step, without noise, of all patients."""
+    settings = noiseless(subject.settings)
+    alone = [
+        subject.hospital(
+            Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1), settings, "alone", i
+        )
+        for i in range(count)
+    ]
+    return noisy_sums(subject, build, arrays, alone, settings)
+
+
+def noiseless(settings: TrainSettings) -> TrainSettings:
+    """One step with all patients and no noise: what shows a clipped sum as it is."""
+    return replace(settings, noise_multiplier=0.0, sample_rate=1.0, local_steps=1)
+
+
+def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
+    """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``."""
+    rows, extra = len(patients.y), canaries.x.shape[1] - patients.x.shape[1]
+    return Rows(
+        np.concatenate([np.hstack([patients.x, np.zeros((rows, extra))]), canaries.x[included]]),
+        np.concatenate([patients.y, canaries.y[included]]),
+        np.concatenate([patients.patient, patients.patients + np.arange(int(included.sum()))]),
+        patients.patients + int(included.sum()),
+    )

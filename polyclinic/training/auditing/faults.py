@@ -1,0 +1,116 @@
+"""Faults planted in a copy of what is audited, to show which of them an audit sees.
+
+A fault stands between the audit and a task's ``train``: it wraps the streams, the settings or the model that are handed
+over. The code that hospitals run knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.privacy.streams import Floats, Size, Stream
+from polyclinic.training.one_by_one import train_one
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+Builder = Callable[[], nn.Module]
+Train = Callable[[Builder, Arrays, Sequence[SiteWork], TrainSettings], list[SiteUpdate]]
+
+# How many times the claimed clip norm a patient may have when clipping is off.
+_UNCLIPPED = 1e6
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrapped; by default nothing is. ``train`` replaces the task's own, which would refuse the model."""
+
+    name: str = ""
+    settings: Callable[[TrainSettings], TrainSettings] = lambda settings: settings
+    noise: Callable[[Stream], Stream] = lambda stream: stream
+    sampling: Callable[[Stream, float], Stream] = lambda stream, sample_rate: stream
+    build: Callable[[Builder, int], Builder] = lambda build, features: build
+    train: Train | None = None
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A stream whose normal draws are too small by ``factor``."""
+
+    stream: Stream
+    factor: float
+
+    def uniform(self, size: Size) -> Floats:
+        return self.stream.uniform(size)
+
+    def normal(self, size: Size) -> Floats:
+        return self.stream.normal(size) * self.factor
+
+
+class _Shuffled:
+    """A stream by which patients are taken in batches of one size, each once in an epoch, where coins should decide."""
+
+    def __init__(self, stream: Stream, sample_rate: float) -> None:
+        self._stream, self._rate = stream, sample_rate
+        self._left = np.zeros(0, dtype=np.int64)
+
+    def uniform(self, size: Size) -> Floats:
+        steps, patients = size if isinstance(size, tuple) else (1, size)
+        draws = np.full((steps, patients), np.nextafter(1.0, 0.0))
+        for row in draws:
+            row[self._batch(patients)] = 0.0
+        return draws.reshape(size)
+
+    def _batch(self, patients: int) -> np.ndarray:
+        size = round(self._rate * patients)
+        if len(self._left) < size:
+            self._left = np.argsort(self._stream.uniform(patients))
+        batch, self._left = self._left[:size], self._left[size:]
+        return batch
+
+    def normal(self, size: Size) -> Floats:
+        return self._stream.normal(size)
+
+
+def _unclipped(settings: TrainSettings) -> TrainSettings:
+    """No norm is clipped, and the noise stays what the claimed norm asks for."""
+    noise = settings.noise_multiplier
+    return replace(
+        settings, max_grad_norm=settings.max_grad_norm * _UNCLIPPED,
+        noise_multiplier=None if noise is None else noise / _UNCLIPPED,
+    )  # fmt: skip
+
+
+def _batch_normalised(build: Builder, features: int) -> Builder:
+    return lambda: nn.Sequential(nn.BatchNorm1d(features, affine=False, track_running_stats=False), build())
+
+
+def _unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+    """Training without the check of the module that every task makes first."""
+    made = (lambda: build().double()) if settings.double else build
+    return [train_one(made, arrays, site, settings) for site in work]
+
+
+NO_FAULT = Fault()
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("noise-off", noise=lambda stream: _Scaled(stream, 0.0)),
+        Fault("half-noise", noise=lambda stream: _Scaled(stream, 0.5)),
+        Fault("no-clipping", settings=_unclipped),
+        Fault("batch-norm", build=_batch_normalised, train=_unchecked),
+        Fault("shuffled", sampling=_Shuffled),
+    )
+}
+
+
+def fault_named(name: str | None) -> Fault:
+    """Raises ConfigError for a fault that does not exist."""
+    if name is None:
+        return NO_FAULT
+    if name not in FAULTS:
+        raise ConfigError(f"The fault {name!r} is unknown; choose {', '.join(FAULTS)}.{nearest(name, FAULTS)}")
+    return FAULTS[name]

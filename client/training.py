@@ -108,9 +108,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     def event(call: Call[TrainRequest]) -> DpEvent:
         return task.event(question.settings, begun(states[id(call)], question.settings))
 
-    return charged(
-        calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation
-    )
+    return charged(calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation)
 
 
 def _state(call: Call[TrainRequest]) -> Arrays:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 import polyclinic
 from polyclinic.cli.audit import audit
+from polyclinic.cli import ledger
 from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
 from polyclinic.config import RunConfig, parse_value, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -23,10 +24,9 @@ app = typer.Typer(
     help="Federated learning for health records, with an epsilon that is true.",
 )  # fmt: skip
 datasets_app = typer.Typer(help="Datasets by name: what there is, what one holds, and fetching its files.")
-ledger_app = typer.Typer(no_args_is_help=True, help="A hospital's privacy ledger.")
 flower_app = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
 app.add_typer(datasets_app, name="datasets")
-app.add_typer(ledger_app, name="ledger")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(flower_app, name="flower")
 app.command()(audit)
 
@@ -252,39 +252,6 @@ def datasets_fetch(name: str, as_json: Json = False) -> None:
         console().print(
             f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch."
         )
-
-
-@ledger_app.command("show")
-def ledger_show(
-    path: Path,
-    site: Annotated[str | None, typer.Option(help="One hospital of a simulation's ledger.", show_default=False)] = None,
-    as_json: Json = False,
-) -> None:
-    """Print a ledger: what was spent, of what budget, on what."""
-    from polyclinic.privacy.ledger import Ledger, statement_of, statements
-
-    found = statements([Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()])
-    if as_json:
-        print_json(statement_of(found))
-        return
-    screen = console()
-    for statement in found:
-        spent, budget = statement["epsilon"], statement["budget"]
-        sums = (
-            f": ε = {'unbounded (something left without noise)' if spent is None else significant(spent)} of "
-            f"{'unlimited' if budget is None else f'{budget:g}'} at δ = {statement['delta']:g}; "
-        )
-        record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
-        screen.print(Text.assemble((statement["site"], "bold"), sums, record))
-    if len(found) > 1:
-        screen.print("Every charge of one hospital: --site SITE.")
-        return
-    table = Table(box=None)
-    for heading in ("seq", "run", "round", "purpose"):
-        table.add_column(heading)
-    for event in found[0]["events"]:
-        table.add_row(*(str(event[name]) for name in ("seq", "run", "round", "purpose")))
-    screen.print(table)
 
 
 @app.command()

@@ -58,7 +58,7 @@ def statement_of(statements: Sequence[Statement]) -> Statement:
         "unit": first["unit"], "relation": first["relation"], "accountant": first["accountant"],
         "events": [{"site": one["site"], **event} for one in statements for event in one["events"]],
         "intact": all(one["intact"] for one in statements), "sites": {one["site"]: one for one in statements},
-    }  # fmt: skip
+    } | ({"findings": [finding for one in statements for finding in one["findings"]]} if "findings" in first else {})  # fmt: skip
 
 
 def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:

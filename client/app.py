@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from polyclinic.client import answers, secure, training
+from polyclinic.client import answers, queries, secure, training
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_hospital
 from polyclinic.config import RunConfig
@@ -26,6 +26,7 @@ from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.messages import (
     ENROL,
     FAILED,
+    QUERY,
     REFUSED,
     SECURE_KEYS,
     SECURE_SHARES,
@@ -33,6 +34,7 @@ from polyclinic.messages import (
     STATISTICS,
     EnrolRequest,
     EvaluateRequest,
+    QueryRequest,
     Request,
     SecureKeysRequest,
     SecureSharesRequest,
@@ -46,6 +48,7 @@ from polyclinic.messages import (
 _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[Answer]]]] = {
     ENROL: (EnrolRequest, answers.enrol),
     STATISTICS: (StatisticsRequest, answers.statistics),
+    QUERY: (QueryRequest, queries.query),
     MessageType.TRAIN: (TrainRequest, training.train),
     SECURE_KEYS: (SecureKeysRequest, secure.keys),
     SECURE_SHARES: (SecureSharesRequest, secure.shares),
@@ -75,7 +78,7 @@ def _one(message: Message, context: Context) -> Message:
     return app.call_stack([message], [context])[0]
 
 
-for _query in (ENROL, STATISTICS, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
+for _query in (ENROL, STATISTICS, QUERY, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
     app.query(_query.removeprefix("query."))(_one)
 app.train()(_one)
 app.evaluate()(_one)

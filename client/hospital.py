@@ -23,7 +23,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.ehr.sources import read_records
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.messages import Request, site_home
+from polyclinic.messages import QueryRequest, Request, site_home
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
@@ -87,10 +87,13 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         raise ConfigError(f"Message field 'site' is {request.site}; this run has sites 0 to {len(names) - 1}.")
     if not request.home:
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
-    site = names[request.site]
+    site, policy, ledger = names[request.site], simulation_policy(config), Path(request.home) / "ledger.sqlite"
+    if isinstance(request, QueryRequest):
+        told = {"allowed_tasks": ("query",), "budget": request.budget, "relation": request.relation}
+        policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
     return Hospital(
-        site, _simulated_schema(config.dataset), simulation_policy(config), site_home(request.home, site),
-        Path(request.home) / "ledger.sqlite", config.seed, _dataset_key(config),
+        site, _simulated_schema(config.dataset), policy, site_home(request.home, site), ledger, config.seed,
+        _dataset_key(config),
     )  # fmt: skip
 
 

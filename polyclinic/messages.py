@@ -7,7 +7,7 @@ to know nothing of privacy. A hospital checks a request against its own policy; 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, RecordDict
@@ -19,6 +19,7 @@ from polyclinic.errors import ConfigError
 RECORD = "polyclinic"
 ENROL = "query.enrol"
 STATISTICS = "query.statistics"
+QUERY = "query.query"
 SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_shares", "query.secure_unmask"
 # The record of arrays beside a secure sum's requests, and of its answers.
 SECURE = "secure"
@@ -57,6 +58,25 @@ class RoundRequest(Request):
     """A request that belongs to one round of training."""
 
     round: int = Field(ge=1, le=1_000_000)
+
+
+class QueryRequest(Request):
+    """A statistic of one column with the noise that costs ``epsilon`` at the hospital's own delta, accountant and relation.
+
+    ``where``: conditions, one a line. ``ledger``, ``budget`` (None is unlimited) and ``relation`` are a simulated hospital's,
+    which has no policy of its own; a real one does not read them.
+    """
+
+    statistic: str = Field(max_length=20)
+    column: str = Field("", max_length=1000)
+    where: str = Field("", max_length=10_000)
+    bins: int = Field(10, ge=1)
+    quantile: float = 0.5
+    mechanism: str = Field(max_length=40)
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    ledger: str = ""
+    budget: float | None = Field(None, gt=0, allow_inf_nan=False)
+    relation: Literal["add-remove", "replace-one"] = "add-remove"
 
 
 class TrainRequest(RoundRequest):

@@ -22,7 +22,8 @@ from polyclinic.sim.workers import Workers
 
 
 class LocalGrid(Grid):
-    """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation.
+    """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation, and
+    what ``node_config`` adds.
 
     ``merges``: replies reach the server all or not at all, so an app may put the arrays of many into one of them.
     """
@@ -31,13 +32,16 @@ class LocalGrid(Grid):
 
     def __init__(
         self, app: AppReference, nodes: int, run_config: UserConfig, workers: Workers | None = None,
-        costs: Sequence[float] | None = None, run_id: int = 1,
+        costs: Sequence[float] | None = None, run_id: int = 1, node_config: UserConfig | None = None,
     ) -> None:  # fmt: skip
         # Messages take their run and sender from this class attribute of Flower's.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 0
         self._app = app
+        own = node_config or {}
         self._contexts = {
-            node: Context(run_id, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), run_config)
+            node: Context(
+                run_id, node, {"partition-id": node - 1, "num-partitions": nodes, **own}, RecordDict(), run_config
+            )
             for node in range(1, nodes + 1)
         }
         self._workers = workers

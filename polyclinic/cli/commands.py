@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 import polyclinic
-from polyclinic.cli.audit import audit
 from polyclinic.cli import ledger
+from polyclinic.cli.audit import audit
+from polyclinic.cli.query import query
 from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
 from polyclinic.config import RunConfig, parse_value, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -29,6 +30,7 @@ app.add_typer(datasets_app, name="datasets")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(flower_app, name="flower")
 app.command()(audit)
+app.command()(query)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 _MOST_DROPOUTS = 20

@@ -114,20 +114,26 @@ def decode(encoded_x: Floats, schema: Schema) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def column_values(encoded_x: Floats, schema: Schema, name: str) -> Floats:
+    """(rows,) cells of one feature column as numbers in its unit, or as numbers of its categories; NaN where missing.
+
+    Raises DataError unless ``name`` is a feature column that has one cell in a row.
+    """
+    start = 0
+    for column in schema.features:
+        stop = start + len(_encoded_names(column))
+        if column.name == name and column.kind not in ("code_set", "trajectory"):
+            return _values(np.asarray(encoded_x[:, start:stop], dtype=np.float64), column)[:, 0]
+        start = stop
+    raise DataError(f"Schema {schema.name!r} has no feature column {name!r} with one cell in a row.")
+
+
 def _decode_column(block: Floats, column: Column) -> dict[str, pd.Series]:
     if column.kind == "code_set":
         chosen = np.nan_to_num(block) > 0.5
         cells = [";".join(c for c, on in zip(column.categories, row, strict=True) if on) for row in chosen.tolist()]
         return {column.name: pd.Series(cells, dtype=object)}
-    if column.kind == "categorical":
-        return {column.name: _categories(_largest(block, column), column)}
-    if column.kind == "binary":
-        values = np.where(np.isnan(block), np.nan, (block > 0.5).astype(np.float64))
-    else:
-        low, high = _interval(column)
-        values = low + (np.clip(block, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
-        values = np.round(values) if column.kind in ("integer", "ordinal") else _tidy(values, low, high)
-        values = np.clip(values, low, high)
+    values = _values(block, column)
     if column.categories:
         ranks = np.where(np.isnan(values[:, 0]), -1, np.nan_to_num(values[:, 0])).astype(np.int64)
         return {column.name: _categories(ranks, column)}
@@ -135,6 +141,19 @@ def _decode_column(block: Floats, column: Column) -> dict[str, pd.Series]:
     if dtype == "int64" and column.nullable:
         dtype = "Int64"
     return {name: pd.Series(values[:, i]).astype(dtype) for i, name in enumerate(column.record_names)}
+
+
+def _values(block: Floats, column: Column) -> Floats:
+    """(rows, cells) numbers in the column's own unit, or the numbers of its categories; NaN where missing."""
+    if column.kind == "categorical":
+        indices = _largest(block, column)[:, None]
+        return np.where(indices < 0, np.nan, indices.astype(np.float64))
+    if column.kind == "binary":
+        return np.where(np.isnan(block), np.nan, (block > 0.5).astype(np.float64))
+    low, high = _interval(column)
+    values = low + (np.clip(block, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+    values = np.round(values) if column.kind in ("integer", "ordinal") else _tidy(values, low, high)
+    return np.clip(values, low, high)
 
 
 def _largest(block: Floats, column: Column) -> Ints:

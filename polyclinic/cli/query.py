@@ -1,0 +1,177 @@
+"""``polyclinic query``: one statistic with noise, of a simulated federation or of one real hospital."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.errors import ConfigError
+
+_TIMEOUT = 3600.0
+
+
+def query(
+    statistic: Annotated[str, typer.Argument(help="count, mean, histogram or quantile.")],
+    epsilon: Annotated[float, typer.Option(help="What the answer may cost each hospital.")],
+    column: Annotated[str, typer.Option(help="Column of the schema.")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="CONDITION", help="'age>=60' or 'sex=1'; repeatable, all must hold.")
+    ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            help="laplace, gaussian, discrete-gaussian, randomised-response or exponential; by default laplace, and "
+            "exponential for a quantile.",
+            show_default=False,
+        ),
+    ] = None,
+    bins: Annotated[
+        int | None,
+        typer.Option(help="Equal parts of the public bounds: 10, or 100 for a quantile.", show_default=False),
+    ] = None,
+    quantile: Annotated[float, typer.Option(help="Which quantile.")] = 0.5,
+    dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None,
+    sites: Annotated[int, typer.Option(help="Simulation: number of hospitals; 0 is the dataset's own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Simulation: seed of the split and the noise.")] = 0,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Simulation: ledger to charge, begun if there is none.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Simulation: folder for a new ledger where --ledger names none.")] = Path(
+        "runs"
+    ),
+    delta: Annotated[float | None, typer.Option(help="Simulation: the ledger's delta.", show_default=False)] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="Simulation: add-remove or replace-one.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Simulation: each hospital's lifetime epsilon.", show_default=False)
+    ] = None,
+    hospital: Annotated[
+        Path | None, typer.Option(help="Ask the real hospital of this hospital.toml.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask hospitals for one statistic, with noise; each charges its ledger first."""
+    if (dataset is None) == (hospital is None):
+        raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
+    with loading():
+        from polyclinic.server.queries import Inquiry
+        from polyclinic.training.queries import default_mechanism
+        from polyclinic.training.question import Question
+
+    default_bins = 100 if statistic == "quantile" else 10
+    question = Question(statistic, column, tuple(where or ()), default_bins if bins is None else bins, quantile)
+    inquiry = Inquiry(question, mechanism or default_mechanism(statistic), epsilon)
+    if hospital is not None:
+        simulated = {"--sites": sites, "--seed": seed, "--ledger": ledger, "--delta": delta, "--relation": relation,
+                     "--budget": budget}  # fmt: skip
+        if given := [name for name, value in simulated.items() if value]:
+            raise ConfigError(f"{given[0]} is for a simulation; a real hospital's file and policy decide.")
+        result = _ask_hospital(hospital, inquiry)
+    else:
+        config = {"dataset": dataset, "sites": sites, "seed": seed}
+        terms = {"delta": delta, "relation": relation, "budget": budget}
+        result = _ask_simulation(config, inquiry, ledger, out, {k: v for k, v in terms.items() if v is not None})
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _ask_hospital(path: Path, inquiry: Any) -> dict[str, Any]:
+    """One real hospital in this process: its own records, policy, ledger and noise."""
+    from polyclinic.client.policy import HospitalFile
+    from polyclinic.config import RunConfig
+    from polyclinic.server.queries import ask
+    from polyclinic.sim.calls import AppReference
+    from polyclinic.sim.grid import LocalGrid
+
+    described = HospitalFile.read(path)
+    file = str(path.resolve())
+    grid = LocalGrid(AppReference("polyclinic.client_app"), 1, RunConfig().flat(), node_config={"hospital": file})
+    run = f"query-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    result = ask(grid, inquiry, run, "", _TIMEOUT)
+    return result | {"ledger": str(path.resolve().parent / described.home / "ledger.sqlite")}
+
+
+def _ask_simulation(
+    options: dict[str, Any], inquiry: Any, ledger: Path | None, out: Path, terms: dict[str, Any]
+) -> dict[str, Any]:
+    """All hospitals of a dataset. The noise follows the seed and the number of the ledger's queries before."""
+    from dataclasses import replace
+
+    from polyclinic.client.hospital import check_simulation, simulated_sites
+    from polyclinic.config import RunConfig
+    from polyclinic.plugins import dataset_named
+    from polyclinic.server.queries import ask
+    from polyclinic.sim.calls import AppReference
+    from polyclinic.sim.grid import LocalGrid
+
+    before, begun = _begun(ledger)
+    for name, value in terms.items():
+        if name != "budget" and name in begun and begun[name] != value:
+            raise ConfigError(f"--{name} is {value}, but the ledger {ledger} was begun with {begun[name]}.")
+    terms = begun | terms
+    config = RunConfig.build(options, {"delta": terms["delta"]} if "delta" in terms else {})
+    dataset_named(config.dataset)
+    check_simulation(config)
+    inquiry = replace(inquiry, budget=terms.get("budget"), relation=terms.get("relation", "add-remove"))
+    inquiry.question.check(dataset_named(config.dataset).schema)
+    where = (
+        ledger or out / f"query-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" / "ledger.sqlite"
+    ).resolve()
+    grid = LocalGrid(AppReference("polyclinic.client_app"), len(simulated_sites(config)), config.flat())
+    result = ask(grid, replace(inquiry, ledger=str(where)), f"query-{before + 1}", where.parent, _TIMEOUT)
+    return result | {"ledger": str(where)}
+
+
+def _begun(ledger: Path | None) -> tuple[int, dict[str, Any]]:
+    """How many queries the ledger holds, and its terms; none and nothing where it is still to be begun."""
+    if ledger is None or not ledger.exists():
+        return 0, {}
+    from polyclinic.privacy.ledger import Ledger
+
+    found = [*Ledger.read_all(ledger).values()]
+    asked = {event["run"] for site in found for event in site.events() if event["purpose"].startswith("query-")}
+    terms = found[0].terms
+    return len(asked), {"delta": terms.delta, "relation": terms.relation, "budget": terms.budget}
+
+
+def _print(result: dict[str, Any]) -> None:
+    screen, privacy = console(), result["privacy"]
+    sites = {**result["sites"], "all": result} if len(result["sites"]) > 1 else result["sites"]
+    cells = list(result["value"]) if isinstance(result["value"], dict) else [""]
+    table = Table(box=None)
+    table.add_column(result["statistic"] if cells == [""] else result["column"])
+    for name in sites:
+        table.add_column(name, justify="right")
+    for cell in cells:
+        table.add_row(cell, *(_figure(site, cell) for site in sites.values()))
+    table.add_row("ε spent", *(_spent(site) for site in result["sites"].values()))
+    screen.print(table)
+    screen.print(
+        f"This answer costs each {privacy['unit']} at most ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} "
+        f"({privacy['relation']}, {result['mechanism']}); the ledger is {result['ledger']}",
+        soft_wrap=True,
+    )
+    for drop in result["dropouts"]:
+        screen.print(f"No answer of {drop['site']}: {drop['reason']}", style="yellow", soft_wrap=True)
+
+
+def _figure(site: dict[str, Any], cell: str) -> str:
+    value, error = (
+        site[key][cell] if isinstance(site[key], dict) else site[key] for key in ("value", "standard_error")
+    )
+    return significant(value) + (f" ± {cast(float, error):.2g}" if error is not None else "")
+
+
+def _spent(site: dict[str, Any]) -> str:
+    spent = "unbounded" if site["epsilon"] is None else significant(site["epsilon"])
+    return spent if site["budget"] is None else f"{spent} of {site['budget']:g}"

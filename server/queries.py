@@ -1,0 +1,136 @@
+"""A question to all hospitals, and their answers added up. What each answers is already noised and paid for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from dp_accounting import DpEvent
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.arrays import from_record
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import BudgetRefused, PolyclinicError, several
+from polyclinic.messages import QUERY, RECORD, QueryRequest
+from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
+from polyclinic.privacy.streams import Floats
+from polyclinic.server.sites import Dropped, Site, SiteGrid, enrol
+from polyclinic.training.queries import plan
+from polyclinic.training.question import Question, conclude
+
+
+@dataclass(frozen=True)
+class SiteAnswer:
+    """One hospital's cells with their standard errors, what they cost, and its ledger's terms and ``spent`` epsilon now."""
+
+    site: str
+    cells: Floats
+    errors: Floats
+    event: DpEvent
+    spent: float
+    delta: float
+    budget: float | None
+    relation: Relation
+    accountant: Accountant
+
+    @property
+    def cost(self) -> float:
+        """The epsilon of this answer by itself."""
+        return epsilon(self.event, self.delta, self.accountant, self.relation)
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A question with its mechanism and the epsilon it may cost.
+
+    ``ledger``, ``budget`` and ``relation`` are those of simulated hospitals; real ones have their own.
+    """
+
+    question: Question
+    mechanism: str
+    epsilon: float
+    ledger: str = ""
+    budget: float | None = None
+    relation: Relation = "add-remove"
+
+    def request(self, site: Site, run: str, home: str) -> QueryRequest:
+        asked = self.question
+        return QueryRequest(
+            run=run, site=site.index, home=home, statistic=asked.statistic, column=asked.column,
+            where="\n".join(asked.where), bins=asked.bins, quantile=asked.quantile, mechanism=self.mechanism,
+            epsilon=self.epsilon, ledger=self.ledger, budget=self.budget, relation=self.relation,
+        )  # fmt: skip
+
+    def check(self, site: Site) -> None:
+        """Raises ConfigError, before anything is charged, for what the hospital would refuse as impossible."""
+        relation = self.relation if site.simulated else cast(Relation, site.relation)
+        accountant = cast(Accountant, site.accountant)
+        plan(self.question, site.schema, self.mechanism, self.epsilon, site.delta, accountant, relation)
+
+
+def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float) -> dict[str, Any]:
+    """The answer of all hospitals behind ``grid``, as plain values: the keys are a contract (docs/reference/json.md).
+
+    A hospital that refuses is left out and said to be. Raises ConfigError for an impossible question, BudgetRefused when
+    every hospital's policy or budget refuses, PolyclinicError when none answers for another reason.
+    """
+    sites, absent = enrol(grid, run, str(home), 1, timeout)
+    for site in sites:
+        inquiry.check(site)
+    view = SiteGrid(grid, sites, lambda site: inquiry.request(site, run, str(home)), {})
+    exchange = view.exchange([Message(RecordDict(), site.id, QUERY) for site in sites], timeout)
+    if not exchange.replies:
+        reasons = several(sorted({reason for _, reason in exchange.dropped}), between=" ")
+        raise (BudgetRefused if exchange.refused == len(exchange.dropped) else PolyclinicError)(reasons)
+    answers = [_read(site, reply) for site, reply in exchange.replies]
+    absent += [(site.name, reason) for site, reason in exchange.dropped]
+    return _summary(inquiry, sites[0].schema, answers, absent)
+
+
+def _read(site: Site, reply: Message) -> SiteAnswer:
+    arrays, told = from_record(reply.content.array_records["arrays"]), reply.content.config_records["query"]
+    spent: Any = reply.content.config_records[RECORD]
+    return SiteAnswer(
+        site.name, arrays["cells"], arrays["errors"], event_from_json(json.loads(str(told["event"]))),
+        float(spent["epsilon"]), float(spent["delta"]), float(cast(float, told["budget"])) or None,
+        cast(Relation, told["relation"]), cast(Accountant, told["accountant"]),
+    )  # fmt: skip
+
+
+def _summary(inquiry: Inquiry, schema: Schema, answers: Sequence[SiteAnswer], absent: Dropped) -> dict[str, Any]:
+    question, first = inquiry.question, answers[0]
+    value, error = _together(question, schema, answers)
+    return {
+        "statistic": question.statistic, "column": question.column or None, "where": list(question.where),
+        "quantile": question.quantile if question.statistic == "quantile" else None,
+        "value": value, "standard_error": error, "mechanism": inquiry.mechanism, "event": event_to_json(first.event),
+        "sites": {answer.site: _site_summary(question, schema, answer) for answer in answers},
+        "privacy": {
+            "epsilon": max(answer.cost for answer in answers), "delta": max(answer.delta for answer in answers),
+            "unit": schema.unit, "relation": first.relation, "accountant": first.accountant,
+        },
+        "dropouts": [{"site": site, "reason": reason} for site, reason in absent],
+    }  # fmt: skip
+
+
+def _site_summary(question: Question, schema: Schema, answer: SiteAnswer) -> dict[str, Any]:
+    value, error = _together(question, schema, [answer])
+    spent = answer.spent if math.isfinite(answer.spent) else None
+    return {
+        "value": value, "standard_error": error, "cost": answer.cost, "epsilon": spent, "delta": answer.delta,
+        "budget": answer.budget,
+    }  # fmt: skip
+
+
+def _together(question: Question, schema: Schema, answers: Sequence[SiteAnswer]) -> tuple[Any, Any]:
+    """The statistic of all; of values that hospitals chose each for itself, their median."""
+    cells, errors = (np.array([getattr(answer, name) for answer in answers]) for name in ("cells", "errors"))
+    if np.isnan(errors).all():
+        return float(np.median(cells)), None
+    return conclude(question, schema, cells.sum(axis=0), np.sqrt((errors**2).sum(axis=0)))

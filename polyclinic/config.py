@@ -200,6 +200,11 @@ class RunConfig(BaseModel):
     central_quantile: float = Field(
         0.5, gt=0, lt=1, description="Share of the updates that adaptive clipping leaves as they are."
     )
+    central_noise: str = Field(
+        "independent",
+        description="Central noise of the rounds: independent, or by a process over time such as sqrt-toeplitz, which gains "
+        "where min-separation is large.",
+    )
     central_weights: str = Field(
         "uniform", description="Hospitals' weights in the sum: uniform, or public ones as `NAME=2, OTHER=1`."
     )
@@ -253,6 +258,15 @@ class RunConfig(BaseModel):
         known = [name for name in PARTITIONERS if not name.startswith("column:")]
         if value and value not in known and not (value.startswith("column:") and len(value) > len("column:")):
             raise ValueError(f"must be one of {', '.join(known)} or column:NAME.{nearest(value, known)}")
+        return value
+
+    @field_validator("central_noise")
+    @classmethod
+    def _noise(cls, value: str) -> str:
+        from polyclinic.privacy.noise import NOISE
+
+        if value not in NOISE:
+            raise ValueError(f"must be one of {', '.join(NOISE)}.{nearest(value, NOISE)}")
         return value
 
     @field_validator("central_weights")
@@ -320,6 +334,13 @@ class RunConfig(BaseModel):
                 "central-epsilon counts on every round's hospitals being sampled independently; set min-separation to 1 "
                 "or site-sampling to 'fixed'"
             )
+        if self.central and self.central_noise != "independent":
+            for key, value in (("site-sampling", "fixed"), ("central-clipping", "fixed")):
+                if getattr(self, key.replace("-", "_")) != value:
+                    raise ValueError(
+                        f"central-noise is {self.central_noise!r} but {key} is not {value!r}: noise over time knows no "
+                        f"amplification and one clip norm; set {key} to {value!r} or central-noise to 'independent'"
+                    )
         return self
 
     @property

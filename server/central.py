@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import DpEvent
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, several
-from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event
+from polyclinic.privacy.accounting import calibrate_noise_multiplier
+from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.noise import warning
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.sites import Site
-from polyclinic.strategies.central import CentralDP, CentralPlan
+from polyclinic.strategies.central import CentralDP
 
 FEDERATION = "federation"
 
@@ -40,12 +44,13 @@ def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
     weights = _weights(config, sites)
     size = cohort_size(config, len(sites))
     rate = size / len(sites) if config.site_sampling == "poisson" else 1.0
-    return CentralPlan(
-        noise_multiplier=_calibrated(config.central_epsilon, config.central_delta, rate, config.rounds),
-        clip_norm=config.central_clip_norm, expected_sites=size,
+    plan = CentralPlan(
+        noise_multiplier=1.0, clip_norm=config.central_clip_norm, expected_sites=size,
         expected_weight=size * math.fsum(weights.values()) / len(sites), largest_weight=max(weights.values()),
         sample_rate=rate, quantile=config.central_quantile if config.central_clipping == "adaptive" else None,
+        noise=config.central_noise, rounds=config.rounds, separation=config.min_separation,
     )  # fmt: skip
+    return _calibrated(plan, config.central_epsilon, config.central_delta)
 
 
 def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
@@ -53,12 +58,12 @@ def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], l
     names = {site.id: site.name for site in sites}
     plan, weights = central_plan(config, list(names.values())), _weights(config, list(names.values()))
 
-    def weigh(reply: Message) -> float:
-        return weights[names[reply.metadata.src_node_id]]
+    def name(reply: Message) -> str:
+        return names[reply.metadata.src_node_id]
 
     terms = Terms(FEDERATION, config.central_delta, unit="hospital", budget=config.central_epsilon)
     seed = config.seed if all(site.simulated for site in sites) else None
-    return CentralDP(base, plan, weigh=weigh, ledger=Ledger.open(ledger, terms), run=run, seed=seed)
+    return CentralDP(base, plan, weights=weights, name=name, ledger=Ledger.open(ledger, terms), run=run, seed=seed)
 
 
 def noise_to_signal(plan: CentralPlan, arrays: Arrays) -> float:
@@ -67,11 +72,11 @@ def noise_to_signal(plan: CentralPlan, arrays: Arrays) -> float:
     The noise grows with the square root of the number of parameters and falls with the number of hospitals in a round.
     """
     parameters = sum(value.size for value in arrays.values() if value.dtype.kind == "f")
-    return plan.sum_noise_multiplier * plan.largest_weight * math.sqrt(parameters) / plan.expected_weight
+    return plan.noise_scale * plan.largest_weight * math.sqrt(parameters) / plan.expected_weight
 
 
 def central_statement(strategy: CentralDP, arrays: Arrays) -> dict[str, Any]:
-    """What the summary says of it: the guarantee, and how it was come by."""
+    """What the summary says of it: the guarantee, and how it was come by; ``warning`` where other noise would be better."""
     plan, ledger = strategy.plan, strategy.ledger
     assert ledger is not None
     terms = ledger.terms
@@ -79,14 +84,20 @@ def central_statement(strategy: CentralDP, arrays: Arrays) -> dict[str, Any]:
         "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
         "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": plan.noise_multiplier,
         "sample_rate": plan.sample_rate, "clip_norm": list(strategy.clip_norms), "expected_sites": plan.expected_sites,
-        "noise_to_signal": noise_to_signal(plan, arrays), "ledger": ledger.statement(),
+        "noise": plan.noise, "noise_to_signal": noise_to_signal(plan, arrays),
+        "warning": plan.process and warning(plan.process, plan.participation), "ledger": ledger.statement(),
     }  # fmt: skip
 
 
 @lru_cache(maxsize=8)
-def _calibrated(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+def _calibrated(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
+    """``plan`` with the least noise that spends at most ``epsilon`` over all rounds."""
+
+    def event(noise: float) -> DpEvent:
+        return replace(plan, noise_multiplier=noise).event(plan.rounds)
+
     try:
-        return calibrate_noise_multiplier(epsilon, delta, lambda noise: dpsgd_event(rate, noise, rounds))
+        return replace(plan, noise_multiplier=calibrate_noise_multiplier(epsilon, delta, event))
     except ConfigError as error:
         raise ConfigError(f"Configuration key 'central-epsilon' has the value {epsilon:g}: {error}") from None
 

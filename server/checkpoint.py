@@ -38,6 +38,8 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     meta = {
         "state": json.dumps({name: getattr(state, name) for name in _PLAIN}),
         "history": json.dumps(dataclasses.asdict(history.add(state.rows, state.dropouts))),
+        # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
+        "model": json.dumps(list(state.arrays)),
     }
     save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, meta)
     flush(partial)
@@ -79,7 +81,7 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            plain, extent = (json.loads(file.metadata()[name]) for name in ("state", "history"))
+            plain, extent, names = (json.loads(file.metadata()[name]) for name in ("state", "history", "model"))
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
         raise DataError(f"{path} is not a checkpoint that can be resumed: it is missing or damaged.") from None
 
@@ -89,8 +91,8 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray
     history, rows, dropouts = History.resume(history_of(path), Extent(**extent))
     scale = part("standardiser/")
     state = RunState(
-        arrays=part("model/"), standardiser=(scale["mean"], scale["std"]) if scale else None, rows=rows,
-        dropouts=dropouts, **plain,
+        arrays={name: arrays[f"model/{name}"] for name in names},
+        standardiser=(scale["mean"], scale["std"]) if scale else None, rows=rows, dropouts=dropouts, **plain,
     )  # fmt: skip
     for later in _kept(path, 0).parent.glob("*"):
         if later.name > _kept(path, state.round).name:

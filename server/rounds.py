@@ -121,7 +121,7 @@ def _train(
     """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``).
 
     A round that nobody is sampled for, or that simulated conditions leave with too few replies, changes no model; but where
-    central privacy counts on nobody knowing who was sampled, it gets its noise like any other.
+    central privacy counts on nobody knowing who was sampled, or on every round's noise, it gets its noise like any other.
     """
     key = merge_by(strategy)
     merging = key if key and getattr(grid, "merges", False) and not config.secure_aggregation else ""
@@ -137,7 +137,7 @@ def _train(
 
     cohort = sample_cohort(sites, config, number, state.sampled)
     state.sampled |= {site.name: number for site in cohort}
-    always = config.central and config.site_sampling == "poisson"
+    always = config.central and (config.site_sampling == "poisson" or config.central_noise != "independent")
     if not cohort and config.site_sampling == "poisson" and not always:
         return {}
     if config.secure_aggregation:

@@ -151,6 +151,8 @@ def _central_notes(outcome: Outcome) -> list[str]:
             "A hospital's epsilon counts on nobody who sees the models knowing which hospitals took part in which round: "
             "it does not hold against the server, nor against who reads this folder."
         )
+    if central["warning"]:
+        notes.append(central["warning"].replace("a patient", "a hospital"))
     if central["noise_to_signal"] > 1:
         notes.append(
             f"Central noise is {central['noise_to_signal']:.3g} times as long as the longest mean update that clipping "

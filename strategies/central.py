@@ -9,103 +9,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from dp_accounting import DpEvent
+from dp_accounting import NoOpDpEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import dpsgd_event
-from polyclinic.privacy.adaptive import count_noise, next_clip_norm, noisy_fraction, sum_noise_multiplier
+from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
+from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.strategies.registry import merge_by
 
 Vector = npt.NDArray[np.float64]
-Weigh = Callable[[Message], float]
-
-
-@dataclass(frozen=True)
-class CentralPlan:
-    """What is done to every round's updates; all of it is public.
-
-    noise_multiplier: of a whole round, relative to its sensitivity. clip_norm: L2 norm that no update exceeds, of the
-    first round where ``quantile`` is given. expected_sites: hospitals expected in a round. expected_weight: sum of their
-    weights, by which every noisy sum is divided. largest_weight: no hospital has more. sample_rate: probability with which
-    each hospital is in a round, independently of all else; 1 claims no amplification. quantile: share of the updates
-    that should lie within the clip norm, which then follows them; None leaves it fixed.
-    Raises ConfigError naming the value that is out of range.
-    """
-
-    noise_multiplier: float
-    clip_norm: float
-    expected_sites: float
-    expected_weight: float
-    largest_weight: float = 1.0
-    sample_rate: float = 1.0
-    quantile: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("noise_multiplier", "clip_norm", "expected_sites", "expected_weight", "largest_weight"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, got {value}.")
-        if not 0 < self.sample_rate <= 1:
-            raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}.")
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ConfigError(f"quantile must lie in (0, 1), got {self.quantile}.")
-
-    @property
-    def count_std(self) -> float:
-        """Standard deviation of the noise on the count of updates that were not clipped."""
-        return count_noise(self.noise_multiplier, self.expected_sites)
-
-    @property
-    def sum_noise_multiplier(self) -> float:
-        """The noise on the sum of updates, relative to its sensitivity."""
-        if self.quantile is None:
-            return self.noise_multiplier
-        return sum_noise_multiplier(self.noise_multiplier, self.count_std)
-
-    def event(self, rounds: int = 1) -> DpEvent:
-        """What ``rounds`` rounds spend of one hospital's protection.
-
-        A hospital's own batches amplify nothing here: all its steps of a round are in one update (privacy-faults, 9).
-        """
-        return dpsgd_event(self.sample_rate, self.noise_multiplier, rounds)
+Arrays = Mapping[str, np.ndarray]
+Replies = Sequence[tuple[str, Message]]
 
 
 class CentralDP(Strategy):
     """``base``, any strategy that starts from a mean of models, with central differential privacy before it.
 
-    weigh: a reply's public weight, at most ``plan.largest_weight``; all weigh 1 by default. ledger: charged for every
-    round, under the name ``run``, before anything is computed from its replies; without one the caller accounts for
-    ``plan.event(rounds)``. seed: of a simulation, whose noise anyone can repeat; None draws from the system's entropy.
+    weights: public weights by hospital, at most ``plan.largest_weight``; all weigh 1 by default. name: the hospital that
+    a reply is from, its node by default. ledger: charged for every round, under the name ``run``, before anything is
+    computed from its replies; without one the caller accounts for ``plan.event(rounds)``. seed: of a simulation, whose
+    noise anyone can repeat; None draws from the system's entropy.
     The metrics of training are not averaged, for they carry no noise. Raises ConfigError for a base that is no mean.
     """
 
     def __init__(
-        self, base: Strategy, plan: CentralPlan, *, weigh: Weigh = lambda reply: 1.0, ledger: Ledger | None = None,
+        self, base: Strategy, plan: CentralPlan, *, weights: Mapping[str, float] | None = None,
+        name: Callable[[Message], str] = lambda reply: str(reply.metadata.src_node_id), ledger: Ledger | None = None,
         run: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         check_base(base)
         self.base = base
         self.plan = plan
-        self.weigh = weigh
+        self.weights = weights
+        self.name = name
         self.ledger = ledger
         self.run = run
         self.seed = seed
         self.clip_norm = plan.clip_norm
         self.clip_norms: list[float] = []
         self.epsilon: float | None = None
+        self.joined: dict[str, int] = {}
+        self.noise_state: State = {}
         self._sent: ArrayRecord | None = None
 
     def configure_train(
@@ -126,14 +81,18 @@ class CentralDP(Strategy):
         if self._sent is None:
             raise RuntimeError("configure_train must be called before aggregate_train.")
         sent, self._sent = {name: array.numpy() for name, array in self._sent.items()}, None
-        answers = [reply for reply in replies if not reply.has_error()]
+        answers = [(self.name(reply), reply) for reply in replies if not reply.has_error()]
+        self._join(server_round, [name for name, _ in answers])
         self._charge(server_round, sent, answers)
         clip_norm, plan = self.clip_norm, self.plan
         total = self._clipped(sent, answers, server_round)
-        noisy = privatise(total, plan.sum_noise_multiplier, self._stream("central-noise", server_round))
-        model = _moved(sent, noisy.numpy() / plan.expected_weight)
+        model = _moved(sent, self._noised(total, server_round) / plan.expected_weight)
         arrays, _ = self.base.aggregate_train(server_round, [self._reply(model)])
-        noise = plan.sum_noise_multiplier * total.sensitivity / plan.expected_weight
+        if arrays is not None:
+            # A mean makes floats of whole numbers.
+            for name in sent.keys() - _floats(sent):
+                arrays[name] = Array(sent[name])
+        noise = plan.noise_scale * total.sensitivity / plan.expected_weight
         return arrays, MetricRecord({"central-clip-norm": clip_norm, "central-noise": noise})
 
     def configure_evaluate(
@@ -150,23 +109,55 @@ class CentralDP(Strategy):
         """Log the base's settings."""
         self.base.summary()
 
-    def _charge(self, server_round: int, sent: Mapping[str, np.ndarray], replies: Sequence[Message]) -> None:
-        if self.ledger is not None:
-            # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
-            release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
-            self.epsilon = self.ledger.charge(self.plan.event(), "central", self.run, server_round, release)
+    def _join(self, server_round: int, names: Sequence[str]) -> None:
+        """Raises ConfigError, before anything is charged, for a hospital that takes part twice, too soon, or weighs too much."""
+        for name in names:
+            last, weight = self.joined.get(name), self._weight(name)
+            if last is not None and server_round - last < self.plan.separation:
+                raise ConfigError(
+                    f"The hospital {name!r} took part in rounds {last} and {server_round}; the central noise allows it once "
+                    f"in {self.plan.separation}."
+                )
+            if not 0 <= weight <= self.plan.largest_weight:
+                raise ConfigError(
+                    f"The weight of the hospital {name!r} must lie between 0 and {self.plan.largest_weight:g}, got {weight:g}."
+                )
+            self.joined[name] = server_round
 
-    def _clipped(self, sent: Mapping[str, np.ndarray], replies: Sequence[Message], server_round: int) -> ClippedSum:
+    def _weight(self, name: str) -> float:
+        return 1.0 if self.weights is None else self.weights.get(name, math.nan)
+
+    def _charge(self, server_round: int, sent: Arrays, replies: Replies) -> None:
+        if self.ledger is None:
+            return
+        event = self.plan.event()
+        if self.plan.process is not None:
+            done = {charge["round"] for charge in self.ledger.events() if charge["run"] == self.run}
+            # The first round pays for all. A round that is done again gets other noise, so that all is paid for again.
+            event = event if not done or server_round in done else NoOpDpEvent()
+        # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
+        release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
+        self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release)
+
+    def _noised(self, total: ClippedSum, server_round: int) -> Vector:
+        plan, stream = self.plan, self._stream("central-noise", server_round)
+        noisy: Vector
+        if plan.process is None:
+            noisy = privatise(total, plan.noise_scale, stream).numpy()
+            return noisy
+        noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
+        noisy = total.total.numpy() + plan.noise_scale * total.sensitivity * noise[0].astype(np.float64)
+        return noisy
+
+    def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
         """The sum of weighted, clipped updates; moves the clip norm on where it is adaptive."""
         clip_norm, plan = self.clip_norm, self.plan
         total: Vector = np.zeros(sum(sent[name].size for name in _floats(sent)))
         unclipped = []
-        for reply in replies:
-            weight = self.weigh(reply)
-            if not 0 <= weight <= plan.largest_weight:
-                raise ConfigError(f"A weight must lie between 0 and {plan.largest_weight:g}, got {weight:g}.")
+        for name, reply in replies:
             update = _update(reply, sent)
-            total += weight * clipped_sum(torch.from_numpy(update)[None], clip_norm).total.numpy()
+            clipped = clipped_sum(torch.from_numpy(update)[None], clip_norm).total.numpy()
+            total += self._weight(name) * clipped
             unclipped.append(bool(np.linalg.norm(update) <= clip_norm))
         self.clip_norms.append(clip_norm)
         if plan.quantile is not None:
@@ -178,7 +169,7 @@ class CentralDP(Strategy):
     def _stream(self, purpose: str, server_round: int) -> Stream:
         return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, server_round)
 
-    def _reply(self, model: Mapping[str, np.ndarray]) -> Message:
+    def _reply(self, model: Arrays) -> Message:
         """The one model, as a reply to the base."""
         weighted_by = str(getattr(self.base, "weighted_by_key", "num-examples"))
         content = RecordDict({
@@ -197,12 +188,12 @@ def check_base(base: Strategy) -> None:
         )
 
 
-def _floats(model: Mapping[str, np.ndarray]) -> list[str]:
+def _floats(model: Arrays) -> list[str]:
     """The arrays that training moves; counters and other whole numbers stay as they are."""
     return [name for name, value in model.items() if np.issubdtype(value.dtype, np.floating)]
 
 
-def _update(reply: Message, sent: Mapping[str, np.ndarray]) -> Vector:
+def _update(reply: Message, sent: Arrays) -> Vector:
     """(P,) difference of the reply's model from the one sent; zero where any of it is not finite or has another shape."""
     record = next((part for part in reply.content.values() if isinstance(part, ArrayRecord)), ArrayRecord())
     parts = []
@@ -215,22 +206,22 @@ def _update(reply: Message, sent: Mapping[str, np.ndarray]) -> Vector:
     return update if np.isfinite(update).all() else np.zeros_like(update)
 
 
-def _moved(sent: Mapping[str, np.ndarray], step: Vector) -> dict[str, np.ndarray]:
+def _moved(sent: Arrays, step: Vector) -> dict[str, np.ndarray]:
     """The model that was sent, moved by a (P,) step, in its own types."""
     model, begin = dict(sent), 0
     for name in _floats(sent):
         value = sent[name]
         part = step[begin : begin + value.size].reshape(value.shape)
-        model[name] = (value.astype(np.float64) + part).astype(value.dtype)
+        model[name] = np.asarray(value.astype(np.float64) + part, dtype=value.dtype)
         begin += value.size
     return model
 
 
-def _digest(seed: int, plan: CentralPlan, clip_norm: float, sent: Mapping[str, np.ndarray], replies: Any) -> str:
+def _digest(seed: int, plan: CentralPlan, clip_norm: float, sent: Arrays, replies: Replies) -> str:
     """Identifies a round's release by all that decides its numbers."""
     found = sha256(repr((seed, plan, clip_norm)).encode())
     for name, value in sent.items():
         found.update(f"{name}|{value.dtype}|{value.shape}|".encode() + np.ascontiguousarray(value).tobytes())
-    for reply in replies:
-        found.update(f"{reply.metadata.src_node_id}|".encode() + _update(reply, sent).tobytes())
+    for name, reply in replies:
+        found.update(f"{name}|".encode() + _update(reply, sent).tobytes())
     return found.hexdigest()

@@ -1,0 +1,89 @@
+"""What central privacy does to hospitals' updates in every round, and what that spends; all of it is public.
+
+The unit is one hospital: its update is in the sum, or counts as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from dp_accounting import DpEvent
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.adaptive import count_noise, sum_noise_multiplier
+from polyclinic.privacy.noise import NoiseProcess, Participation, noise_process
+
+
+@dataclass(frozen=True)
+class CentralPlan:
+    """Clip norm, weights, noise and sampling of every round.
+
+    noise_multiplier: of a whole round, relative to its sensitivity. clip_norm: L2 norm that no update exceeds, of the
+    first round where ``quantile`` is given. expected_sites: hospitals expected in a round. expected_weight: sum of their
+    weights, by which every noisy sum is divided. largest_weight: no hospital has more. sample_rate: probability with which
+    each hospital is in a round, independently of all else; 1 claims no amplification. quantile: share of the updates
+    that should lie within the clip norm, which then follows them; None leaves it fixed.
+    noise: "independent", or a process over ``rounds`` rounds (polyclinic.privacy.noise) whose noise of one round takes away
+    some of earlier rounds'; then a hospital takes part every ``separation`` rounds at the most, the noise multiplier is
+    that of all rounds together, and neither sampling nor an adaptive clip norm is possible.
+    Raises ConfigError naming the value that is out of range.
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+    expected_sites: float
+    expected_weight: float
+    largest_weight: float = 1.0
+    sample_rate: float = 1.0
+    quantile: float | None = None
+    noise: str = "independent"
+    rounds: int = 1
+    separation: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("noise_multiplier", "clip_norm", "expected_sites", "expected_weight", "largest_weight"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, got {value}.")
+        if not 0 < self.sample_rate <= 1:
+            raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}.")
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise ConfigError(f"quantile must lie in (0, 1), got {self.quantile}.")
+        if self.process is not None and (self.sample_rate < 1 or self.quantile is not None):
+            raise ConfigError(f"noise {self.noise!r} goes with a sample_rate of 1 and a fixed clip norm only.")
+
+    @cached_property
+    def process(self) -> NoiseProcess | None:
+        """The noise over time; None where every round's is independent."""
+        return None if self.noise == "independent" else noise_process(self.noise, self.rounds)
+
+    @property
+    def participation(self) -> Participation:
+        """How often one hospital can be in the sum."""
+        return Participation(self.separation, math.ceil(self.rounds / self.separation))
+
+    @property
+    def count_std(self) -> float:
+        """Standard deviation of the noise on the count of updates that were not clipped."""
+        return count_noise(self.noise_multiplier, self.expected_sites)
+
+    @cached_property
+    def noise_scale(self) -> float:
+        """Standard deviation of the draws of noise on the sum of updates, relative to the sensitivity of one round."""
+        if self.process is not None:
+            return self.noise_multiplier * self.process.sensitivity(self.participation)
+        if self.quantile is not None:
+            return sum_noise_multiplier(self.noise_multiplier, self.count_std)
+        return self.noise_multiplier
+
+    def event(self, rounds: int = 1) -> DpEvent:
+        """What ``rounds`` rounds spend of one hospital's protection; with noise over time, what all of them do.
+
+        A hospital's own batches amplify nothing here: all its steps of a round are in one update (privacy-faults, 9).
+        """
+        if self.process is not None:
+            return self.process.event(self.noise_multiplier, self.participation)
+        return dpsgd_event(self.sample_rate, self.noise_multiplier, rounds)

@@ -82,8 +82,8 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     """The seed of which these are shares, by their number from 1; other bytes when they are too few or not of one seed."""
     points = tuple(sorted(shares))
     values = (int.from_bytes(shares[point], "big") for point in points)
-    secret: int = sum(weight * value for weight, value in zip(_weights(points), values, strict=True)) % PRIME
-    return (secret % 2 ** (8 * SEED_BYTES)).to_bytes(SEED_BYTES, "big")
+    secret = sum(weight * value for weight, value in zip(_weights(points), values, strict=True)) % PRIME
+    return secret.to_bytes(SHARE_BYTES, "big")[-SEED_BYTES:]
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.noise import warning
+from polyclinic.privacy.statements import statements
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.sites import Site
 from polyclinic.strategies.central import CentralDP
@@ -85,7 +86,7 @@ def central_statement(strategy: CentralDP, arrays: Arrays) -> dict[str, Any]:
         "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": plan.noise_multiplier,
         "sample_rate": plan.sample_rate, "clip_norm": list(strategy.clip_norms), "expected_sites": plan.expected_sites,
         "noise": plan.noise, "noise_to_signal": noise_to_signal(plan, arrays),
-        "warning": plan.process and warning(plan.process, plan.participation), "ledger": ledger.statement(),
+        "warning": plan.process and warning(plan.process, plan.participation), "ledger": statements([ledger])[0],
     }  # fmt: skip
 
 

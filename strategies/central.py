@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 import torch
-from dp_accounting import NoOpDpEvent
+from dp_accounting import ComposedDpEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -134,19 +134,19 @@ class CentralDP(Strategy):
         if self.plan.process is not None:
             done = {charge["round"] for charge in self.ledger.events() if charge["run"] == self.run}
             # The first round pays for all. A round that is done again gets other noise, so that all is paid for again.
-            event = event if not done or server_round in done else NoOpDpEvent()
+            event = event if not done or server_round in done else ComposedDpEvent([])
         # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
         release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
         self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release)
 
     def _noised(self, total: ClippedSum, server_round: int) -> Vector:
         plan, stream = self.plan, self._stream("central-noise", server_round)
-        noisy: Vector
         if plan.process is None:
-            noisy = privatise(total, plan.noise_scale, stream).numpy()
-            return noisy
-        noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
-        noisy = total.total.numpy() + plan.noise_scale * total.sensitivity * noise[0].astype(np.float64)
+            draws = stream.normal(len(total.total))
+        else:
+            noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
+            draws = noise[0]
+        noisy: Vector = privatise(total, plan.noise_scale, draws).numpy()
         return noisy
 
     def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:

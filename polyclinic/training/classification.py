@@ -12,7 +12,7 @@ from logging import getLogger
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 from torch import nn
 from torch.nn import functional
 
@@ -38,7 +38,7 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
         return NonPrivateDpEvent()
     if settings.noise is not None:
         whole = settings.noise.event(settings.noise_multiplier, settings.participation)
-        return NoOpDpEvent() if begun else whole
+        return ComposedDpEvent([]) if begun else whole
     return dpsgd_event(settings.sample_rate, settings.noise_multiplier, settings.local_steps)
 
 

@@ -179,7 +179,9 @@ def test_fault_05_whole_numbers_stay_and_no_metric_of_training_leaves(name: str)
     sent = {"w": np.zeros(3, np.float32), "seen": np.array(7), "b": np.zeros((), np.float32)}
     strategy = CentralDP(getattr(flower, name)(), plan())
     list(strategy.configure_train(1, record(sent), ConfigRecord(), GRID))
-    answers = replies([{"w": np.ones(3, np.float32), "seen": np.array(90 + i), "b": np.full((), 5, np.float32)} for i in range(3)])
+    answers = replies(
+        [{"w": np.ones(3, np.float32), "seen": np.array(90 + i), "b": np.full((), 5, np.float32)} for i in range(3)]
+    )
     arrays, metrics = strategy.aggregate_train(1, answers)
     assert arrays is not None and metrics is not None
     assert arrays["seen"].numpy() == 7 and arrays["seen"].numpy().dtype == np.int64

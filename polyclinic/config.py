@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _INDECISIVE = {
     "out", "timeout", "workers", "ray-address", "evaluate-every", "checkpoint-every", "checkpoints-kept",
 }  # fmt: skip
+#: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
+_TASK_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("output-perturbation", "objective-perturbation"), {"rounds": 1, "weight-decay": 0.01}
+)
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -54,7 +58,11 @@ class RunConfig(BaseModel):
     alpha: Positive = Field(
         1.0, description="Dirichlet concentration of the skewed partitioners; smaller is more skewed."
     )
-    task: Literal["classification"] = Field("classification", description="What a hospital does with its shard.")
+    task: str = Field(
+        "classification",
+        description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
+        "(one release of a logistic model: rounds is 1 and weight-decay 0.01 unless given), or `package.module:Name`.",
+    )
     model: str = Field("logistic", description="logistic, mlp, or `package.module:Name`.")
     hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(
@@ -170,6 +178,10 @@ class RunConfig(BaseModel):
     max_grad_norm: float = Field(
         1.0, ge=1e-6, le=1e6, description="Each patient's gradient is clipped to this L2 norm."
     )
+    perturbation: Literal["gaussian", "gamma"] = Field(
+        "gaussian",
+        description="Noise of output-perturbation and objective-perturbation; gamma has a pure epsilon, without delta.",
+    )
     standardise: bool = Field(True, description="Standardise features over all hospitals before training.")
     statistics_share: float = Field(
         0.1,
@@ -230,6 +242,15 @@ class RunConfig(BaseModel):
     checkpoints_kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _task_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("task"), str):
+            return values
+        given = {_dashed(key) for key in values}
+        wanted = _TASK_DEFAULTS.get(values["task"], {})
+        return values | {key: value for key, value in wanted.items() if key not in given}
+
     @field_validator("hidden", mode="before")
     @classmethod
     def _one_width(cls, value: object) -> object:
@@ -282,6 +303,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
+        if self.one_release and self.weight_decay == 0:
+            raise ValueError(
+                f"weight-decay is 0 but task is {self.task!r}: without a regulariser one patient may move the minimiser "
+                "anywhere; give weight-decay a value above 0, such as 0.01"
+            )
         paid = self.standardise and self.statistics_share > 0
         if self.dp and self.standardise and self.statistics_share == 0:
             raise ValueError(
@@ -361,10 +387,13 @@ class RunConfig(BaseModel):
     @property
     def keeps_state(self) -> bool:
         """Whether a hospital keeps something of a round (moments, momentum, what was not sent) for its next one."""
-        return (
-            self.optimizer != "sgd" or self.momentum > 0 or self.upload_share < 1 or self.batching == "cyclic"
-            or self.denoise != "none"
-        )  # fmt: skip
+        stepwise = self.optimizer != "sgd" or self.momentum > 0 or self.batching == "cyclic" or self.denoise != "none"
+        return self.upload_share < 1 or (stepwise and not self.one_release)
+
+    @property
+    def one_release(self) -> bool:
+        """Whether a round is one release of a minimiser, without steps and batches."""
+        return self.task in _TASK_DEFAULTS
 
     @property
     def weights(self) -> dict[str, float]:
@@ -424,6 +453,7 @@ def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSe
         momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu,
         engine=config.engine, device="cuda" if config.gpus else "cpu", batching=config.batching,
         noise=noise_named(config), denoise=config.denoise, denoise_gain=config.denoise_gain,
+        perturbation=config.perturbation, release_delta=0.9 * config.delta / config.rounds,
     )  # fmt: skip
 
 

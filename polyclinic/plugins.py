@@ -23,7 +23,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError, nearest
 from polyclinic.models import tabular
 from polyclinic.strategies.registry import BUILT_IN
-from polyclinic.training import classification
+from polyclinic.training import classification, convex
 
 Builder = Callable[[], nn.Module]
 GROUPS = ("datasets", "models", "strategies", "tasks")
@@ -43,7 +43,7 @@ def _built_in(group: str) -> Mapping[str, Any]:
         "datasets": datasets.builtin(),
         "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
         "strategies": BUILT_IN,
-        "tasks": {"classification": classification},
+        "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE)},
     }
     return groups[group]
 

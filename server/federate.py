@@ -93,8 +93,8 @@ class Silent:
 class Outcome:
     """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
 
-    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves. ``central``:
-    the guarantee to whole hospitals (``central_statement``), None without.
+    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves, or where the
+    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without.
     """
 
     config: RunConfig
@@ -276,7 +276,7 @@ def _first_arrays(config: RunConfig, schema: Schema) -> Arrays:
 
 
 def _engine(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
-    if not all(site.simulated for site in sites):
+    if config.one_release or not all(site.simulated for site in sites):
         return None
     schema = sites[0].schema
     module = load(build_model(config, schema), _first_arrays(config, schema))

@@ -33,7 +33,8 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "epsilon": max(spent.values()) if private and spent else None, "delta": config.delta if private else None,
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
             "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
-            "sample_rate": config.sample_rate, "steps": config.local_steps * config.rounds,
+            "sample_rate": None if config.one_release else config.sample_rate,
+            "steps": config.rounds * (1 if config.one_release else config.local_steps),
             "central": outcome.central and {key: value for key, value in outcome.central.items() if key != "ledger"},
         },
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
@@ -124,6 +125,11 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "
             + ("a simulation's policy allows" if simulated else "their policies allow")
             + ". Epsilon does not cover them."
+        )
+    if outcome.config.one_release and outcome.config.rounds > 1:
+        notes.append(
+            f"Each of the {outcome.config.rounds} rounds was a release of its own, with its share of epsilon: one round "
+            "would have needed less noise."
         )
     if state.stopped:
         notes.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")

@@ -38,10 +38,12 @@ def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> 
     """
     if not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml; give the folder of a clone.")
-    config = RunConfig.build(values)
+    config, usual = RunConfig.build(values), RunConfig().flat()
     sites = config.sites or dataset_named(config.dataset).default_sites
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
-        given = values | {"out": str(Path(config.out).expanduser().resolve())}
+        # Flower's own defaults would pass for given ones, where a task has others.
+        changed = {key: value for key, value in config.flat().items() if value != usual[key]}
+        given = changed | {"out": str(Path(config.out).expanduser().resolve())}
         note = Path(given["out"]) / "latest.txt"
         note.unlink(missing_ok=True)
         environment = flower_environment(Path(home))

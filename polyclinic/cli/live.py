@@ -95,9 +95,10 @@ class LiveProgress:
     ) -> None:
         self._sites, self._in_rounds = sites, True
         self._bar.update(self._task, description="Round", total=config.rounds)
+        batches = "" if config.one_release else f"sample rate {config.sample_rate:g}, "
         promise = (
             f"ε = {config.epsilon:g}, δ = {config.delta:g} for each hospital; noise multiplier {privacy.noise_multiplier:.3f}, "
-            f"sample rate {config.sample_rate:g}, clip {config.max_grad_norm:g}"
+            f"{batches}clip {config.max_grad_norm:g}"
             if privacy
             else "no differential privacy"
             if not config.central
@@ -109,6 +110,7 @@ class LiveProgress:
             )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
         what += f", engine {engine}" if engine else ""
+        what += ", each a release of its own" if config.one_release and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
                 (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central else "yellow")

@@ -17,6 +17,7 @@ from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.noise import NoiseProcess, Participation
+from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 
 Arrays = dict[str, np.ndarray]
@@ -29,6 +30,8 @@ class TrainSettings:
     ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
     noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
     with its gain (``training.stacked.optimizers``).
+    ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
+    release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
     whatever the model's dtype, so that rounding is far below the noise. ``device``: "cpu" or "cuda"; batches and noise
     are drawn on the CPU, so that both train on the same ones.
@@ -50,6 +53,8 @@ class TrainSettings:
     noise: NoiseProcess | None = None
     denoise: str = "none"
     denoise_gain: float = 0.7
+    perturbation: Kind = "gaussian"
+    release_delta: float = 0.0
 
     @property
     def epoch(self) -> int:

@@ -1,0 +1,144 @@
+"""Output and objective perturbation of a convex model: what one patient can change, the noise, and what a release spends.
+
+The model is a linear one under logistic loss: it minimises ``sum of log(1 + exp(-w . v)) + strength / 2 |w|^2`` over w, where
+every patient gives one row v (their features times the sign of their label) of L2 norm at most ``norm``. That norm then
+bounds a patient's gradient, and ``norm^2 / 4`` the trace of a patient's Hessian, which has rank one. ``strength`` is public:
+it may depend on a public or paid number of patients, never on the true one. Neighbours differ by one patient added or
+removed. Proofs: docs/privacy/convex.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import dp_accounting as dpa
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import DpEvent
+
+from polyclinic.privacy.events import approximate_event, gaussian_event, pure_event
+from polyclinic.privacy.streams import Floats, Stream
+
+Kind = Literal["gaussian", "gamma"]
+
+#: Gradients of at most this times the norm count as zero: far above float64's rounding, far below any noise.
+TOLERANCE = 1e-8
+#: The noise on an approximate minimiser, relative to what the remaining gradient can move it.
+_SLACK_NOISE = 5_000.0
+#: What the Hessian's determinant may add to objective perturbation's epsilon, as a share of what the noise spends.
+_DETERMINANT_SHARE = 0.1
+_LARGEST_EPSILON = 300.0
+
+
+@dataclass(frozen=True)
+class BoundedRows:
+    """``rows``: (patients, p), one row for each patient; ``norm``: the most that a row's L2 norm can be."""
+
+    rows: Floats
+    norm: float
+
+
+def bounded_rows(x: Floats, sign: Floats, patient: npt.NDArray[np.int64], patients: int, norm: float) -> BoundedRows:
+    """One row v for each patient: the mean of the patient's rows of ``x``, each clipped to ``norm`` and given its sign.
+
+    x: (rows, p) float64; a row with an entry that is not finite counts as zero. sign: (rows,) 1 or -1.
+    patient: (rows,) index below ``patients``. Raises ValueError if ``norm`` is not positive and finite.
+    """
+    if not (math.isfinite(norm) and norm > 0):
+        raise ValueError(f"norm must be positive and finite, got {norm}.")
+    finite = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0.0)
+    length = np.linalg.norm(finite, axis=1) * (1 + 1e-12)
+    scale = sign * norm / np.maximum(length, norm)
+    rows = np.zeros((patients, x.shape[1]))
+    np.add.at(rows, patient, finite * (scale / np.bincount(patient, minlength=patients)[patient])[:, None])
+    return BoundedRows(rows, float(norm))
+
+
+def minimiser_sensitivity(bounded: BoundedRows, strength: float) -> float:
+    """The most that one patient moves, in L2, a minimiser whose gradient is at most ``TOLERANCE`` times the norm.
+
+    The exact minimiser moves by at most norm / strength, and each approximate one lies within TOLERANCE times that of
+    its own. Chaudhuri, Monteleoni and Sarwate 2011, Lemma 7, for a patient added or removed, and a public divisor.
+    """
+    return bounded.norm * (1 + 2 * TOLERANCE) / strength
+
+
+def slack_noise(bounded: BoundedRows, strength: float) -> float:
+    """The scale of noise that hides how far an approximate minimiser is from the exact one.
+
+    Iyengar et al. 2019, Algorithm 1 (approximate minima perturbation).
+    """
+    return _SLACK_NOISE * bounded.norm * 2 * TOLERANCE / strength
+
+
+def unit_noise(size: int, noise: Kind, stream: Stream) -> Floats:
+    """(size,) noise of scale 1: standard normal, or of density proportional to exp(-|b|), a uniform direction of Gamma length."""
+    direction = stream.normal(size).astype(np.float64)
+    if noise == "gaussian":
+        return direction
+    length = -np.log1p(-stream.uniform(size)).sum()
+    return np.asarray(direction * (length / np.linalg.norm(direction)))
+
+
+def output_event(noise_multiplier: float, noise: Kind) -> DpEvent:
+    """A minimiser with noise of ``noise_multiplier`` times its sensitivity: a Gaussian, or pure epsilon 1 / noise_multiplier."""
+    return gaussian_event(noise_multiplier) if noise == "gaussian" else _pure(1 / noise_multiplier)
+
+
+def objective_event(noise_multiplier: float, noise: Kind, delta: float) -> DpEvent:
+    """The minimiser of an objective with a random linear term, of ``noise_multiplier`` times the norm, and slack noise.
+
+    delta: of this release's own guarantee; gamma noise needs none. Valid where the strength is at least
+    ``least_strength``. docs/privacy/convex.md has the proof.
+    """
+    eps = _linear_epsilon(noise_multiplier, noise, delta) + determinant_epsilon(noise_multiplier, noise, delta)
+    if noise == "gamma":
+        return _pure(eps + 1 / _SLACK_NOISE)
+    if eps > _LARGEST_EPSILON:
+        return dpa.NonPrivateDpEvent()
+    return dpa.ComposedDpEvent((approximate_event(eps, delta), gaussian_event(_SLACK_NOISE)))
+
+
+def determinant_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float:
+    """What a patient's effect on the Hessian's determinant may cost in objective perturbation."""
+    return _DETERMINANT_SHARE * _linear_epsilon(noise_multiplier, noise, delta)
+
+
+def least_strength(norm: float, eps: float) -> float:
+    """The least strength at which one patient changes the Hessian's determinant by at most a factor of e^eps."""
+    return norm**2 / 4 / math.expm1(min(eps, _LARGEST_EPSILON))
+
+
+def _linear_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float:
+    if noise == "gamma":
+        return 1 / noise_multiplier
+    return float(dpa.get_epsilon_gaussian(noise_multiplier, delta))
+
+
+def _pure(eps: float) -> DpEvent:
+    return pure_event(eps) if eps <= _LARGEST_EPSILON else dpa.NonPrivateDpEvent()
+
+
+def cms11_terms(patients: int, strength: float, epsilon: float, curvature: float = 0.25) -> tuple[float, float]:
+    """(eps', Delta) of Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2, as published; for comparison.
+
+    A mean of losses with rows in the unit ball, ``strength`` / 2 |w|^2 beside it, and Gamma noise of rate eps' / 2; their
+    neighbours differ by one patient replaced. ``curvature`` bounds the loss's second derivative. ``Delta`` is added to
+    the strength.
+    """
+    share = curvature / (patients * strength)
+    left = epsilon - math.log(1 + 2 * share + share**2)
+    if left > 0:
+        return left, 0.0
+    return epsilon / 2, curvature / (patients * math.expm1(epsilon / 4)) - strength
+
+
+def kst12_terms(gradient: float, eigenvalue: float, epsilon: float, delta: float) -> tuple[float, float]:
+    """(sigma, least strength) of Kifer, Smith and Thakurta 2012, Theorem 2, as published; for comparison.
+
+    A sum of losses with gradients of at most ``gradient`` and Hessians of at most ``eigenvalue`` and rank one; Gaussian noise.
+    """
+    sigma = gradient * math.sqrt(8 * math.log(2 / delta) + 4 * epsilon) / epsilon
+    return sigma, 2 * eigenvalue / epsilon

@@ -1,0 +1,180 @@
+"""Private logistic regression in one release: output perturbation and objective perturbation.
+
+Each hospital finds the minimiser of its own L2-regularised loss, with noise on the minimiser or in the objective, and the
+strategy averages them. A round is one such release; it does not depend on the model that the round began with.
+``max_grad_norm`` bounds each patient's row and with it the gradient; ``weight_decay`` is the strength of the regulariser on the
+mean loss. Steps, batches, the learning rate and the optimizer have no part in it. docs/privacy/convex.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
+from torch import nn
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.privacy import perturbation
+from polyclinic.privacy.perturbation import BoundedRows, bounded_rows, unit_noise
+from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.training import classification
+from polyclinic.training.modules import load
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+_MOST_STEPS, _LEAST_SHARE = 1_000, 1e-12
+
+
+@dataclass(frozen=True)
+class ConvexTask:
+    """A task of the registry; ``objective``: noise in the objective rather than on its minimiser."""
+
+    name: str
+    objective: bool
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """What one release spends; every round is a fresh one.
+
+        Raises ConfigError unless ``weight_decay`` is positive: without it one patient may move the minimiser anywhere.
+        """
+        if not settings.weight_decay > 0:
+            raise ConfigError(
+                f"weight_decay is {settings.weight_decay:g}; task {self.name!r} needs it above 0, such as 0.01."
+            )
+        noise = settings.noise_multiplier
+        if noise is None:
+            return NonPrivateDpEvent()
+        if self.objective:
+            return perturbation.objective_event(noise, settings.perturbation, settings.release_delta)
+        return perturbation.output_event(noise, settings.perturbation)
+
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+        """Raises ConfigError for any module but one linear layer of two outputs."""
+        _linear(load(build, arrays), self.name, features)
+
+    def train(
+        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """Each site's own private minimiser, as a model of the shape of ``arrays``; noise from the site's stream.
+
+        Raises ConfigError for a model that ``check`` refuses, or a private call without ``public_patients``.
+        """
+        if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
+            raise ConfigError("public_patients is missing: a private release needs a public divisor.")
+        layer = _linear(load(build, arrays), self.name, work[0].rows.x.shape[1])
+        return [self._update(layer, arrays, site, settings) for site in work]
+
+    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities."""
+        return classification.evaluate(build, arrays, rows)
+
+    def _update(self, layer: str, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+        bounded = _bounded(site.rows, settings.max_grad_norm)
+        if settings.noise_multiplier is None:
+            strength = settings.weight_decay * site.rows.patients
+            found = minimise(bounded, strength)
+        else:
+            assert site.public_patients is not None
+            strength = settings.weight_decay * site.public_patients
+            found = (_objective if self.objective else _output)(bounded, strength, settings, site.noise)
+        return SiteUpdate(_as_layer(found, arrays, layer), 1, _mean_loss(bounded, found), {})
+
+
+OUTPUT = ConvexTask("output-perturbation", objective=False)
+OBJECTIVE = ConvexTask("objective-perturbation", objective=True)
+
+
+def minimise(bounded: BoundedRows, strength: float, linear: Floats | None = None) -> Floats:
+    """The (p,) minimiser of sum log(1 + exp(-v . w)) + strength / 2 |w|^2 + linear . w, in float64.
+
+    Its gradient is at most TOLERANCE times the norm of the rows, so that it lies within TOLERANCE * norm / strength of
+    the exact minimiser. Newton's method, each step halved until the gradient shrinks; it always does, for the Hessian is
+    positive definite. Raises ArithmeticError if it does not get there.
+    """
+    v = bounded.rows
+    term = np.zeros(v.shape[1]) if linear is None else linear
+    # Half of the tolerance is left for rounding.
+    target = perturbation.TOLERANCE / 2 * bounded.norm
+
+    def slope(w: Floats) -> tuple[Floats, Floats, float]:
+        pull = _sigmoid(-v @ w)
+        gradient = strength * w + term - pull @ v
+        return pull, gradient, float(np.linalg.norm(gradient))
+
+    w = np.zeros(v.shape[1])
+    pull, gradient, size = slope(w)
+    for _ in range(_MOST_STEPS):
+        if size <= target:
+            return w
+        hessian = (v * (pull * (1 - pull))[:, None]).T @ v + strength * np.eye(len(w))
+        step, share = np.linalg.solve(hessian, -gradient), 1.0
+        while share > _LEAST_SHARE:
+            pull, gradient, ahead = slope(w + share * step)
+            if ahead <= (1 - share / 4) * size:
+                break
+            share /= 2
+        else:
+            break
+        w, size = w + share * step, ahead
+    raise ArithmeticError("The minimiser was not found to within the tolerance.")
+
+
+def _output(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Floats:
+    """The minimiser plus noise of ``noise_multiplier`` times its sensitivity."""
+    assert settings.noise_multiplier is not None
+    found = minimise(bounded, strength)
+    scale = settings.noise_multiplier * perturbation.minimiser_sensitivity(bounded, strength)
+    return found + scale * unit_noise(len(found), settings.perturbation, stream)
+
+
+def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Floats:
+    """The minimiser of the objective with a random linear term, plus slack noise; stronger regularised where it must be."""
+    noise, kind = settings.noise_multiplier, settings.perturbation
+    assert noise is not None
+    most = perturbation.determinant_epsilon(noise, kind, settings.release_delta)
+    strength = max(strength, perturbation.least_strength(bounded.norm, most))
+    linear = noise * bounded.norm * unit_noise(bounded.rows.shape[1], kind, stream)
+    found = minimise(bounded, strength, linear)
+    return found + perturbation.slack_noise(bounded, strength) * unit_noise(len(found), kind, stream)
+
+
+def _bounded(rows: Rows, norm: float) -> BoundedRows:
+    """Missing cells are zero, the mean of a standardised column; the last coordinate is the intercept's."""
+    x = np.concatenate([np.nan_to_num(rows.x, nan=0.0), np.ones((len(rows.x), 1))], axis=1)
+    return bounded_rows(x, 2.0 * rows.y - 1.0, rows.patient, rows.patients, norm)
+
+
+def _linear(module: nn.Module, task: str, features: int) -> str:
+    """The name of the module's one linear layer, with a dot behind it where it has one."""
+    layers = [(name, part) for name, part in module.named_modules() if not list(part.children())]
+    kinds = [type(part) for _, part in layers]
+    plain = all(type(part) is nn.Sequential for part in module.modules() if list(part.children()))
+    if kinds != [nn.Linear] or not plain or layers[0][1].bias is None:
+        found = ", ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(
+            f"Task {task!r} needs a convex model, one linear layer with an intercept, as 'logistic' is; this one has {found}."
+        )
+    name, layer = layers[0]
+    if layer.out_features != 2 or layer.in_features != features:
+        raise ConfigError(
+            f"Task {task!r} needs a binary label and a layer from {features} features to 2 classes; "
+            f"this one is from {layer.in_features} to {layer.out_features}."
+        )
+    return f"{name}." if name else ""
+
+
+def _as_layer(w: Floats, like: Arrays, layer: str) -> Arrays:
+    """w as the two outputs' weights -w/2 and w/2, whose difference is all that two classes depend on."""
+    both = np.stack([-w / 2, w / 2])
+    new = {f"{layer}weight": both[:, :-1], f"{layer}bias": both[:, -1]}
+    return {name: new[name].astype(value.dtype) for name, value in like.items()}
+
+
+def _mean_loss(bounded: BoundedRows, w: Floats) -> float:
+    return float(np.logaddexp(0.0, -bounded.rows @ w).mean())
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -x)))

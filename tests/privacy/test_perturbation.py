@@ -1,0 +1,141 @@
+"""Output and objective perturbation: published figures, exact privacy by quadrature, bounded rows, the noise's law."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import trapezoid
+from scipy.special import expit
+
+from polyclinic.privacy import perturbation
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
+from polyclinic.privacy.events import event_from_json, event_to_json, merged
+from polyclinic.privacy.streams import keyed_stream, system_stream
+
+
+def test_the_published_calibrations_have_their_known_values() -> None:
+    assert perturbation.cms11_terms(1000, 0.01, 1.0) == pytest.approx((0.950615, 0.0), abs=1e-6)
+    assert perturbation.cms11_terms(1000, 0.01, 0.02) == pytest.approx((0.01, 0.039875), abs=1e-6)
+    assert perturbation.kst12_terms(1.0, 0.25, 1.0, 1e-5) == pytest.approx((10.082092, 0.5), abs=1e-6)
+
+
+@pytest.mark.parametrize(("eps", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (3.0, 1e-3), (8.0, 1e-6)])
+def test_the_noise_is_far_below_the_published_for_the_same_guarantee(eps: float, delta: float) -> None:
+    needed = calibrate_noise_multiplier(eps, delta, lambda z: perturbation.objective_event(z, "gaussian", 0.9 * delta))
+    published, _ = perturbation.kst12_terms(1.0, 0.25, eps, delta)
+    assert needed < 0.6 * published
+
+
+def test_the_least_strength_is_the_published_one_where_the_share_is_the_same() -> None:
+    _, published = perturbation.kst12_terms(1.0, 0.25, 0.02, 1e-5)
+    assert perturbation.least_strength(1.0, 0.01) == pytest.approx(published, rel=0.01)
+
+
+def _gradient_and_curvature(rows: list[float], strength: float, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    v = np.array(rows)[:, None]
+    pull = expit(-v * w)
+    return strength * w - (pull * v).sum(axis=0), strength + (pull * (1 - pull) * v**2).sum(axis=0)
+
+
+def _log_density(rows: list[float], strength: float, w: np.ndarray, noise: float, kind: str) -> np.ndarray:
+    """Of the minimiser of the perturbed objective in one dimension: w is reached by exactly one linear term."""
+    gradient, curvature = _gradient_and_curvature(rows, strength, w)
+    law = -(gradient**2) / (2 * noise**2) - math.log(math.sqrt(2 * math.pi)) if kind == "gaussian" else None
+    law = -np.abs(gradient) / noise - math.log(2) if law is None else law
+    return np.asarray(law - math.log(noise) + np.log(curvature))
+
+
+ROWS = st.lists(st.floats(-1, 1), max_size=6)
+
+
+@given(ROWS, st.sampled_from([-1.0, 1.0, 0.6]), st.sampled_from([0.4, 1.0, 4.0]), st.sampled_from([1e-5, 1e-2]))
+@settings(max_examples=25, deadline=None)
+def test_objective_perturbation_keeps_its_delta_exactly(
+    rows: list[float], v: float, noise: float, delta: float
+) -> None:
+    share = perturbation.determinant_epsilon(noise, "gaussian", delta)
+    eps = 1.1 * share / 0.1
+    assert epsilon(perturbation.objective_event(noise, "gaussian", delta), 2 * delta) <= eps * 1.02
+    strength = perturbation.least_strength(1.0, share)
+    edge = (12 * noise + len(rows) + 1) / strength
+    w = np.linspace(-edge, edge, 40_001)
+    one, other = (_log_density(data, strength, w, noise, "gaussian") for data in (rows, [*rows, v]))
+    assert trapezoid(np.exp(one), w) == pytest.approx(1.0, abs=1e-6)
+    for p, q in ((one, other), (other, one)):
+        assert trapezoid(np.maximum(np.exp(p) - np.exp(eps + q), 0.0), w) <= delta * (1 + 1e-6) + 1e-12
+
+
+@given(ROWS, st.floats(-1, 1), st.sampled_from([0.2, 1.0, 5.0]))
+@settings(max_examples=25, deadline=None)
+def test_objective_perturbation_with_gamma_noise_keeps_a_pure_epsilon(
+    rows: list[float], v: float, noise: float
+) -> None:
+    share = perturbation.determinant_epsilon(noise, "gamma", 0.0)
+    strength = perturbation.least_strength(1.0, share)
+    w = np.linspace(-1, 1, 40_001) * (40 * noise + len(rows) + 1) / strength
+    one, other = (_log_density(data, strength, w, noise, "gamma") for data in (rows, [*rows, v]))
+    assert np.abs(one - other).max() <= 1 / noise + share + 1e-9
+    (event, _), *rest = merged(perturbation.objective_event(noise, "gamma", 0.0))
+    assert not rest and event.delta == 0 and event.epsilon >= 1 / noise + share
+
+
+def test_the_guarantee_is_not_far_from_what_a_patient_can_cause() -> None:
+    """An only patient at little regularisation: a tenth of epsilon less, and delta is exceeded."""
+    noise, delta = 1.0, 1e-3
+    share = perturbation.determinant_epsilon(noise, "gaussian", delta)
+    strength = perturbation.least_strength(1.0, share)
+    w = np.linspace(-30, 30, 40_001) / strength
+    one, other = (_log_density(data, strength, w, noise, "gaussian") for data in ([], [1.0]))
+    for eps, holds in ((1.1 * share / 0.1, True), (0.7 * share / 0.1, False)):
+        found = max(trapezoid(np.maximum(np.exp(p) - np.exp(eps + q), 0.0), w) for p, q in ((one, other), (other, one)))
+        assert bool(found <= delta) is holds
+
+
+@given(
+    st.integers(1, 8).flatmap(lambda n: st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), min_size=n, max_size=n)),
+    st.floats(1e-3, 1e3),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_no_row_is_longer_than_the_norm(x: list[list[float]], norm: float) -> None:
+    rows = np.array(x)
+    patient = np.arange(len(rows)) // 2
+    found = perturbation.bounded_rows(rows, np.ones(len(rows)), patient, int(patient.max()) + 1, norm)
+    assert (np.linalg.norm(found.rows, axis=1) <= norm * (1 + 1e-12)).all() and found.norm == norm
+
+
+def test_rows_are_clipped_averaged_and_signed() -> None:
+    x = np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 1.0], [1.0, 0.0]])
+    found = perturbation.bounded_rows(x, np.array([1.0, 1.0, 1.0, -1.0]), np.array([0, 0, 1, 2]), 3, 1.0)
+    np.testing.assert_allclose(found.rows, [[0.45, 0.6], [0.0, 0.0], [-1.0, 0.0]])
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="norm"):
+            perturbation.bounded_rows(x, np.ones(4), np.arange(4), 4, bad)
+
+
+def test_unit_noise_has_its_law() -> None:
+    stream = keyed_stream(0, "noise")
+    draws = np.stack([perturbation.unit_noise(5, "gamma", stream) for _ in range(20_000)])
+    length = np.linalg.norm(draws, axis=1)
+    # A Gamma length of shape 5: mean 5, variance 5; directions are uniform.
+    assert length.mean() == pytest.approx(5, rel=0.01) and length.var() == pytest.approx(5, rel=0.03)
+    assert np.abs((draws / length[:, None]).mean(axis=0)).max() < 0.01
+    np.testing.assert_allclose(np.cov((draws / length[:, None]).T), np.eye(5) / 5, atol=0.01)
+    assert perturbation.unit_noise(100_000, "gaussian", stream).std() == pytest.approx(1.0, rel=0.01)
+    assert np.isfinite(perturbation.unit_noise(3, "gamma", system_stream())).all()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "gamma"])
+def test_events_go_through_the_ledgers_json_and_more_noise_costs_less(kind: perturbation.Kind) -> None:
+    for event_of in (
+        lambda z: perturbation.output_event(z, kind),
+        lambda z: perturbation.objective_event(z, kind, 1e-4),
+    ):
+        events = [event_of(noise) for noise in (1e-3, 0.3, 1.0, 4.0, 100.0)]
+        assert all(merged(event_from_json(event_to_json(event))) == merged(event) for event in events)
+        spent = [epsilon(event, 1e-3) for event in events]
+        assert spent == sorted(spent, reverse=True) and spent[0] > 300
+    assert epsilon(perturbation.output_event(2.0, "gamma"), 1e-9) == pytest.approx(0.5, abs=1e-3)

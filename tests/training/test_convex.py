@@ -1,0 +1,301 @@
+"""Output and objective perturbation: the minimiser, its sensitivity, the noise, runs, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from polyclinic import Federation
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import initialise, logistic, mlp
+from polyclinic.privacy import perturbation
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.perturbation import TOLERANCE, BoundedRows
+from polyclinic.privacy.streams import keyed_stream
+from polyclinic.training import convex
+from polyclinic.training.task import Arrays, SiteWork, TrainSettings
+
+TASKS = [convex.OUTPUT, convex.OBJECTIVE]
+BOTH = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def build() -> nn.Module:
+    return logistic(4, 2).double()
+
+
+START: Arrays = {name: value.numpy() for name, value in initialise(build, 0).items()}
+
+
+def settings(**changes: Any) -> TrainSettings:
+    values: dict[str, Any] = {
+        "sample_rate": 0.1, "local_steps": 7, "learning_rate": 0.3, "max_grad_norm": 2.0, "noise_multiplier": 1.5,
+        "weight_decay": 0.05, "release_delta": 1e-4,
+    }  # fmt: skip
+    return TrainSettings(**(values | changes))
+
+
+def rows(patients: int = 60, repeats: int = 1, seed: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(patients, 4))
+    y = (x @ [1.0, -2.0, 0.5, 0.0] + rng.logistic(size=patients) > 0.3).astype(np.int64)
+    order = np.repeat(np.arange(patients), repeats)
+    return Rows(x[order], y[order], order, patients)
+
+
+def weights(arrays: Arrays) -> np.ndarray:
+    """The released w: the difference of the two outputs, with the intercept last."""
+    both = np.concatenate([arrays["0.weight"], arrays["0.bias"][:, None]], axis=1)
+    np.testing.assert_allclose(both[0], -both[1])
+    return np.asarray(both[1] - both[0])
+
+
+def release(task: convex.ConvexTask, data: Rows, key: int = 0, **changes: Any) -> np.ndarray:
+    site = SiteWork(data, keyed_stream(0, "b", key), keyed_stream(0, "noise", key), 50.0)
+    return weights(task.train(build, START, [site], settings(**changes))[0].arrays)
+
+
+def bounded(data: Rows, norm: float = 2.0) -> BoundedRows:
+    return convex._bounded(data, norm)
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.5, 40.0])
+def test_the_minimiser_is_scikit_learns(strength: float) -> None:
+    data = rows(300)
+    v = bounded(data)
+    x = v.rows * (2.0 * data.y - 1.0)[:, None]
+    theirs = LogisticRegression(
+        C=1 / strength, fit_intercept=False, tol=1e-12, max_iter=10_000, solver="newton-cholesky"
+    )
+    np.testing.assert_allclose(convex.minimise(v, strength), theirs.fit(x, data.y).coef_[0], atol=1e-6)
+
+
+@BOTH
+def test_without_privacy_a_site_trains_its_minimiser(task: convex.ConvexTask) -> None:
+    data = rows()
+    found = release(task, data, noise_multiplier=None)
+    np.testing.assert_allclose(found, convex.minimise(bounded(data), 0.05 * 60), atol=1e-12)
+    update = task.train(build, START, [SiteWork(data, *[keyed_stream(0, "x")] * 2)], settings(noise_multiplier=None))[0]
+    scores = task.evaluate(build, update.arrays, [data])[0]
+    x = np.concatenate([data.x, np.ones((60, 1))], axis=1)
+    np.testing.assert_allclose(scores[:, 1], 1 / (1 + np.exp(-x @ found)))
+    assert update.steps == 1 and update.optimizer_state == {} and 0 < update.loss < np.log(2)
+
+
+vectors = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=8)
+
+
+@given(vectors, st.floats(1e-3, 10), st.floats(0.1, 5), st.lists(st.floats(-20, 20), min_size=3, max_size=3))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_a_patient_moves_the_minimiser_by_at_most_its_sensitivity(
+    x: list[list[float]], strength: float, norm: float, linear: list[float]
+) -> None:
+    full = perturbation.bounded_rows(np.array(x), np.ones(len(x)), np.arange(len(x)), len(x), norm)
+    term = np.array(linear)
+    whole = convex.minimise(full, strength, term)
+    pull = 1 / (1 + np.exp(full.rows @ whole))
+    assert np.linalg.norm(strength * whole + term - pull @ full.rows) <= TOLERANCE * norm
+    most = perturbation.minimiser_sensitivity(full, strength)
+    for left_out in range(len(x)):
+        less = BoundedRows(np.delete(full.rows, left_out, axis=0), norm)
+        assert np.linalg.norm(whole - convex.minimise(less, strength, term)) <= most
+
+
+def test_the_sensitivity_is_nearly_reached() -> None:
+    """A patient whom the others contradict pulls with nearly the whole norm."""
+    others = BoundedRows(np.full((500, 1), -1.0), 1.0)
+    full = BoundedRows(np.append(others.rows, [[1.0]], axis=0), 1.0)
+    moved = [convex.minimise(part, 2_000.0, np.array([6e3])) for part in (full, others)]
+    assert abs(float((moved[0] - moved[1])[0])) > 0.8 * perturbation.minimiser_sensitivity(full, 2_000.0)
+
+
+@BOTH
+def test_a_private_release_depends_on_the_public_count_alone(task: convex.ConvexTask) -> None:
+    """One patient more, as the row of zeros that moves nothing, leaves the release as it was."""
+    data = rows()
+    nobody = Rows(np.append(data.x, [[np.nan] * 4], axis=0), np.append(data.y, 1), np.append(data.patient, 60), 61)
+    v = bounded(data)
+    more = BoundedRows(np.append(v.rows, np.zeros((1, 5)), axis=0), 2.0)
+    np.testing.assert_allclose(convex.minimise(v, 2.5), convex.minimise(more, 2.5), atol=1e-9)
+    moved = np.linalg.norm(release(task, nobody) - release(task, data))
+    assert moved <= perturbation.minimiser_sensitivity(v, 2.5)
+
+
+@BOTH
+def test_repeating_a_patients_rows_changes_nothing(task: convex.ConvexTask) -> None:
+    np.testing.assert_allclose(release(task, rows()), release(task, rows(repeats=4)), atol=1e-8)
+
+
+def test_output_noise_has_its_size() -> None:
+    data = rows()
+    exact = convex.minimise(bounded(data), 2.5)
+    draws = np.stack([release(convex.OUTPUT, data, key) - exact for key in range(1_500)])
+    assert draws.std() == pytest.approx(1.5 * 2.0 / 2.5, rel=0.03)
+    pure = np.stack([release(convex.OUTPUT, data, key, perturbation="gamma") - exact for key in range(1_500)])
+    assert np.linalg.norm(pure, axis=1).mean() == pytest.approx(5 * 1.5 * 2.0 / 2.5, rel=0.03)
+
+
+def test_objective_noise_has_its_size_and_the_regulariser_its_least_strength() -> None:
+    """What is released is stationary for the linear term that was drawn, which so comes to light again."""
+    data = rows()
+    v = bounded(data)
+    share = perturbation.determinant_epsilon(1.5, "gaussian", 1e-4)
+    strength = perturbation.least_strength(2.0, share)
+    assert strength > 2.5, "the public count asks for less"
+
+    def term(w: np.ndarray) -> np.ndarray:
+        return np.asarray((1 / (1 + np.exp(v.rows @ w))) @ v.rows - strength * w)
+
+    draws = np.stack([term(release(convex.OBJECTIVE, data, key)) for key in range(1_500)])
+    assert draws.std() == pytest.approx(1.5 * 2.0, rel=0.03) and abs(draws.mean()) < 0.2
+    eased = release(convex.OBJECTIVE, data, weight_decay=10.0)
+    assert np.linalg.norm(eased) < 0.2 * np.linalg.norm(release(convex.OBJECTIVE, data))
+
+
+@BOTH
+def test_each_site_has_its_own_noise_and_rounds_do_not_build_on_each_other(task: convex.ConvexTask) -> None:
+    data = rows()
+    sites = [SiteWork(data, keyed_stream(0, "b"), keyed_stream(0, "noise", site), 50.0) for site in range(2)]
+    first, second = (weights(update.arrays) for update in task.train(build, START, sites, settings()))
+    assert not np.allclose(first, second)
+    other = {name: value + 1.0 for name, value in START.items()}
+    site = SiteWork(data, keyed_stream(0, "b"), keyed_stream(0, "noise", 0), 50.0)
+    np.testing.assert_array_equal(first, weights(task.train(build, other, [site], settings())[0].arrays))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (lambda: mlp(4, 2, (3,)), "needs a convex model"),
+        (lambda: nn.Sequential(nn.Linear(4, 2), nn.Tanh()), "needs a convex model"),
+        (lambda: nn.Sequential(nn.Linear(4, 2, bias=False)), "needs a convex model"),
+        (lambda: logistic(4, 3), "needs a binary label"),
+        (lambda: logistic(5, 2), "from 4 features"),
+    ],
+)
+@BOTH
+def test_other_models_and_labels_are_refused(
+    task: convex.ConvexTask, module: Callable[[], nn.Module], words: str
+) -> None:
+    arrays = {name: value.numpy() for name, value in initialise(module, 0).items()}
+    with pytest.raises(ConfigError, match=words):
+        task.check(module, arrays, 4)
+    with pytest.raises(ConfigError, match=words):
+        task.train(module, arrays, [SiteWork(rows(), *[keyed_stream(0, "x")] * 2, 50.0)], settings())
+
+
+@BOTH
+def test_plain_linear_layers_pass_and_impossible_settings_do_not(task: convex.ConvexTask) -> None:
+    task.check(build, START, 4)
+    alone: Callable[[], nn.Module] = lambda: nn.Linear(4, 2)  # noqa: E731
+    task.check(alone, {name: value.numpy() for name, value in initialise(alone, 0).items()}, 4)
+    with pytest.raises(ConfigError, match="weight_decay is 0"):
+        task.event(settings(weight_decay=0.0))
+    with pytest.raises(ConfigError, match="public_patients is missing"):
+        task.train(build, START, [SiteWork(rows(), *[keyed_stream(0, "x")] * 2)], settings())
+
+
+AUROC = {"breast-cancer": 0.93, "heart-disease": 0.6, "ist": 0.68}
+
+
+@pytest.mark.parametrize("dataset", AUROC)
+@pytest.mark.parametrize("kind", ["gaussian", "gamma"])
+@BOTH
+def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset: str, tmp_path: Path) -> None:
+    folder = {"heart-disease": "heart_uci", "ist": "ist"}.get(dataset, "")
+    if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / folder).is_dir():
+        pytest.skip(f"POLYCLINIC_DATA names no folder with {folder}")
+    result = Federation.from_dataset(dataset, out=str(tmp_path)).run(task=task.name, perturbation=kind)
+    assert result.config.rounds == 1 and result.config.weight_decay == 0.01
+    assert result.pooled["auroc"] > AUROC[dataset]
+    ledgers = Ledger.read_all(result.path / "sites" / "ledger.sqlite")
+    for site, ledger in ledgers.items():
+        assert [event["purpose"] for event in ledger.events()] == ["statistics", "train"]
+        assert 2.9 < ledger.spent() <= 3.0
+        assert result.sites.loc[site, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+    private = result.summary["privacy"]
+    assert private["steps"] == 1 and private["sample_rate"] is None and result.summary["engine"] is None
+
+
+def test_every_round_is_charged_as_a_release_of_its_own(tmp_path: Path) -> None:
+    one, three = (
+        Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(task="objective-perturbation", rounds=rounds)
+        for rounds in (1, 3)
+    )
+    assert three.summary["privacy"]["noise_multiplier"] > 1.5 * one.summary["privacy"]["noise_multiplier"]
+    assert three.summary["privacy"]["epsilon"] <= 3.0
+    told = [note for note in three.summary["notes"] if "release of its own" in note]
+    assert told and not any("release of its own" in note for note in one.summary["notes"])
+
+
+def test_without_statistics_gamma_noise_makes_the_whole_run_pure(tmp_path: Path) -> None:
+    result = Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
+        task="output-perturbation", perturbation="gamma", standardise=False, patients_per_site=80
+    )
+    for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
+        (event,) = ledger.events()
+        assert event["event"]["delta"] == 0 and event["event"]["epsilon"] <= 3.0 and ledger.spent() <= 3.0
+    assert result.pooled["auroc"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "mlp"}, "needs a convex model"),
+        ({"weight_decay": 0.0}, "weight-decay is 0 but task is 'output-perturbation'"),
+        ({"task": "output-pertubation"}, "Did you mean 'output-perturbation'"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_any_charge(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(**{"task": "output-perturbation"} | changes)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+@pytest.mark.slow
+def test_excess_risk_falls_as_the_bounds_say() -> None:
+    """Of order n^(-1/2) for output perturbation at its best regulariser, and n^-1 for objective perturbation.
+
+    Chaudhuri, Monteleoni and Sarwate 2011, Theorems 18 and 19 (n grows with 1/risk^2 and with 1/risk).
+    """
+    numbers = [1_000, 4_000, 16_000, 64_000]
+    noise, delta = 1.5, 1e-5
+    risks: dict[str, list[float]] = {"output": [], "objective": []}
+    for n in numbers:
+        data = rows(n, seed=1)
+        v = bounded(data)
+        mean_loss = lambda w, v=v: float(np.logaddexp(0.0, -v.rows @ w).mean())  # noqa: E731
+        best = mean_loss(convex.minimise(v, 1e-6))
+        step = settings(noise_multiplier=noise, release_delta=delta)
+        for name, run, strength in (
+            ("output", convex._output, 2.0 * np.sqrt(n)),
+            ("objective", convex._objective, 1e-3),
+        ):
+            found = [mean_loss(run(v, strength, step, keyed_stream(0, name, n, draw))) for draw in range(60)]
+            risks[name].append(float(np.mean(found)) - best)
+    slopes = {name: float(np.polyfit(np.log(numbers), np.log(found), 1)[0]) for name, found in risks.items()}
+    assert -1.1 < slopes["output"] < -0.45 and -1.6 < slopes["objective"] < -0.9
+    assert all(after < before for found in risks.values() for before, after in zip(found, found[1:], strict=False))
+    assert risks["objective"][-1] < risks["output"][-1]
+
+
+def test_the_ledger_adds_up_releases() -> None:
+    one = convex.OBJECTIVE.event(settings())
+    assert epsilon(one, 1e-3) < epsilon(_twice(one), 1e-3) < 2 * epsilon(one, 5e-4) + 1e-6
+
+
+def _twice(event: Any) -> Any:
+    from dp_accounting import SelfComposedDpEvent
+
+    return SelfComposedDpEvent(event, 2)

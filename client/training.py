@@ -88,7 +88,9 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return each(allow, calls)  # type: ignore[arg-type]
     task, build = task_named(config.task), build_model(config, question.schema)
     _check(question, task, build)
-    states = {id(call): _state(call) for call in calls}
+    states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
+    # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
+    kept = {id(call): _usable(call, states[id(call)]) for call in calls}
 
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
@@ -97,7 +99,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return digest(*asked, call.hospital.shard().digest, states[id(call)])
 
     def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
-        work = [_work(call, question.scale, states[id(call)]) for call in calls]
+        work = [_work(call, question.scale, kept[id(call)]) for call in calls]
         updates = task.train(build, question.arrays, work, question.settings)
         uploads = [
             _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
@@ -106,18 +108,18 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return _replies(question, calls, uploads, figures, spent)
 
     def event(call: Call[TrainRequest]) -> DpEvent:
-        return task.event(question.settings, begun(states[id(call)], question.settings))
+        return task.event(question.settings, begun(kept[id(call)], question.settings))
 
     return charged(calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation)
 
 
-def _state(call: Call[TrainRequest]) -> Arrays:
-    """What the hospital kept before this round. A noise process goes on only where its next steps were never used."""
-    home, request = call.hospital.home, call.request
-    kept = read_state(home, request.run, request.round)
-    # A simulation makes the same noise again, and so the same release.
-    used = not call.hospital.simulated and has_state(home, request.run, request.round)
-    return without_draws(kept) if used else kept
+def _usable(call: Call[TrainRequest], state: Arrays) -> Arrays:
+    """What the hospital kept before this round; of a noise process only where its next steps were never used.
+
+    A simulation makes the same noise again, and so the same release.
+    """
+    used = not call.hospital.simulated and has_state(call.hospital.home, call.request.run, call.request.round)
+    return without_draws(state) if used else state
 
 
 def _question(call: Call[TrainRequest]) -> _Question:

@@ -14,7 +14,6 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 import torch
-from dp_accounting import ComposedDpEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -23,6 +22,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
+from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
@@ -134,7 +134,7 @@ class CentralDP(Strategy):
         if self.plan.process is not None:
             done = {charge["round"] for charge in self.ledger.events() if charge["run"] == self.run}
             # The first round pays for all. A round that is done again gets other noise, so that all is paid for again.
-            event = event if not done or server_round in done else ComposedDpEvent([])
+            event = event if not done or server_round in done else PAID_BEFORE
         # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
         release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
         self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release)

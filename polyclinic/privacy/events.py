@@ -73,6 +73,10 @@ def dpsgd_event(sample_rate: float, noise_multiplier: float, steps: int, poisson
     return dpa.SelfComposedDpEvent(one, _count("steps", steps))
 
 
+# What a later part of a release costs that was paid for, as a whole, when it began.
+PAID_BEFORE = dpa.SelfComposedDpEvent(dpa.NoOpDpEvent(), 0)
+
+
 def gaussian_event(noise_multiplier: float, count: int = 1) -> DpEvent:
     """``count`` sums over all patients with Gaussian noise of ``noise_multiplier`` times the clip norm.
 

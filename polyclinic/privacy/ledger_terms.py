@@ -42,9 +42,14 @@ class Terms:
             raise ConfigError(f"budget must be positive and finite, or None for unlimited, got {self.budget}.")
 
 
-@lru_cache(maxsize=256)
 def entry_of(event: DpEvent) -> str:
     """The text that is recorded of ``event``."""
+    # A composition holds a list, which no cache can keep.
+    return (_written.__wrapped__ if isinstance(event, ComposedDpEvent) else _written)(event)
+
+
+@lru_cache(maxsize=256)
+def _written(event: DpEvent) -> str:
     return json.dumps(event_to_json(event), sort_keys=True)
 
 

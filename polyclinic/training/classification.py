@@ -12,13 +12,13 @@ from logging import getLogger
 
 import numpy as np
 import torch
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from torch import nn
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event
 from polyclinic.training.modules import check_behaviour, check_module, load
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
@@ -38,7 +38,7 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
         return NonPrivateDpEvent()
     if settings.noise is not None:
         whole = settings.noise.event(settings.noise_multiplier, settings.participation)
-        return ComposedDpEvent([]) if begun else whole
+        return PAID_BEFORE if begun else whole
     return dpsgd_event(settings.sample_rate, settings.noise_multiplier, settings.local_steps)
 
 

@@ -1,10 +1,9 @@
 """Filters of the noised gradients over steps. They look at nothing but what was released, and so cost no privacy.
 
 kalman: the gradient is taken for a random walk seen through noise; the estimate moves towards each noised gradient by
-the Kalman gain, which begins at 1 and settles at ``denoise_gain``. disk (Zhang et al. 2025, arXiv 2410.03883, Algorithm
-1, with gamma = (1 - kappa) / kappa, where its two gradients of each patient become one): the gradient is taken at the
-point to which the last step would lead on, so that the estimate is carried by the gradient's own change, and clipped
-and noised there. At a settled gain k the estimate has k / (2 - k) of the noise's variance.
+the Kalman gain, which begins at 1 and settles at ``denoise_gain``. disk (Zhang et al. 2024, arXiv 2410.03883, Algorithm
+1, with gamma = (1 - kappa) / kappa, where its two gradients of each patient become one): the gradient is taken, clipped
+and noised at the point to which the last step leads on, so that the estimate is carried by the gradient's own change.
 """
 
 from __future__ import annotations
@@ -15,18 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.privacy.denoise import filtered, kalman_update
 from polyclinic.training.task import Arrays, TrainSettings
 
 _KEPT = "filter."
-
-
-def kalman_gain(before: float, settled: float) -> float:
-    """The gain after a step whose gain was ``before``: with the process noise q (over the measurement's) at which the
-    Riccati recursion p' = p + q, k = p' / (p' + 1), p = k settles at ``settled``. The first gain is 1."""
-    if settled == 1.0:
-        return 1.0
-    predicted = before + settled**2 / (1 - settled)
-    return predicted / (predicted + 1)
 
 
 class GradientFilter:
@@ -35,6 +26,8 @@ class GradientFilter:
     def __init__(self, kept: Sequence[Mapping[str, np.ndarray]], settings: TrainSettings, start: Tensor) -> None:
         """start: (S, P), for shape and type alone."""
         self._kind, self._settled = settings.denoise, settings.denoise_gain
+        # Relative to the noise of a release, the drift at which the gain settles there.
+        self._drift = self._settled**2 / (1 - self._settled) if self._settled < 1 else 0.0
         self._estimate, self._direction = torch.zeros_like(start), torch.zeros_like(start)
         self._gain = np.zeros(len(start))
         for site, state in enumerate(kept):
@@ -57,9 +50,11 @@ class GradientFilter:
         """(S, P): the estimate after these noised gradients."""
         if self._kind == "none":
             return gradient
-        self._gain = np.array([kalman_gain(gain, self._settled) if gain else 1.0 for gain in self._gain])
-        gain = torch.from_numpy(self._gain).to(gradient)[:, None]
-        self._estimate = self._estimate + gain * (gradient - self._estimate)
+        for site, gain in enumerate(self._gain):
+            # The variance of an estimate over that of a release is the gain that made it; at first nothing is known.
+            known = gain and self._settled < 1
+            self._gain[site] = kalman_update(gain, self._drift, 1.0)[0] if known else 1.0
+            self._estimate[site] = filtered(self._estimate[site], gradient[site], self._gain[site])
         return self._estimate.clone()
 
     def moved(self, step: Tensor) -> None:

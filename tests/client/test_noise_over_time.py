@@ -1,0 +1,102 @@
+"""A noise process at a real hospital: paid for as a whole when it begins, and no step of it is ever used twice."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig, train_settings
+from polyclinic.messages import REFUSED, TrainRequest
+from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.training import classification
+from tests.client.test_hospital import context, ledger, make_hospital, message, model
+
+CONFIG = RunConfig(local_steps=3, rounds=4, sample_rate=0.25, batching="cyclic", noise="sqrt-toeplitz")
+WHOLE = epsilon(gaussian_event(6.0), 1e-3)
+
+
+def train(hospital: Path, config: RunConfig = CONFIG, shift: float = 0.0, **changes: Any) -> Message:
+    values = {"run": "r", "site": 0, "round": 1, "noise_multiplier": 6.0, "public_patients": 150.0} | changes
+    arrays = {name: value + np.float32(shift) for name, value in model().items()}
+    return app(message(TrainRequest(**values), "train", arrays), context(hospital, config))
+
+
+def spent(hospital: Path) -> float:
+    return ledger(hospital).spent()
+
+
+def test_the_process_is_paid_for_when_it_begins_and_then_no_more(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    for number in range(1, 5):
+        assert train(hospital, round=number).has_content()
+        assert spent(hospital) == pytest.approx(WHOLE)
+    settings = train_settings(CONFIG, 6.0)
+    assert classification.event(settings) == gaussian_event(6.0)
+    assert len(ledger(hospital).events()) == 4
+
+
+def test_steps_beyond_the_last_that_was_paid_for_are_refused(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    for number in range(1, 5):
+        train(hospital, round=number)
+    assert train(hospital, round=5).has_error()
+
+
+def test_the_same_question_gets_the_same_answer_and_costs_nothing(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    train(hospital)
+    first, again = train(hospital, round=2), train(hospital, round=2)
+    for name, value in first.content["arrays"].items():
+        assert np.array_equal(value.numpy(), again.content["arrays"][name].numpy())
+    assert len(ledger(hospital).events()) == 2 and spent(hospital) == pytest.approx(WHOLE)
+
+
+@pytest.mark.parametrize("change", [{"shift": 1.0}, {"public_patients": 149.0}])
+def test_another_question_of_a_round_that_is_done_pays_for_a_new_process(tmp_path: Path, change: dict[str, Any]) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    train(hospital)
+    train(hospital, round=2)
+    assert train(hospital, round=2, **change).has_content()
+    assert spent(hospital) == pytest.approx(epsilon(gaussian_event(6.0, 2), 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("noise", "config"),
+    [
+        (5.0, CONFIG),
+        (6.0, CONFIG.model_copy(update={"max_grad_norm": 5.0})),
+        (6.0, CONFIG.model_copy(update={"sample_rate": 0.5})),
+        (6.0, CONFIG.model_copy(update={"rounds": 40})),
+        (6.0, CONFIG.model_copy(update={"noise": "independent"})),
+    ],
+)
+def test_other_terms_halfway_pay_for_a_new_process(tmp_path: Path, noise: float, config: RunConfig) -> None:
+    """Else a server would pay for much noise in the first round and ask for little in the second."""
+    hospital = make_hospital(tmp_path, "budget = 9.0\ndelta = 1e-3\n")
+    train(hospital)
+    before = spent(hospital)
+    assert train(hospital, config, round=2, noise_multiplier=noise).has_content()
+    assert spent(hospital) > before * 1.3
+
+
+def test_a_lost_state_pays_for_a_new_process_or_is_refused(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 0.2\ndelta = 1e-3\n")
+    hospital_spent = train(hospital, noise_multiplier=12.0)
+    assert hospital_spent.has_content()
+    for kept in (tmp_path / "home").glob("optimizer-*"):
+        kept.unlink()
+    reply = train(hospital, round=2, noise_multiplier=12.0)
+    assert reply.error.code == REFUSED
+
+
+def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
+    from polyclinic.client.hospital import _real_shard
+
+    hospital = make_hospital(tmp_path)
+    train(hospital)
+    make_hospital(tmp_path, rows=180)
+    _real_shard.cache_clear()
+    assert train(hospital, round=2).has_error()

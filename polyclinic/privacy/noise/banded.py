@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised
+from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised, shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, gram_sensitivity, toeplitz
 from polyclinic.privacy.noise.toeplitz import SquareRoot
 from polyclinic.privacy.streams import Floats
@@ -103,5 +103,4 @@ def _optimal(steps: int, bands: int, objective: Objective) -> Floats:
         return value, gradient[1:bands]
 
     column[1:bands] = minimised(loss, SquareRoot(bands).coefficients[1:])
-    coefficients: Floats = column[:bands] / np.linalg.norm(column[:bands])
-    return coefficients
+    return shared(column[:bands] / np.linalg.norm(column[:bands]))

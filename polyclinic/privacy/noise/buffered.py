@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised
+from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised, shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, toeplitz_sensitivity
 from polyclinic.privacy.streams import Floats
 
@@ -82,7 +82,7 @@ def _optimal(steps: int, buffers: int, participation: Participation, objective: 
     start = np.concatenate([np.log(scale), np.log((1 - gap) / gap)])
     scale, decay = unpacked(minimised(loss, start, [(-30.0, 0.0)] * buffers + [(-20.0, 20.0)] * buffers))
     order = np.argsort(-decay)
-    return scale[order], decay[order]
+    return shared(scale[order]), shared(decay[order])
 
 
 def _column(steps: int, scale: Floats, decay: Floats) -> Floats:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from polyclinic.privacy.noise.design import shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, gram_sensitivity
 from polyclinic.privacy.noise.toeplitz import combined
 from polyclinic.privacy.streams import Floats
@@ -62,4 +63,4 @@ def _optimal(steps: int) -> tuple[Floats, Floats]:
     strategy = root / np.outer(np.sqrt(v), np.sqrt(v))  # of unit diagonal, also short of convergence
     # The lower triangular C with C^T C = X is the Cholesky factor of X read backwards, transposed and read backwards.
     c = np.linalg.cholesky(strategy[::-1, ::-1]).T[::-1, ::-1]
-    return c, np.linalg.inv(c)
+    return shared(c), shared(np.linalg.inv(c))

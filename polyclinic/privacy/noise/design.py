@@ -56,3 +56,9 @@ def minimised(
     options = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 30}
     found: Floats = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return found
+
+
+def shared(values: Floats) -> Floats:
+    """The same array, no longer to be written to: what processes share must not change under one of them."""
+    values.setflags(write=False)
+    return values

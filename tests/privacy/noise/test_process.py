@@ -131,6 +131,19 @@ def test_restarts_compose_to_what_their_union_is():
     assert epsilon(four.event(2.0, once), 1e-5) == pytest.approx(epsilon(gaussian_event(1.0), 1e-5), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda: noise_process("banded", 6).factorisation.coefficients,
+        lambda: noise_process("blt", 6).factorisation.scale_decay[0],
+        lambda: noise_process("blt", 6).factorisation.scale_decay[1],
+    ],
+)
+def test_what_processes_share_cannot_be_changed(values):
+    with pytest.raises(ValueError, match="read-only"):
+        values()[0] = 0.0
+
+
 def test_worse_than_independent_noise_is_said():
     process = noise_process("sqrt-toeplitz", 16)
     said = warning(process, Participation(1, 16))

@@ -109,7 +109,7 @@ def test_golden_levels_variances_and_errors(steps, levels, plain, honaker, means
     assert error(noise_process("independent", steps), ONCE).rms_max == pytest.approx(losses[2], abs=5e-5)
 
 
-def test_virtual_steps_count_for_the_depth_and_leave_the_root_alone():
+def test_row_28_virtual_steps_count_for_the_depth_and_leave_the_root_alone():
     assert Tree(1000).levels == 10 and Tree(1000, completed=True).levels == 11
     assert Tree(1024).levels == Tree(1024, completed=True).levels == 11
     assert Tree(1000, honaker=False).variances()[-1] == (1000).bit_count() == 6

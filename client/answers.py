@@ -40,7 +40,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             "site": hospital.site, "index": call.request.site, "simulated": hospital.simulated,
             "sites": len(simulated_sites(call.config)) if hospital.simulated else 1,
             "schema": schemas(hospital.schema), "delta": policy.delta, "budget": policy.budget or 0.0,
-            "relation": policy.relation, "accountant": policy.accountant,
+            "relation": policy.relation, "accountant": policy.accountant, "elsewhere": policy.patients_elsewhere,
         })})  # fmt: skip
 
     return each(answer, calls)

@@ -9,9 +9,11 @@ from typing import Generic, TypeVar
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from polyclinic.arrays import Arrays, filled, to_record
-from polyclinic.client.hospital import Hospital
+from polyclinic.client.hospital import Hospital, open_ledgers
 from polyclinic.config import RunConfig
 from polyclinic.messages import RECORD, R
+from polyclinic.privacy.ledger import past_all
+from polyclinic.privacy.ledger_terms import to_text
 
 Answer = RecordDict | Exception
 T = TypeVar("T")
@@ -38,13 +40,21 @@ def each(answer: Callable[[Call[R]], T], calls: Sequence[Call[R]]) -> list[T | E
     return answers
 
 
+def told(hospital: Hospital, spent: float) -> dict[str, str | float]:
+    """What every reply says of the ledger; a real hospital's also how often it was charged what, since only so can the
+    server compose it with others' for a patient of several hospitals.
+    """
+    said: dict[str, str | float] = {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}
+    return said if hospital.simulated else said | {"charged": to_text(past_all(open_ledgers([hospital]))[0])}
+
+
 def reply(
     hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays"
 ) -> RecordDict:
     """``spent`` is the ledger's epsilon after this call, in its own record so that strategies do not average it."""
     content = filled(RecordDict(), {
         "metrics": filled(MetricRecord(), metrics),
-        RECORD: filled(ConfigRecord(), {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}),
+        RECORD: filled(ConfigRecord(), told(hospital, spent)),
     })  # fmt: skip
     if arrays:
         content[key] = to_record(arrays)

@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
-from polyclinic.client.calls import Answer, Call
+from polyclinic.client.calls import Answer, Call, told
 from polyclinic.client.hospital import open_ledgers
 from polyclinic.client.releases import read_release, released, write_release
 from polyclinic.errors import BudgetRefused, PolyclinicError
@@ -71,7 +71,7 @@ def _kept(call: Call[R], purpose: str, round: int, identity: str, once: bool) ->
     if kept is None and once and released(hospital.home, call.request.run, purpose, round):
         raise PolyclinicError(f"{hospital.site}: refused: round {round} was already answered to another question.")
     if kept is not None:
-        kept[RECORD] = ConfigRecord({**kept[RECORD], "epsilon": spent_all(open_ledgers([hospital]))[0]})  # type: ignore[dict-item]
+        kept[RECORD] = ConfigRecord({**kept[RECORD], **told(hospital, spent_all(open_ledgers([hospital]))[0])})  # type: ignore[dict-item]
     return kept
 
 

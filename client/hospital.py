@@ -118,8 +118,8 @@ def simulation_policy(config: RunConfig) -> Policy:
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
         budget=config.epsilon if config.dp else None, delta=config.delta, allow_without_privacy=not config.dp,
-        smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None, most_parameters=None,
-        release_metrics=True, release_predictions=True,
+        patients_elsewhere=config.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
+        most_parameters=None, release_metrics=True, release_predictions=True,
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ class Policy(BaseModel):
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
     ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
     could name any function of any module. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
-    of the hospital's machine. ``release_metrics``: unperturbed test metrics and the exact
+    of the hospital's machine. ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be,
+    at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed test metrics and the exact
     number of patients may leave.
     ``only_secure_aggregation``: no update may leave but under a secure sum's masks.
     ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
@@ -33,6 +34,7 @@ class Policy(BaseModel):
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
     allowed_models: tuple[str, ...] = ("logistic", "mlp")
+    patients_elsewhere: int = Field(0, ge=0)
     smallest_shard: int = Field(20, ge=1)
     smallest_noise_multiplier: float = Field(0.3, ge=0)
     most_local_steps: int | None = Field(10_000, ge=1)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from polyclinic.privacy.noise import NoiseProcess
     from polyclinic.training.task import TrainSettings
 
-# Keys that say where and how a run goes on, and not what comes out.
+# Keys that say where and how a run goes on and how it is told, and not what hospitals release.
 _INDECISIVE = {
     "out", "timeout", "workers", "ray-address", "evaluate-every", "checkpoint-every", "checkpoints-kept",
+    "overlap",
 }  # fmt: skip
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(
@@ -175,6 +176,12 @@ class RunConfig(BaseModel):
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
     delta: float = Field(1e-3, gt=0, lt=1, description="Target delta; must be below 1/patients at every hospital.")
+    overlap: int = Field(
+        1,
+        ge=1,
+        description="The most hospitals that may hold one patient's records; above 1, the run's epsilon is composed over "
+        "so many, while each hospital keeps to its own. Real hospitals declare it in their policies.",
+    )
     max_grad_norm: float = Field(
         1.0, ge=1e-6, le=1e6, description="Each patient's gradient is clipped to this L2 norm."
     )

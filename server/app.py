@@ -61,7 +61,11 @@ class _Logged(Silent):
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         pooled: dict[str, Any] = next((row for row in state.newest_rows() if row["site"] in ("pooled", "macro")), {})
-        spent = f", epsilon spent at most {max(state.epsilon.values()):.3f}" if config.dp and state.epsilon else ""
+        spent = (
+            f", epsilon spent at most {max(state.epsilon.values()):.3f} at a hospital"
+            if config.dp and state.epsilon
+            else ""
+        )
         if state.hospital_epsilon is not None:
             spent += f", of a whole hospital {state.hospital_epsilon:.3f}"
         log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),

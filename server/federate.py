@@ -25,7 +25,7 @@ from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, several
-from polyclinic.messages import STATISTICS, StatisticsRequest, site_home, state_file
+from polyclinic.messages import RECORD, STATISTICS, StatisticsRequest, site_home, state_file
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, plan
@@ -318,7 +318,7 @@ def _standardise(
     totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
     state.standardiser, counts = combine(totals, sites[0].schema, noisy=privacy is not None)
     for (site, reply), count in zip(exchange.replies, counts, strict=True):
-        state.epsilon[site.name] = float(reply.content.config_records["polyclinic"]["epsilon"])  # type: ignore[arg-type]
+        state.hear(site.name, reply.content.config_records[RECORD])
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count
 
 

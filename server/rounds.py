@@ -23,6 +23,7 @@ from polyclinic.config import RunConfig, compression
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
+from polyclinic.privacy.ledger_terms import composed, from_text
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.merging import arrays_of, is_merged, merge, metrics_of
 from polyclinic.server.secure import SecureSum, SumRefused, begin
@@ -44,7 +45,7 @@ class RunState:
 
     ``stopped``: why there will be no further round though some were left. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
-    hospital's protection.
+    hospital's protection. ``charged``: how often real hospitals were charged what, as they told last.
     """
 
     arrays: Arrays
@@ -62,6 +63,17 @@ class RunState:
     sampled: dict[str, int] = field(default_factory=dict)
     trained: dict[str, int] = field(default_factory=dict)
     hospital_epsilon: float | None = None
+    charged: dict[str, str] = field(default_factory=dict)
+
+    def hear(self, site: str, told: ConfigRecord) -> None:
+        """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""
+        try:
+            self.epsilon[site] = float(told["epsilon"])  # type: ignore[arg-type]
+            if "charged" in told:
+                composed(from_text(str(told["charged"])))
+                self.charged[site] = str(told["charged"])
+        except (KeyError, LookupError, TypeError, ValueError):
+            raise PolyclinicError(f"what {site} says of its ledger cannot be read") from None
 
     def newest_rows(self) -> list[dict[str, Any]]:
         """The rows of the round that is done."""
@@ -262,7 +274,11 @@ def _accept(
             continue
         told = reply.content.get(RECORD)
         if isinstance(told, ConfigRecord):
-            state.epsilon[site.name] = float(told["epsilon"])  # type: ignore[arg-type]
+            try:
+                state.hear(site.name, told)
+            except PolyclinicError as error:
+                exchange.dropped.append((site, str(error)))
+                continue
         valid.append((site, reply))
     _note(state, number, exchange.dropped)
     return valid

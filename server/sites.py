@@ -27,7 +27,10 @@ NO_REPLY = 504
 
 @dataclass(frozen=True)
 class Site:
-    """A hospital taking part: what it said of itself when it enrolled. ``budget`` None is unlimited."""
+    """A hospital taking part: what it said of itself when it enrolled.
+
+    ``budget`` None is unlimited. ``elsewhere``: in how many other hospitals one of its patients may also be, at most.
+    """
 
     index: int
     name: str
@@ -38,6 +41,7 @@ class Site:
     budget: float | None
     relation: str
     accountant: str
+    elsewhere: int = 0
 
     @property
     def id(self) -> int:
@@ -108,6 +112,7 @@ def _site(index: int, node: int, record: Mapping[str, Any], schema: Callable[[st
         int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]),
         schema(str(record["schema"])),
         float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
+        int(record["elsewhere"]),
     )  # fmt: skip
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from polyclinic.privacy.ledger import Ledger, spent_all
+from polyclinic.evaluation.privacy_text import composition
+from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.privacy.ledger import Ledger, past_all, spent_all
+from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_of, from_text, together
 from polyclinic.privacy.statements import statements
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
@@ -20,7 +23,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     last = {row["site"]: row for row in state.newest_rows()}
     private = privacy is not None
     spent = _spent(outcome, home)
-    site = outcome.sites[0]
+    site, overlap = outcome.sites[0], _overlap(outcome)
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine,
@@ -30,7 +33,9 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent) for found in outcome.sites},
         },
         "privacy": {
-            "epsilon": max(spent.values()) if private and spent else None, "delta": config.delta if private else None,
+            "epsilon": _composed(outcome, home, spent) if private and spent else None,
+            "delta": config.delta if private else None,
+            "overlap": overlap, "composition": composition(overlap, site.schema.unit),
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
             "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
             "sample_rate": None if config.one_release else config.sample_rate,
@@ -62,6 +67,31 @@ def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
         for ledger, epsilon in zip(known, spent_all(known), strict=True):
             spent[ledger.site] = max(spent.get(ledger.site, 0.0), epsilon)
     return spent
+
+
+def _overlap(outcome: Outcome) -> int:
+    """The most hospitals of this run that may hold one patient's records, as whoever allows for most of them declares."""
+    declared = max(1 + site.elsewhere for site in outcome.sites)
+    return min(max(declared, outcome.config.overlap), len(outcome.sites))
+
+
+def _composed(outcome: Outcome, home: Path, spent: dict[str, float]) -> float:
+    """The run's epsilon for a patient of as many hospitals as may be: the largest of one, or what the worst spent together."""
+    largest, overlap = max(spent.values()), _overlap(outcome)
+    if overlap == 1:
+        return largest
+    site = outcome.sites[0]
+    terms = Terms("", outcome.config.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant))
+    past = [from_text(text) for text in outcome.state.charged.values()]
+    return max(largest, epsilon_of(together(past + _past(outcome, home), overlap), terms))
+
+
+def _past(outcome: Outcome, home: Path) -> list[Spent]:
+    """What simulated hospitals have spent, by their ledgers."""
+    path = home / "ledger.sqlite"
+    ledgers = Ledger.read_all(path) if path.exists() else {}
+    known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
+    return past_all(known) if known else []
 
 
 def _site_metrics(site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float]) -> dict[str, Any]:

@@ -134,7 +134,11 @@ class LiveProgress:
 
     def _say(self, rows: dict[str, dict[str, Any]], config: RunConfig, state: RunState) -> None:
         overall = rows.get("pooled") or rows.get("macro") or {}
-        spent = f", ε spent at most {significant(max(state.epsilon.values()))}" if config.dp and state.epsilon else ""
+        spent = (
+            f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
+            if config.dp and state.epsilon
+            else ""
+        )
         if state.hospital_epsilon is not None:
             spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
         figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
@@ -238,7 +242,9 @@ def privacy_sentence(summary: dict[str, Any]) -> str:
     whole = f" {central_sentence(central)}" if central else ""
     if privacy["epsilon"] is None:
         return f"No noise at the hospitals.{whole}" if central else "No differential privacy."
+    overlap = privacy.get("overlap", 1)
+    where = "any hospital" if overlap == 1 else f"up to {overlap} hospitals together"
     return (
-        f"Privacy: ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} for each {privacy['unit']} at any "
-        f"hospital, neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{whole}"
+        f"Privacy: ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} for each {privacy['unit']} at {where}, "
+        f"neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{whole}"
     )

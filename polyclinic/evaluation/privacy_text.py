@@ -21,6 +21,13 @@ def relation_meaning(relation: str, unit: str) -> str:
     return RELATIONS.get(relation, "see the accountant's documentation.").format(unit=unit)
 
 
+def composition(overlap: int, unit: str) -> str:
+    """Over which hospitals a run's epsilon holds together, for a ``unit`` whose records are at ``overlap`` of them at most."""
+    if overlap == 1:
+        return f"disjoint {unit}s: largest over hospitals"
+    return f"{unit}s in up to {overlap} hospitals: composed"
+
+
 def central_sentence(central: Mapping[str, Any]) -> str:
     """One sentence on the guarantee to whole hospitals.
 
@@ -46,11 +53,14 @@ def covered(unit: str) -> list[str]:
     ]
 
 
-def not_covered(unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool) -> list[str]:
+def not_covered(
+    unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1
+) -> list[str]:
     """Sentences on what no epsilon of the run bounds.
 
     compared: the report shows models that were trained without this run's protection.
     train_loss: the run recorded the loss on the patients trained on.
+    overlap: of how many hospitals at most one may be a ``unit`` by the run's own words.
     """
     items = [
         "The metrics in this report: they are exact numbers about held-out patients. "
@@ -80,7 +90,8 @@ def not_covered(unit: str, private: bool, simulation: bool, compared: bool, trai
         )
     return [
         *items,
-        f"One person who is a {unit} of several hospitals: what they spent adds up.",
+        f"One person who is a {unit} of {'several' if overlap == 1 else f'more than {overlap}'} hospitals: what they spent "
+        "adds up.",
         "Choices made by looking at several runs on the same patients, beyond what each ledger was charged.",
         "What the model says about patients in general: a finding true of a population can be used on anyone in it.",
     ]

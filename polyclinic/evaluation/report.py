@@ -18,7 +18,14 @@ import pandas as pd
 from polyclinic.errors import DataError
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
-from polyclinic.evaluation.privacy_text import central_sentence, covered, not_covered, relation_meaning, warnings
+from polyclinic.evaluation.privacy_text import (
+    central_sentence,
+    composition,
+    covered,
+    not_covered,
+    relation_meaning,
+    warnings,
+)
 from polyclinic.evaluation.report_template import STYLE, TEMPLATE
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     """What the template shows of a summary and its rounds table, as plain values. A missing key reads as not known."""
     metrics, statement = _part(summary, "metrics"), _part(summary, "statement")
     known = {key: value for key, value in _part(summary, "privacy").items() if value is not None}
-    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", **statement, **known}
+    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **known}
     private = _finite(privacy["epsilon"]) is not None
     unit = str(privacy.get("unit") or "patient")
     central = _part(_part(summary, "privacy"), "central")
@@ -129,6 +136,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "private": private,
         "privacy": privacy,
         "unit": unit,
+        "composition": composition(int(privacy["overlap"]), unit),
         "central": central_sentence(central) if central else "",
         "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
         "simulation": simulation,
@@ -153,7 +161,9 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "ledgers": _telling(ledgers),
         "more_ledgers": len(ledgers) - len(_telling(ledgers)),
         "covers": covered(unit),
-        "does_not_cover": not_covered(unit, private, simulation, bool(comparisons), _has_train_loss(rounds)),
+        "does_not_cover": not_covered(
+            unit, private, simulation, bool(comparisons), _has_train_loss(rounds), int(privacy["overlap"])
+        ),
         "notes": list(summary.get("notes") or []),
         "facts": [
             (label, summary[key])

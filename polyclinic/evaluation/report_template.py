@@ -76,7 +76,9 @@ TEMPLATE = """<!doctype html>
 <div class="notice">
 <p><strong>Differentially private: epsilon {{ privacy.epsilon | epsilon }} at delta {{ privacy.delta | delta }},
 per {{ unit }}.</strong></p>
-<p>This is the largest epsilon that any hospital spent.
+<p>{{ "This is the largest epsilon that any hospital spent." if privacy.overlap == 1 else
+"This is what the " ~ privacy.overlap ~ " hospitals that spent most cost together, for one " ~ unit ~
+" may be at so many; any one hospital's own is in the table." }}
 {% if simulation %}Its noise was seeded, as in every simulation. {% endif %}
 What it covers and what it does not is said under <em>Privacy</em>.</p>
 {% if central %}<p>{{ central }}</p>{% endif %}
@@ -104,7 +106,7 @@ and the model may reveal its training records. Do not share it as if it were ano
 <div><dt>Accuracy, pooled</dt><dd>{{ pooled.accuracy | metric }}</dd>
 <small>{% if floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
 right answers{% endif %}</small></div>
-<div><dt>Epsilon, largest</dt>
+<div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
 <dd>{{ privacy.epsilon | epsilon if private else "none" }}</dd>
 <small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else
 "for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
@@ -181,7 +183,7 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 <h2>Privacy</h2>
 {% if private %}
 <table class="facts"><tbody>
-<tr><th scope="row">Epsilon</th><td>{{ privacy.epsilon | epsilon }} (largest over the hospitals)</td></tr>
+<tr><th scope="row">Epsilon</th><td>{{ privacy.epsilon | epsilon }} ({{ composition }})</td></tr>
 <tr><th scope="row">Delta</th><td>{{ privacy.delta | delta }}</td></tr>
 <tr><th scope="row">Unit</th><td>{{ unit }}</td></tr>
 <tr><th scope="row">Neighbouring relation</th>

@@ -58,6 +58,16 @@ def counted(entries: Iterable[str]) -> Spent:
     return tuple(sorted(Counter(entries).items()))
 
 
+def to_text(spent: Spent) -> str:
+    """For messages."""
+    return json.dumps(spent)
+
+
+def from_text(text: str) -> Spent:
+    """What ``to_text`` wrote. Raises ValueError or TypeError for anything else."""
+    return tuple(sorted((str(entry), int(count)) for entry, count in json.loads(text)))
+
+
 def with_entry(past: Spent, entry: str) -> Spent:
     """What was spent with ``entry`` charged once more."""
     counts = dict(past)

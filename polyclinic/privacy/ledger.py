@@ -36,7 +36,7 @@ from polyclinic.privacy.ledger_file import (
     terms_in,
     transaction,
 )
-from polyclinic.privacy.ledger_terms import Spent, Terms, entry_of, epsilon_at, epsilon_of, with_entry
+from polyclinic.privacy.ledger_terms import Spent, Terms, entry_of, epsilon_of, with_entry
 
 __all__ = ["Charge", "Ledger", "Terms", "charge_all", "spent_all"]
 
@@ -150,10 +150,13 @@ class Ledger:
 
         Another ``delta`` gives another true epsilon of the same events; the budget stays at the ledger's own.
         """
-        terms = replace(self.terms, accountant=accountant or self.terms.accountant)
+        terms = replace(
+            self.terms,
+            accountant=accountant or self.terms.accountant,
+            delta=self.delta if delta is None else delta,
+        )
         with connection(self.path) as db:
-            past = past_in(db, self.site)
-            return epsilon_of(past, terms) if delta in (None, self.delta) else epsilon_at(past, terms, delta)
+            return epsilon_of(past_in(db, self.site), terms)
 
     def events(self) -> list[dict[str, Any]]:
         """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""

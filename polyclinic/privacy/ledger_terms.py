@@ -113,14 +113,3 @@ def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relat
         return epsilon(composed(spent), delta, accountant, relation, quick)
     except ConfigError as error:
         raise LookupError(str(error)) from error
-
-
-def epsilon_at(spent: Spent, terms: Terms, delta: float) -> float:
-    """``epsilon_of`` at another delta: the smaller of the accountant's bound and the Renyi one, which alone is finite at a
-    delta below what privacy loss distributions resolve.
-
-    Raises ConfigError if ``delta`` is outside (0, 1), LookupError as ``epsilon_of`` does.
-    """
-    check_terms(delta, terms.accountant, terms.relation)
-    accountants: tuple[Accountant, ...] = (terms.accountant, "rdp")
-    return min(_epsilon(spent, delta, accountant, terms.relation, False) for accountant in accountants)

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_file import Recorded, explained, read_sites
-from polyclinic.privacy.ledger_terms import Spent, Terms, composed, counted, entry_of, epsilon_at, epsilon_of
+from polyclinic.privacy.ledger_terms import Spent, Terms, composed, counted, entry_of, epsilon_of
 
 Statement = dict[str, Any]
 _OUTSIDE = NoOpDpEvent.__name__
@@ -75,7 +76,7 @@ def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
     for event in statement["events"]:
         by_run.setdefault(event["run"], []).append(event)
     return statement | {
-        "at": [{"delta": delta, "epsilon": finite(epsilon_at(spent, terms, delta))}
+        "at": [{"delta": delta, "epsilon": finite(epsilon_of(spent, replace(terms, delta=delta)))}
                for delta in deltas or smaller_deltas(terms.delta)],
         "runs": [{"run": run, "charges": len(events), "epsilon": finite(epsilon_of(_spent(events), terms)),
                   "first": events[0]["time"], "last": events[-1]["time"]} for run, events in by_run.items()],

@@ -63,7 +63,9 @@ def _query_alike(calls: Sequence[Call[QueryRequest]]) -> list[Answer]:
             replies.append(content)
         return replies
 
-    return charged(calls, allow, planned.event, f"query-{calls[0].request.statistic}", 0, identify, release)
+    return charged(
+        calls, allow, lambda call: planned.event, f"query-{calls[0].request.statistic}", 0, identify, release
+    )
 
 
 def _plan(call: Call[QueryRequest]) -> Plan:

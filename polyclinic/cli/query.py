@@ -72,7 +72,7 @@ def query(
     if hospital is not None:
         simulated = {"--sites": sites, "--seed": seed, "--ledger": ledger, "--delta": delta, "--relation": relation,
                      "--budget": budget}  # fmt: skip
-        if given := [name for name, value in simulated.items() if value]:
+        if given := [name for name, value in simulated.items() if value not in (None, 0)]:
             raise ConfigError(f"{given[0]} is for a simulation; a real hospital's file and policy decide.")
         result = _ask_hospital(hospital, inquiry)
     else:
@@ -114,6 +114,8 @@ def _ask_simulation(
     from polyclinic.sim.calls import AppReference
     from polyclinic.sim.grid import LocalGrid
 
+    if terms.get("budget", 1.0) <= 0:
+        raise ConfigError(f"--budget must be positive, got {terms['budget']}.")
     before, begun = _begun(ledger)
     for name, value in terms.items():
         if name != "budget" and name in begun and begun[name] != value:

@@ -356,6 +356,16 @@ class RunConfig(BaseModel):
                 "patients-per-site is 0: without paid statistics the batch divisor needs a public number of patients; "
                 "give patients-per-site a positive whole number"
             )
+        if self.central and self.secure_aggregation:
+            raise ValueError(
+                "central-epsilon is above 0 but secure-aggregation is true: central noise is added by a server that sees every "
+                "hospital's update; set central-epsilon to 0 and give secure-noise"
+            )
+        if self.secure_noise and self.standardise:
+            raise ValueError(
+                "secure-noise is above 0 but standardise is true: the statistics that standardise features tell of whole "
+                "hospitals, which secure-noise does not cover; set standardise to false"
+            )
         if self.central and self.standardise:
             raise ValueError(
                 "central-epsilon is above 0 but standardise is true: the statistics that standardise features tell of whole "

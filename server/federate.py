@@ -34,10 +34,10 @@ from polyclinic.privacy.statements import statements
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
-from polyclinic.server.cohort import check_cohorts
+from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.history import History
 from polyclinic.server.rounds import RunState, run_rounds, too_few
-from polyclinic.server.secure import check_secure
+from polyclinic.server.secure import check_secure, secure_ledger, secure_statement
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy
@@ -130,8 +130,8 @@ def federate(
     """Run ``config`` over the hospitals behind ``grid``.
 
     ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round (its
-    history beside it), from which ``resume`` continues; ``server_ledger``: file charged for central noise; ``choose``
-    leaves hospitals out. Raises PolyclinicError in one sentence.
+    history beside it), from which ``resume`` continues; ``server_ledger``: file charged for what is told of whole
+    hospitals; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
     """
     watcher = progress or Silent()
     check_names(config)
@@ -170,12 +170,16 @@ def federate(
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in sites if site.name not in _gone(state)]
-    if config.central:
+    sums: Ledger | None = None
+    if config.central or config.secure_noise:
         if server_ledger is None:
-            raise ValueError("central privacy needs a server_ledger.")
+            raise ValueError("privacy of whole hospitals needs a server_ledger.")
         if state.hospital_epsilon is not None:
             _check_ledgers(server_ledger, {FEDERATION: state.hospital_epsilon})
-        strategy = central_strategy(strategy, config, taking_part, server_ledger, run)
+        if config.central:
+            strategy = central_strategy(strategy, config, taking_part, server_ledger, run)
+        else:
+            sums = secure_ledger(config, server_ledger)
     if kept is not None:
         restore_strategy(strategy, kept)
 
@@ -190,8 +194,10 @@ def federate(
 
     if not resume:
         save(state)
-    run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round)
+    run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round, sums)
     central = central_statement(strategy, state.arrays) if isinstance(strategy, CentralDP) else None
+    if sums is not None:
+        central = secure_statement(config, sums, cohort_size(config, len(sites)), state.arrays)
     return Outcome(config, run, tuple(sites), privacy, engine, state, central)
 
 

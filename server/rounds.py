@@ -23,6 +23,7 @@ from polyclinic.config import RunConfig, compression
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
+from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import composed, from_text
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.merging import arrays_of, is_merged, merge, metrics_of
@@ -90,9 +91,11 @@ class RunState:
 
 def run_rounds(
     grid: Grid, sites: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
-    after_round: Callable[[RunState], None] = lambda state: None,
+    after_round: Callable[[RunState], None] = lambda state: None, ledger: Ledger | None = None,
 ) -> RunState:  # fmt: skip
     """Run the rounds after ``state.round`` up to ``config.rounds``; ``after_round`` sees the state after each.
+
+    ledger: charged for what secure sums tell of whole hospitals.
 
     Stops early, and says so in ``state.stopped``, when budgets leave fewer than ``config.min_sites`` sites for a later
     round. Raises RunFailed when too few give a valid reply for another reason, BudgetRefused in the first round.
@@ -100,7 +103,7 @@ def run_rounds(
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
         try:
-            told = _train(grid, sites, strategy, state, config, run, home, number)
+            told = _train(grid, sites, strategy, state, config, run, home, number, ledger)
         except BudgetRefused as refusal:
             # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
             if state.round == 0:
@@ -128,7 +131,7 @@ def run_rounds(
 
 def _train(
     grid: Grid, sites: Sequence[Site], strategy: Strategy, state: RunState, config: RunConfig, run: str, home: str,
-    number: int,
+    number: int, ledger: Ledger | None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``).
 
@@ -154,7 +157,7 @@ def _train(
         return {}
     if config.secure_aggregation:
         try:
-            secure, gone = begin(grid, cohort, state.arrays, state.public_patients, config, run, home, number)
+            secure, gone = begin(grid, cohort, state.arrays, state.public_patients, config, run, home, number, ledger)
         except SumRefused:
             if not config.loses_replies:
                 raise
@@ -184,13 +187,13 @@ def _train(
     models = [reply for _, reply in replies]
     if secure and key:
         try:
-            whole, gone = secure.open(replies, state.arrays, key)
+            opened = secure.open(replies, state.arrays, key)
         except SumRefused:
             if not config.loses_replies:
                 raise
             return {}
-        _note(state, number, gone)
-        models = [whole]
+        _note(state, number, opened.dropped)
+        models, state.hospital_epsilon = [opened.reply], opened.epsilon
     arrays, _ = strategy.aggregate_train(number, _alike(merge(models, key) if key else models))
     if arrays is None:
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")

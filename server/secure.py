@@ -6,8 +6,11 @@ out of any of them, up to ``secure-dropouts`` of the round's cohort; with more t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,10 @@ from polyclinic.messages import (
 )
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from polyclinic.privacy.statements import statements
+from polyclinic.server.central import FEDERATION
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.merging import arrays_of
 from polyclinic.server.sites import Site, SiteGrid
@@ -45,11 +51,20 @@ class SumRefused(PolyclinicError):
 
 
 @dataclass(frozen=True, eq=False)
+class Opened:
+    """``reply`` with the mean model alone; who did not help to remove masks; what has been spent of a whole hospital."""
+
+    reply: Message
+    dropped: Dropped
+    epsilon: float | None
+
+
+@dataclass(frozen=True, eq=False)
 class SecureSum:
     """One round's sum after keys and shares were exchanged; all of it is public.
 
     ``peers``: who sent keys; ``parties``: who of them shared its seeds, so that updates are masked for these. ``keys`` and
-    ``sealed`` are by the hospital's index.
+    ``sealed`` are by the hospital's index. ``ledger``: charged for what the opened sum tells of whole hospitals.
     """
 
     grid: Grid
@@ -63,6 +78,7 @@ class SecureSum:
     keys: dict[int, Arrays]
     sealed: dict[int, np.ndarray]
     weights: dict[str, float]
+    ledger: Ledger | None = None
 
     @property
     def indices(self) -> list[int]:
@@ -78,13 +94,14 @@ class SecureSum:
             return f"the reply is not one masked vector of {self.terms.size} numbers"
         return None
 
-    def open(self, replies: Sequence[tuple[Site, Message]], given: Arrays, key: str) -> tuple[Message, Dropped]:
-        """One reply with the mean of the hospitals' models, weighted, as a strategy would see it of one hospital alone.
+    def open(self, replies: Sequence[tuple[Site, Message]], given: Arrays, key: str) -> Opened:
+        """The mean of the models of the hospitals that replied, weighted, as a strategy would see it of one hospital alone.
 
-        given: the model that hospitals were sent; key: the metric that carries the total weight. Also who did not help to
-        remove the masks. Raises SumRefused when fewer than the threshold arrived, or did.
+        given: the model that hospitals were sent; key: the metric that carries the total weight. Raises SumRefused when
+        fewer than the threshold help to remove the masks, BudgetRefused when the ledger does.
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
+        epsilon = self._charge(arrived)
         shares, dropped = self._shares([site for site, _ in replies])
         total = sum(arrived.values(), np.zeros(self.terms.size, dtype=self.terms.word))
         for party in self.parties:
@@ -97,7 +114,14 @@ class SecureSum:
         for label in reply.content.metric_records:
             reply.content[label] = MetricRecord({key: weight})
         reply.content[name] = to_record(mean)
-        return reply, dropped
+        return Opened(reply, dropped, epsilon)
+
+    def _charge(self, arrived: dict[int, np.ndarray]) -> float | None:
+        """Pay for the sum before it can be opened; the same updates again have the same sum, which is paid for once."""
+        if self.ledger is None:
+            return None
+        release = sha256(b"".join(vector.tobytes() for _, vector in sorted(arrived.items()))).hexdigest()
+        return self.ledger.charge(self.terms.event(len(arrived)), "secure-sum", self.run, self.round, release)
 
     def _shares(self, survivors: Sequence[Site]) -> tuple[dict[int, dict[int, bytes]], Dropped]:
         """By the number of the hospital that holds them, its share of each party's seed."""
@@ -175,9 +199,28 @@ def _threshold(cohort: int, config: RunConfig) -> int:
     return threshold
 
 
+def secure_ledger(config: RunConfig, path: Path) -> Ledger:
+    """The ledger of whole hospitals, in the server's file. It has no budget: the noise is given, not an epsilon."""
+    return Ledger.open(path, Terms(FEDERATION, config.central_delta, unit="hospital"))
+
+
+def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, arrays: Arrays) -> dict[str, Any]:
+    """What the summary says of the guarantee to whole hospitals, in the form of ``central_statement``."""
+    terms, size = ledger.terms, flattened(arrays).size
+    agreed = secure_terms(config, size, cohort, _threshold(cohort, config))
+    return {
+        "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
+        "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": config.secure_noise,
+        "sample_rate": 1.0, "clip_norm": [config.secure_clip_norm], "expected_sites": cohort,
+        "noise_to_signal": agreed.scale * agreed.step * math.sqrt(cohort * size) / (cohort * config.secure_clip_norm),
+        "noise": "distributed", "warning": None, "secure": True,
+        "ledger": statements([ledger])[0],
+    }  # fmt: skip
+
+
 def begin(
     grid: Grid, cohort: Sequence[Site], arrays: Arrays, public_patients: dict[str, float], config: RunConfig, run: str,
-    home: str, number: int,
+    home: str, number: int, ledger: Ledger | None = None,
 ) -> tuple[SecureSum, Dropped]:  # fmt: skip
     """Exchange keys and shares with the round's ``cohort`` for a sum of models like ``arrays``; also who dropped out.
 
@@ -212,7 +255,8 @@ def begin(
     terms = secure_terms(config, flattened(arrays).size, len(peers), threshold)
     parties = tuple(site for site in peers if site.index in shared)
     sealed = {index: found["sealed"] for index, found in shared.items()}
-    return SecureSum(grid, config, run, home, number, terms, peers, parties, keys, sealed, weights), dropped + later
+    found = SecureSum(grid, config, run, home, number, terms, peers, parties, keys, sealed, weights, ledger)
+    return found, dropped + later
 
 
 def _ask(

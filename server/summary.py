@@ -132,7 +132,11 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
     notes = []
     state = outcome.state
     simulated = all(site.simulated for site in outcome.sites)
-    if outcome.privacy is None and outcome.central:
+    if outcome.privacy is None and outcome.config.secure_noise:
+        notes.append(
+            "Hospitals added noise that protects whole hospitals in the sum alone; patients have no epsilon of their own."
+        )
+    elif outcome.privacy is None and outcome.central:
         notes.append(
             "Hospitals added no noise: the only epsilon is each whole hospital's, against whoever sees the models alone."
         )
@@ -145,6 +149,11 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
         )
     if outcome.central:
         notes += _central_notes(outcome)
+    if outcome.config.secure_aggregation:
+        notes.append(
+            "Secure aggregation: of the updates the server learned each round's sum alone. Statistics and metrics were not "
+            "summed under masks."
+        )
     if simulated:
         notes.append(
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
@@ -191,8 +200,8 @@ def _central_notes(outcome: Outcome) -> list[str]:
         notes.append(central["warning"].replace("a patient", "a hospital"))
     if central["noise_to_signal"] > 1:
         notes.append(
-            f"Central noise is {central['noise_to_signal']:.3g} times as long as the longest mean update that clipping "
-            f"allows, with {central['expected_sites']:g} hospitals expected in a round: more hospitals, fewer rounds, a "
-            "smaller model or a larger central-epsilon would leave more of what they learn."
+            f"The noise for whole hospitals is {central['noise_to_signal']:.3g} times as long as the longest mean update "
+            f"that clipping allows, with {central['expected_sites']:g} hospitals expected in a round: more hospitals, fewer "
+            "rounds, a smaller model or less noise would leave more of what they learn."
         )
     return notes

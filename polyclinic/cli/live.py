@@ -125,7 +125,8 @@ class LiveProgress:
         self._in_rounds = state.round < config.rounds
         if self._console.is_terminal:
             whole = state.hospital_epsilon
-            said = f"each hospital as a whole: ε {significant(whole)} of {config.central_epsilon:g}" if whole else ""
+            most = f" of {config.central_epsilon:g}" if config.central else ""
+            said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
             self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
         else:
             self._say(rows, config, state)

@@ -31,15 +31,21 @@ def composition(overlap: int, unit: str) -> str:
 def central_sentence(central: Mapping[str, Any]) -> str:
     """One sentence on the guarantee to whole hospitals.
 
-    central: ``epsilon``, ``delta``, ``relation``, ``accountant``, and ``sample_rate`` below 1 where hospitals were sampled.
+    central: ``epsilon``, ``delta``, ``relation``, ``accountant``, ``sample_rate`` below 1 where hospitals were sampled, and
+    ``secure`` where they added the noise themselves, in a secure sum.
     """
     counting = (
         ", as long as it does not know who took part in which round" if float(central.get("sample_rate", 1)) < 1 else ""
     )
+    server = (
+        "and against the server, as long as it keeps to the protocol"
+        if central.get("secure")
+        else "not against the server, which is trusted"
+    )
     return (
         f"Each hospital as a whole: epsilon {float(central['epsilon']):.4g} at delta {float(central['delta']):g} "
         f"({central['relation']}: its updates count, or count as zero; {str(central['accountant']).upper()}), against "
-        f"whoever sees the models that the server gave out{counting}; not against the server, which is trusted."
+        f"whoever sees the models that the server gave out{counting}; {server}."
     )
 
 

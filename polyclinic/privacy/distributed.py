@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
+from polyclinic.privacy.events import zcdp_event
+from polyclinic.privacy.sampling import noise
 from polyclinic.privacy.secure_sum import Words
 from polyclinic.privacy.streams import Stream
 
@@ -97,7 +99,9 @@ class SumTerms:
 
     def noised(self, integers: Integers, stream: Stream) -> Integers:
         """The integers and this hospital's share of the noise."""
-        return integers + stream.discrete_normal(self.scale, self.size) if self.noise_multiplier else integers
+        if not self.noise_multiplier:
+            return integers
+        return integers + np.array(noise("gaussian", self.scale, self.size, stream), dtype=np.int64)
 
     def words(self, integers: Integers) -> Words:
         """The integers modulo the word's size."""
@@ -117,7 +121,7 @@ class SumTerms:
             raise ValueError(f"{arrived} hospitals arrived, the sum needs {self.threshold}.")
         if not self.noise_multiplier:
             return dpa.NonPrivateDpEvent()
-        return dpa.ZCDpEvent(sum_rho(self.sensitivity, self.scale, arrived, self.size))
+        return zcdp_event(sum_rho(self.sensitivity, self.scale, arrived, self.size))
 
 
 def sum_rho(sensitivity: float, scale: float, parties: int, size: int) -> float:

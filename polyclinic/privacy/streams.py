@@ -32,14 +32,6 @@ class Stream(Protocol):
         """
         ...
 
-    def discrete_normal(self, scale: float, size: int) -> npt.NDArray[np.int64]:
-        """``size`` draws of the discrete Gaussian: P(k) in proportion to exp(-k^2 / (2 scale^2)) on the integers.
-
-        Exact with the system's entropy (OpenDP, 20 microseconds a draw); in a simulation as exact as float64.
-        Canonne, Kamath and Steinke 2020.
-        """
-        ...
-
 
 class _Keyed:
     """Philox words keyed by (seed, *key); begun at the first draw, since most sites never need most of their streams."""
@@ -64,18 +56,6 @@ class _Keyed:
             part = pairs[begin : begin + _AT_ONCE]
             _box_muller(self._bits.random_raw(len(part)), part)
         return np.ascontiguousarray(pairs.reshape(*leading, 2 * width)[..., :last]).reshape(size)
-
-    def discrete_normal(self, scale: float, size: int) -> npt.NDArray[np.int64]:
-        # Algorithm 3 of Canonne et al.: discrete Laplace draws, of which so many are kept that a Gaussian is left.
-        width, found = math.floor(scale) + 1, np.empty(0, dtype=np.int64)
-        while len(found) < size:
-            uniform = self.uniform((3, 2 * (size - len(found)) + 16))
-            drawn = np.floor(-width * np.log1p(-uniform[0]))
-            negative = uniform[1] < 0.5
-            kept = uniform[2] < np.exp(-((drawn - scale**2 / width) ** 2) / (2 * scale**2))
-            kept &= ~(negative & (drawn == 0))
-            found = np.concatenate([found, np.where(negative, -drawn, drawn)[kept].astype(np.int64)])
-        return found[:size]
 
 
 # Pieces that stay in the processor's cache: three times as fast as all at once.
@@ -111,14 +91,6 @@ class _System:
         radius = np.sqrt(-2.0 * np.log1p(-self.uniform(pairs)))
         angle = 2.0 * np.pi * self.uniform(pairs)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
-
-    def discrete_normal(self, scale: float, size: int) -> npt.NDArray[np.int64]:
-        import opendp.prelude as opendp
-
-        opendp.enable_features("contrib")
-        vectors = opendp.vector_domain(opendp.atom_domain(T=int), size=size)
-        draw = opendp.m.make_gaussian(vectors, opendp.l2_distance(T=float), scale=scale)
-        return np.array(draw([0] * size), dtype=np.int64)
 
 
 def system_stream() -> Stream:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from polyclinic.config import RunConfig
+from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import build_for, dataset_named, task_named
-from polyclinic.privacy.accounting import plan
 from polyclinic.privacy.streams import generator
+from polyclinic.server.federate import calibrate
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import TrainSettings
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
 
 
 def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
-    """Training as configured, among made-up patients; no statistics are paid for, so all of epsilon is the training's.
+    """Training as configured, among made-up patients; where statistics are paid for, the training claims less than epsilon.
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
     if not config.dp:
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
-    privacy = plan(
-        epsilon=config.epsilon, delta=config.delta, sample_rate=config.sample_rate, steps_per_round=config.local_steps,
-        rounds=config.rounds,
-    )  # fmt: skip
+    privacy = calibrate(config)
     draw = generator(0, "audit", "patients")
     rows = Rows(
         draw.normal(size=(_PATIENTS, _FEATURES)), draw.integers(0, _CLASSES, _PATIENTS), np.arange(_PATIENTS), _PATIENTS
@@ -56,7 +53,9 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT)
         )
     noise = summary["privacy"]["noise_multiplier"]
     if noise is None or summary["privacy"]["epsilon"] is None:
-        raise ConfigError(f"{path} was trained without privacy: it claims no epsilon, so there is nothing to audit.")
+        raise ConfigError(
+            f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
+        )
     name, site = max(summary["metrics"]["sites"].items(), key=lambda item: item[1]["epsilon"] or 0.0)
     if not site["rounds_joined"]:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
@@ -79,11 +78,7 @@ def _subject(
     config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, rounds: int, epsilon: float, seed: int | None,
     fault: Fault,
 ) -> Subject:  # fmt: skip
-    settings = TrainSettings(
-        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
-        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu, engine=config.engine,
-    )  # fmt: skip
+    settings = replace(train_settings(config, noise_multiplier), device="cpu")
     return Subject(
         task_named(config.task), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,
         epsilon, config.delta, seed, fault,

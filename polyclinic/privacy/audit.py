@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from polyclinic.privacy.streams import Floats
 
@@ -85,11 +85,12 @@ def correct_guesses(scores: Floats, included: Bools, guesses: int) -> int:
     return int(np.sum((apart[surest] > 0) == included[surest]))
 
 
-def inclusion_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int) -> Floats:
-    """(canaries,) log likelihood ratios of having been there: the best scores when contributions do not overlap.
+def poisson_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int) -> Floats:
+    """(canaries,) log likelihood ratios of having been there, in batches that are Poisson samples, with independent noise.
 
-    sums: (rounds, canaries), how many steps' worth of each canary a round of ``steps`` steps shows; noise: (canaries,)
-    the standard deviation of one step's noise, in the same unit. Neyman and Pearson 1933.
+    The best scores when contributions do not overlap (Neyman and Pearson 1933). sums: (rounds, canaries), how many steps'
+    worth of each canary a round of ``steps`` steps shows; noise: (canaries,) the standard deviation of one step's noise,
+    in the same unit.
     """
     counts = np.arange(steps + 1)
     weights = stats.binom.logpmf(counts, steps, sample_rate)
@@ -99,6 +100,17 @@ def inclusion_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int
         if weight > _SMALLEST_LOG_WEIGHT:
             ratio = np.logaddexp(ratio, weight + (count * sums - count**2 / 2.0) / variance)
     return np.asarray(ratio.sum(axis=0))
+
+
+def cyclic_scores(sums: Floats, noise: Floats, turns: Floats, covariance: Floats) -> Floats:
+    """The same for batches that take turns, each patient in one of them for good, and noise correlated over the rounds.
+
+    turns: (batches, rounds), how often a batch is in a round; covariance: (rounds, rounds) of the noise in units of
+    ``noise``. All batches are equally likely.
+    """
+    weighed = np.linalg.solve(covariance, turns.T)
+    energy = np.einsum("br,rb->b", turns, weighed)[:, None]
+    return np.asarray(special.logsumexp((weighed.T @ sums - energy / 2.0) / noise**2, axis=0))
 
 
 def mean_square_interval(draws: int, significance: float) -> tuple[float, float]:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.audit import correct_guesses, inclusion_scores, largest_lower
+from polyclinic.privacy.audit import correct_guesses, largest_lower
 from polyclinic.privacy.streams import Floats, Stream
 from polyclinic.training.auditing.faults import Builder
+from polyclinic.training.auditing.law import scores
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 from polyclinic.training.task import Arrays, TrainSettings
 
@@ -63,9 +64,9 @@ def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence:
     guesses: one or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
     """
     included = subject.stream("coins").uniform(canaries) < 0.5
-    score = _white_box if white_box else _black_box
-    scores = score(subject, included)
-    correct = {number: correct_guesses(scores, included, number) for number in guesses}
+    attack = _white_box if white_box else _black_box
+    scored = attack(subject, included)
+    correct = {number: correct_guesses(scored, included, number) for number in guesses}
     lower, best = largest_lower(canaries, correct, subject.delta, confidence)
     return Guessing(lower, confidence, canaries, best, correct[best])
 
@@ -74,13 +75,9 @@ def _white_box(subject: Subject, included: Bools) -> Floats:
     """Likelihood ratios of the coins, from every round's update of one and the same model."""
     build, arrays = subject.model(extra=len(included))
     rows, known = told_apart(subject, build, arrays, len(included))
-    settings = subject.settings
-    hospital = subject.hospital(joined(subject.patients, rows, included), settings, "run")
-    sums = [noisy_sums(subject, build, arrays, [hospital], settings)[0] for _ in range(subject.rounds)]
-    noise = (settings.noise_multiplier or 0.0) * settings.max_grad_norm
-    return inclusion_scores(
-        known.counts(np.array(sums)), noise * known.spread, settings.sample_rate, settings.local_steps
-    )
+    hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
+    sums = noisy_sums(subject, build, arrays, [hospital], subject.settings, subject.rounds)[:, 0]
+    return scores(known.counts(sums), known.spread, subject.settings)
 
 
 def _black_box(subject: Subject, included: Bools) -> Floats:
@@ -89,10 +86,10 @@ def _black_box(subject: Subject, included: Bools) -> Floats:
     rows = canaries(subject, len(included), _BLACK_BOX_SCALE)
     hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
     public = subject.patients.patients + len(included) / 2
-    before, state = losses(subject, build, arrays, rows), Arrays()
+    before, kept = losses(subject, build, arrays, rows), Arrays()
     for _ in range(subject.rounds):
-        update = train(subject, build, arrays, [hospital], subject.settings, public, [state])[0]
-        arrays, state = update.arrays, update.optimizer_state
+        update = train(subject, build, arrays, [hospital], subject.settings, public, [kept])[0]
+        arrays, kept = update.arrays, update.kept
     return before - losses(subject, build, arrays, rows)
 
 
@@ -152,12 +149,12 @@ def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, 
         )
         for i in range(count)
     ]
-    return noisy_sums(subject, build, arrays, alone, settings)
+    return np.asarray(noisy_sums(subject, build, arrays, alone, settings)[0])
 
 
 def noiseless(settings: TrainSettings) -> TrainSettings:
     """One step with all patients and no noise: what shows a clipped sum as it is."""
-    return replace(settings, noise_multiplier=0.0, sample_rate=1.0, local_steps=1)
+    return replace(settings, noise_multiplier=0.0, sample_rate=1.0, local_steps=1, batching="poisson", noise=None)
 
 
 def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:

@@ -17,15 +17,16 @@ from polyclinic.privacy.audit import correlation_limit, mean_square_interval
 from polyclinic.privacy.events import merged
 from polyclinic.privacy.streams import Floats, generator
 from polyclinic.training.auditing.canaries import noiseless, told_apart
+from polyclinic.training.auditing.law import counts, covariance
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 
 _SIGNIFICANCE = 1e-6
 _ROUNDING = 1e-6
-_EMPTY = 1e-12
 _COMPANY = 100
 _MANY = 64
 _WIDE = 2000
 _ROUNDS, _SITES = 10, 20
+_NOISE_ROUNDS = 4
 _REFERENCES = 200
 
 
@@ -71,7 +72,7 @@ def sensitivity(subject: Subject) -> Finding:
         for name, both in pairs.items()
         for side, rows in enumerate(both)
     ]
-    sums = noisy_sums(subject, build, arrays, hospitals, settings)
+    sums = noisy_sums(subject, build, arrays, hospitals, settings)[0]
     with np.errstate(invalid="ignore"):
         moved = np.linalg.norm(sums[::2] - sums[1::2], axis=1) / settings.max_grad_norm
     moved = np.where(np.isfinite(moved), moved, np.inf)
@@ -95,9 +96,11 @@ def _strangers(subject: Subject) -> Iterator[tuple[str, Floats, int]]:
 
 
 def _some(patients: Rows) -> Rows:
-    """The first few patients."""
+    """The first few patients, all of one class: their gradients do not cancel, if another patient shifts them all."""
     kept = patients.patient < _COMPANY
-    return Rows(patients.x[kept], patients.y[kept], patients.patient[kept], min(_COMPANY, patients.patients))
+    return Rows(
+        patients.x[kept], np.zeros_like(patients.y[kept]), patients.patient[kept], min(_COMPANY, patients.patients)
+    )
 
 
 def _with(patients: Rows, x: Floats, label: int) -> Rows:
@@ -114,15 +117,17 @@ def _without(patients: Rows, gone: int) -> Rows:
 
 
 def noise(subject: Subject) -> list[Finding]:
-    """The size of the noise that empty batches get, over what is claimed, and whether sites and rounds share any."""
+    """The size of the noise that empty batches get, over what is claimed, and whether sites or rounds share any."""
     build, arrays = subject.model(extra=_WIDE)
-    settings = replace(subject.settings, sample_rate=_EMPTY)
-    nobody = Rows(np.zeros((1, subject.features + _WIDE)), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1)
-    hospitals = [subject.hospital(nobody, settings, "empty", site) for site in range(_SITES)]
-    draws = np.concatenate([noisy_sums(subject, build, arrays, hospitals, settings) for _ in range(4)])
-    claimed = (settings.noise_multiplier or 0.0) * settings.max_grad_norm * np.sqrt(settings.local_steps)
+    empty = Rows(np.zeros((0, subject.features + _WIDE)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+    settings, rounds = subject.settings, min(_NOISE_ROUNDS, subject.rounds)
+    hospitals = [subject.hospital(empty, settings, "empty", site) for site in range(_SITES)]
+    sums = noisy_sums(subject, build, arrays, hospitals, settings, rounds) / settings.noise_scale
+    # Noise that is correlated over the rounds as the process says is independent again after this.
+    unmixed = np.linalg.solve(np.linalg.cholesky(covariance(settings, rounds)), sums.reshape(rounds, -1))
+    draws = unmixed.reshape(rounds * _SITES, -1)
     low, high = np.sqrt(mean_square_interval(draws.size, _SIGNIFICANCE))
-    size = Finding("noise size", "noise of empty batches, over z C", float(np.sqrt(np.mean(draws**2)) / claimed),
+    size = Finding("noise size", "noise of empty batches, over what is claimed", float(np.sqrt(np.mean(draws**2))),
                    float(low), float(high))  # fmt: skip
     length = np.linalg.norm(draws, axis=1)
     unit = draws / np.where(length > 0, length, 1.0)[:, None]
@@ -138,43 +143,49 @@ def steps(subject: Subject) -> Finding:
     rows, known = told_apart(subject, build, arrays, 2)
     settings = replace(noiseless(subject.settings), local_steps=subject.settings.local_steps)
     hospital = subject.hospital(rows, settings, "steps")
-    taken = float(known.counts(noisy_sums(subject, build, arrays, [hospital], settings)).max())
-    reported = train(subject, build, arrays, [hospital], settings, 1.0)[0].steps
-    charged = sum(count for _, count in merged(subject.task.event(subject.settings)))
-    wrong = max(taken, float(reported), key=lambda number: abs(number - charged))
-    return Finding("steps", "steps that a round takes", wrong, charged - 0.01, charged + 0.01)
+    taken = float(known.counts(noisy_sums(subject, build, arrays, [hospital], settings)[0]).max())
+    reported = float(train(subject, build, arrays, [hospital], settings, 1.0, [{}])[0].steps)
+    charged = _charged(subject)
+    wrong = max(taken, reported, key=lambda number: abs(number - charged))
+    return Finding("steps", "steps that a round takes, and reports", wrong, charged - 0.01, charged + 0.01)
+
+
+def _charged(subject: Subject) -> float:
+    """The steps of a round that are paid for, round by round, or all at once when the run begins."""
+    process = subject.settings.noise
+    if process is not None:
+        return process.steps / subject.rounds
+    return float(sum(count for _, count in merged(subject.task.event(subject.settings))))
 
 
 def sampling(subject: Subject) -> list[Finding]:
-    """How often each of some canaries is in a round, against counts drawn from the binomial law itself."""
-    settings = replace(subject.settings, noise_multiplier=0.0)
+    """How often each of some canaries is in a round, against counts drawn from the law that is claimed."""
+    settings = replace(subject.settings, noise_multiplier=0.0, noise=None)
     # So many that a round is expected to have a few of them.
     patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 600)
     build, arrays = subject.model(extra=patients)
     rows, known = told_apart(subject, build, arrays, patients)
     hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]
-    counts = np.stack([known.counts(noisy_sums(subject, build, arrays, hospitals, settings)) for _ in range(_ROUNDS)])
-    draw = generator(0, "audit", "binomial").binomial
-    law = np.array(
-        [_moments(draw(settings.local_steps, settings.sample_rate, counts.shape)) for _ in range(_REFERENCES)]
-    )
+    found = known.counts(noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS))
+    draw = generator(0, "audit", "counts")
+    law = np.array([_moments(counts(settings, found.shape, draw)) for _ in range(_REFERENCES)])
     middle, width = law.mean(axis=0), 6.0 * law.std(axis=0) + _ROUNDING
     names = {
-        "sample rate": "mean count of a patient in a round",
+        "sample rate": "mean steps of a patient in a round",
         "batch sizes": "variance of a round's patients",
-        "patients' turns": "variance of a patient's rounds",
+        "patients' turns": "variance of a patient's steps",
         "pairs": "mean square covariance of two patients",
     }
     return [
         Finding(name, what, float(measured), float(mid - far), float(mid + far))
-        for (name, what), measured, mid, far in zip(names.items(), _moments(counts), middle, width, strict=True)
+        for (name, what), measured, mid, far in zip(names.items(), _moments(found), middle, width, strict=True)
     ]
 
 
-def _moments(counts: np.ndarray) -> Floats:
-    """(4,) statistics of (rounds, sites, patients) counts, each of which tells Poisson sampling from something else."""
-    mean = counts.mean()
-    apart = (counts - mean).reshape(-1, counts.shape[2])
+def _moments(found: Floats) -> Floats:
+    """(4,) statistics of (rounds, sites, patients) counts, which tell one way of sampling from another."""
+    mean = found.mean()
+    apart = (found - mean).reshape(-1, found.shape[2])
     covariance = apart.T @ apart / len(apart)
     pairs = covariance[np.triu_indices(len(covariance), k=1)]
-    return np.array([mean, apart.sum(axis=1).var(), counts.sum(axis=0).var(), np.mean(pairs**2)])
+    return np.array([mean, apart.sum(axis=1).var(), found.sum(axis=0).var(), np.mean(pairs**2)])

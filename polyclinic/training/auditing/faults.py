@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from polyclinic.errors import ConfigError, nearest
@@ -36,25 +37,42 @@ class Fault:
     train: Train | None = None
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """A stream whose normal draws are too small by ``factor``."""
+class _Wrapped:
+    """A stream that is as it was."""
 
-    stream: Stream
-    factor: float
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
 
     def uniform(self, size: Size) -> Floats:
-        return self.stream.uniform(size)
+        return self._stream.uniform(size)
 
     def normal(self, size: Size) -> Floats:
-        return self.stream.normal(size) * self.factor
+        return self._stream.normal(size)
+
+    def discrete_normal(self, scale: float, size: int) -> npt.NDArray[np.int64]:
+        return self._stream.discrete_normal(scale, size)
 
 
-class _Shuffled:
-    """A stream by which patients are taken in batches of one size, each once in an epoch, where coins should decide."""
+class _Silent(_Wrapped):
+    """Normal draws of nothing but zeros."""
+
+    def normal(self, size: Size) -> Floats:
+        return np.zeros(size)
+
+
+class _Halved(_Wrapped):
+    """Normal draws that are half as large as they should be."""
+
+    def normal(self, size: Size) -> Floats:
+        return self._stream.normal(size) * 0.5
+
+
+class _Shuffled(_Wrapped):
+    """Patients are taken in batches of one size, each patient once in an epoch, where coins should decide."""
 
     def __init__(self, stream: Stream, sample_rate: float) -> None:
-        self._stream, self._rate = stream, sample_rate
+        super().__init__(stream)
+        self._rate = sample_rate
         self._left = np.zeros(0, dtype=np.int64)
 
     def uniform(self, size: Size) -> Floats:
@@ -64,15 +82,12 @@ class _Shuffled:
             row[self._batch(patients)] = 0.0
         return draws.reshape(size)
 
-    def _batch(self, patients: int) -> np.ndarray:
+    def _batch(self, patients: int) -> npt.NDArray[np.int64]:
         size = round(self._rate * patients)
         if len(self._left) < size:
             self._left = np.argsort(self._stream.uniform(patients))
         batch, self._left = self._left[:size], self._left[size:]
         return batch
-
-    def normal(self, size: Size) -> Floats:
-        return self._stream.normal(size)
 
 
 def _unclipped(settings: TrainSettings) -> TrainSettings:
@@ -98,8 +113,8 @@ NO_FAULT = Fault()
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("noise-off", noise=lambda stream: _Scaled(stream, 0.0)),
-        Fault("half-noise", noise=lambda stream: _Scaled(stream, 0.5)),
+        Fault("noise-off", noise=_Silent),
+        Fault("half-noise", noise=_Halved),
         Fault("no-clipping", settings=_unclipped),
         Fault("batch-norm", build=_batch_normalised, train=_unchecked),
         Fault("shuffled", sampling=_Shuffled),

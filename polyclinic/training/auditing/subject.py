@@ -74,32 +74,37 @@ class Hospital:
 
 def train(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
-    public_patients: float, states: Sequence[Mapping[str, np.ndarray]] | None = None,
+    public_patients: float, kept: Sequence[Mapping[str, np.ndarray]],
 ) -> list[SiteUpdate]:  # fmt: skip
     """The hospitals' updates by the task's own code, with the fault where one is planted; always in float64."""
     work = [
-        SiteWork(site.rows, site.sampling, site.noise, public_patients, state, site.layers)
-        for site, state in zip(hospitals, states or [{}] * len(hospitals), strict=True)
+        SiteWork(site.rows, site.sampling, site.noise, public_patients, own, site.layers)
+        for site, own in zip(hospitals, kept, strict=True)
     ]
     run = subject.fault.train or subject.task.train
     return run(build, arrays, work, replace(subject.fault.settings(settings), double=True))
 
 
 def noisy_sums(
-    subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings
-) -> Floats:
-    """(S, P): what each hospital's noisy sums of clipped gradients at ``arrays`` add up to over a round's steps.
+    subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
+    rounds: int = 1,
+) -> Floats:  # fmt: skip
+    """(rounds, S, P): what each hospital's noisy sums of clipped gradients at ``arrays`` add up to in each round.
 
-    Tiny steps of plain SGD show them; any optimizer only reworks what has become private before.
+    Tiny steps of plain SGD show them; any optimizer or filter only reworks what has become private before.
     """
     scale = _SMALL / settings.max_grad_norm
     plain = replace(
         settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0,
-        proximal_mu=0.0,
+        proximal_mu=0.0, denoise="none",
     )  # fmt: skip
     names = privatised(subject, build, arrays)
-    updates = train(subject, build, arrays, hospitals, plain, 1.0)
-    moved = [np.concatenate([(arrays[name] - update.arrays[name]).ravel() for name in names]) for update in updates]
+    kept: Sequence[Arrays] = [{} for _ in hospitals]
+    moved = []
+    for _ in range(rounds):
+        updates = train(subject, build, arrays, hospitals, plain, 1.0, kept)
+        kept = [update.kept for update in updates]
+        moved.append([np.concatenate([(arrays[n] - update.arrays[n]).ravel() for n in names]) for update in updates])
     return np.asarray(moved) / scale
 
 

@@ -1,0 +1,42 @@
+"""What rounds ought to show: how often a patient is in each of them, and the covariance of the noise of their sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyclinic.privacy.audit import cyclic_scores, poisson_scores
+from polyclinic.privacy.streams import Floats
+from polyclinic.training.task import TrainSettings
+
+
+def scores(sums: Floats, spread: Floats, settings: TrainSettings) -> Floats:
+    """(canaries,) log likelihood ratios of having been there, from the (rounds, canaries) counts that the sums show.
+
+    spread: (canaries,) the standard deviation of the counts when the sums have noise of standard deviation 1.
+    """
+    noise = settings.noise_scale * spread
+    if settings.batching == "poisson":
+        return poisson_scores(sums, noise, settings.sample_rate, settings.local_steps)
+    return cyclic_scores(sums, noise, turns(settings, len(sums)), covariance(settings, len(sums)))
+
+
+def covariance(settings: TrainSettings, rounds: int) -> Floats:
+    """(rounds, rounds) covariance of what the noise of a round's steps adds up to, in units of ``noise_scale`` squared."""
+    if settings.noise is None:
+        return settings.local_steps * np.eye(rounds)
+    steps = settings.noise.matrix()[: rounds * settings.local_steps]
+    whole = steps.reshape(rounds, settings.local_steps, -1).sum(axis=1)
+    return np.asarray(settings.noise.sensitivity(settings.participation) ** 2 * whole @ whole.T)
+
+
+def turns(settings: TrainSettings, rounds: int) -> Floats:
+    """(batches, rounds): how many steps of a round take each of the cyclic batches."""
+    batch = (np.arange(rounds * settings.local_steps) % settings.epoch).reshape(rounds, settings.local_steps)
+    return np.asarray([(batch == number).sum(axis=1) for number in range(settings.epoch)], dtype=np.float64)
+
+
+def counts(settings: TrainSettings, shape: tuple[int, int, int], draw: np.random.Generator) -> Floats:
+    """(rounds, sites, patients) draws of how many steps of a round have each patient."""
+    if settings.batching == "poisson":
+        return draw.binomial(settings.local_steps, settings.sample_rate, shape).astype(np.float64)
+    return np.moveaxis(turns(settings, shape[0])[draw.integers(settings.epoch, size=shape[1:])], -1, 0)

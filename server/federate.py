@@ -322,7 +322,7 @@ def _standardise(
     if len(exchange.replies) < config.min_sites:
         raise too_few(exchange, "Statistics", len(exchange.replies), config)
     totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
-    state.standardiser, counts = combine(totals, sites[0].schema, noisy=privacy is not None)
+    state.standardiser, counts = combine(totals, sites[0].schema, noise)
     for (site, reply), count in zip(exchange.replies, counts, strict=True):
         state.hear(site.name, reply.content.config_records[RECORD])
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from polyclinic.privacy.streams import Floats, Stream
 
 _SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
+# Of encoded columns, (usual value, spread), before any record is seen.
+_USUAL_MEAN, _USUAL_VARIANCE = (0.0, 0.3), (0.1, 0.05)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,12 @@ def moments(
     rows = np.concatenate([np.full((len(x), 1), weight), observed[:, nullable], value, value**2], axis=1)
     counts = np.bincount(patient, minlength=patients)
     # Weights of a patient's rows add up to one.
-    return Moments((1.0 / counts[patient]) @ rows, math.hypot(weight, math.sqrt(_others(nullable))))
+    return Moments((1.0 / counts[patient]) @ rows, sensitivity(nullable))
+
+
+def sensitivity(nullable: npt.NDArray[np.bool_]) -> float:
+    """The most that a patient moves a total."""
+    return math.hypot(count_weight(nullable), math.sqrt(_others(nullable)))
 
 
 def count_weight(nullable: npt.NDArray[np.bool_]) -> float:
@@ -77,18 +84,30 @@ def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream
     return exact.total + noise_multiplier * exact.sensitivity * stream.normal(len(exact.total))
 
 
-def standardiser(total: Floats, nullable: npt.NDArray[np.bool_], noisy: bool = True) -> tuple[Floats, Floats]:
+def standardiser(total: Floats, nullable: npt.NDArray[np.bool_], noise: float | None = None) -> tuple[Floats, Floats]:
     """Mean and std, (d,) each, from a total (of several sites, added up) in the layout of ``Moments``.
 
-    Robust to noise of any size: counts are at least 1, means lie in [-1, 1], stds in [1/25, 1]. With ``noisy=False``
-    they are the exact ones, and 1 for a constant or never observed column. Pure post-processing.
+    noise: standard deviation of the noise in each number of the total; None for exact sums. Noisy means and variances are
+    drawn towards those of a column whose public bounds were chosen with room, the more the noisier they are, so that they
+    help at any noise: means lie in [-1, 1], stds in [1/25, 1]. Exact stds of constant or never observed columns are 1.
+    Pure post-processing.
     """
     d, k = len(nullable), int(nullable.sum())
     observed = np.full(d, patient_count(total, nullable))
     observed[nullable] = total[1 : 1 + k]
-    observed = np.maximum(observed, 1.0 if noisy else np.finfo(float).tiny)
+    observed = np.maximum(observed, np.finfo(float).tiny if noise is None else 1.0)
     mean = np.clip(total[1 + k : 1 + k + d] / observed, -1.0, 1.0)
     variance = total[1 + k + d :] / observed - mean**2
-    if noisy:
-        return mean, np.sqrt(np.clip(variance, _SMALLEST_STD**2, 1.0))
-    return mean, np.sqrt(np.where(variance > 1e-12, variance, 1.0))
+    if noise is None:
+        return mean, np.sqrt(np.where(variance > 1e-12, variance, 1.0))
+    error = noise / observed
+    mean = _drawn(mean, error**2, *_USUAL_MEAN)
+    variance = _drawn(variance, error**2 * (1 + 4 * mean**2), *_USUAL_VARIANCE)
+    return mean, np.sqrt(np.clip(variance, _SMALLEST_STD**2, 1.0))
+
+
+def _drawn(value: Floats, error: Floats, usual: float, spread: float) -> Floats:
+    """The best guess of a number near ``usual``, give or take ``spread``, that was seen with ``error``, a variance."""
+    trust = spread**2 / (spread**2 + error)
+    found: Floats = usual + trust * (value - usual)
+    return found

@@ -12,7 +12,7 @@ import numpy as np
 from polyclinic.ehr.encoding import nullable_mask, standardised_mask
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
-from polyclinic.privacy.statistics import Moments, moments, patient_count, standardiser
+from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
 
 Standardiser = tuple[np.ndarray, np.ndarray]
 
@@ -23,12 +23,19 @@ def contributions(shard: Shard) -> Moments:
     return moments(rows.x[:, numeric], rows.patient, rows.patients, nullable_mask(shard.schema)[numeric])
 
 
-def combine(totals: list[np.ndarray], schema: Schema, noisy: bool) -> tuple[Standardiser, list[float]]:
-    """The standardiser of all encoded columns (identity where they are not numeric), and each site's patient count."""
+def combine(
+    totals: list[np.ndarray], schema: Schema, noise_multiplier: float | None
+) -> tuple[Standardiser, list[float]]:
+    """The standardiser of all encoded columns (identity where they are not numeric), and each site's patient count.
+
+    noise_multiplier: of each total's noise; None for exact sums.
+    """
     numeric = standardised_mask(schema)
+    nullable = nullable_mask(schema)[numeric]
+    noise = noise_multiplier and noise_multiplier * sensitivity(nullable) * len(totals) ** 0.5
     mean, std = np.zeros(len(numeric)), np.ones(len(numeric))
-    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), nullable_mask(schema)[numeric], noisy)
-    return (mean, std), [patient_count(total, nullable_mask(schema)[numeric]) for total in totals]
+    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), nullable, noise)
+    return (mean, std), [patient_count(total, nullable) for total in totals]
 
 
 def standardised(rows: Rows, by: Standardiser | None) -> Rows:

@@ -55,7 +55,9 @@ def test_the_same_question_gets_the_same_answer_and_costs_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("change", [{"shift": 1.0}, {"public_patients": 149.0}])
-def test_another_question_of_a_round_that_is_done_pays_for_a_new_process(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_another_question_of_a_round_that_is_done_pays_for_a_new_process(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
     train(hospital)
     train(hospital, round=2)

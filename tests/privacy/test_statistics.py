@@ -23,7 +23,7 @@ def test_exact_mean_and_std_equal_numpy_with_missing_cells():
     x[:, 0] = np.nan_to_num(x[:, 0])
     nullable = np.array([False, True, True, True, True])
     total = moments(x, np.arange(300), 300, nullable).total
-    mean, std = standardiser(total, nullable, noisy=False)
+    mean, std = standardiser(total, nullable)
     np.testing.assert_allclose(mean, np.nanmean(x, axis=0), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(std, np.nanstd(x, axis=0), rtol=1e-9)
     assert patient_count(total, nullable) == pytest.approx(300)
@@ -32,7 +32,7 @@ def test_exact_mean_and_std_equal_numpy_with_missing_cells():
 def test_totals_of_sites_add_up_to_the_pooled_statistics():
     x, nullable = _records(200, 3, 0.1), np.ones(3, dtype=bool)
     parts = [moments(part, np.arange(len(part)), len(part), nullable).total for part in (x[:30], x[30:110], x[110:])]
-    mean, std = standardiser(np.sum(parts, axis=0), nullable, noisy=False)
+    mean, std = standardiser(np.sum(parts, axis=0), nullable)
     np.testing.assert_allclose(mean, np.nanmean(x, axis=0))
     np.testing.assert_allclose(std, np.nanstd(x, axis=0))
 
@@ -97,7 +97,9 @@ def test_noisy_standardiser_is_usable_however_few_the_patients(patients, multipl
     x, nullable = _records(patients, 4, 0.3), np.array([True, False, True, False])
     exact = moments(x, np.arange(patients), patients, nullable)
     for turn in range(50):
-        mean, std = standardiser(noisy_moments(exact, multiplier, keyed_stream(turn, "noise")), nullable)
+        mean, std = standardiser(
+            noisy_moments(exact, multiplier, keyed_stream(turn, "noise")), nullable, multiplier * exact.sensitivity
+        )
         assert np.isfinite(mean).all() and (np.abs(mean) <= 1).all()
         assert np.isfinite(std).all() and (std >= 0.04 - 1e-12).all() and (std <= 1).all()
 
@@ -105,7 +107,7 @@ def test_noisy_standardiser_is_usable_however_few_the_patients(patients, multipl
 def test_little_noise_on_many_patients_changes_little():
     x, nullable = _records(20_000, 4, 0.1), np.ones(4, dtype=bool)
     exact = moments(x, np.arange(len(x)), len(x), nullable)
-    mean, std = standardiser(noisy_moments(exact, 5.0, keyed_stream(0)), nullable)
+    mean, std = standardiser(noisy_moments(exact, 5.0, keyed_stream(0)), nullable, 5.0 * exact.sensitivity)
     np.testing.assert_allclose(mean, np.nanmean(x, axis=0), atol=0.02)
     np.testing.assert_allclose(std, np.nanstd(x, axis=0), atol=0.02)
 
@@ -113,6 +115,18 @@ def test_little_noise_on_many_patients_changes_little():
 def test_constant_and_never_observed_columns_are_left_unscaled():
     x = np.array([[0.3, np.nan, 0.1], [0.3, np.nan, 0.5]])
     nullable = np.ones(3, dtype=bool)
-    mean, std = standardiser(moments(x, np.arange(2), 2, nullable).total, nullable, noisy=False)
+    mean, std = standardiser(moments(x, np.arange(2), 2, nullable).total, nullable)
     np.testing.assert_allclose(mean, [0.3, 0.0, 0.3])
     np.testing.assert_allclose(std, [1.0, 1.0, 0.2])
+
+
+def test_noise_without_measure_leaves_the_usual_and_more_patients_their_own():
+    """At a small epsilon the sums say hardly anything: no column may be blown up by a variance that is all noise."""
+    x, nullable = np.full((50, 3), 0.6) + np.random.default_rng(0).normal(0, 0.2, (50, 3)), np.zeros(3, dtype=bool)
+    exact = moments(x, np.arange(50), 50, nullable)
+    drawn = [
+        standardiser(noisy_moments(exact, 50.0, keyed_stream(turn)), nullable, 50.0 * exact.sensitivity)
+        for turn in range(200)
+    ]
+    assert min(std.min() for _, std in drawn) > 0.25 and max(std.max() for _, std in drawn) < 0.4
+    assert max(np.abs(mean).max() for mean, _ in drawn) < 0.5

@@ -17,7 +17,11 @@ def terms(**changes: object) -> SumTerms:
 
 
 @given(
-    size=st.integers(1, 200), bits=st.integers(8, 28), scale=st.floats(0, 1e6), weight=st.floats(0.01, 1), seed=st.integers(0)
+    size=st.integers(1, 200),
+    bits=st.integers(8, 28),
+    scale=st.floats(0, 1e6),
+    weight=st.floats(0.01, 1),
+    seed=st.integers(0),
 )
 @settings(deadline=None, max_examples=100)
 def test_rounded_updates_are_within_the_sensitivity_and_a_step_of_the_clipped(
@@ -55,7 +59,9 @@ def test_a_weight_above_one_or_another_size_is_refused() -> None:
 def test_the_word_holds_the_sum_of_all(bits: int, parties: int, noise: float) -> None:
     """Every hospital at its largest, and noise eight deviations out."""
     threshold = parties // 2 + 1
-    agreed = terms(bits=bits, parties=parties, threshold=threshold, noise_multiplier=noise if noise * 2**bits > 1000 else 0)
+    agreed = terms(
+        bits=bits, parties=parties, threshold=threshold, noise_multiplier=noise if noise * 2**bits > 1000 else 0
+    )
     largest = math.floor(parties * agreed.sensitivity + 8 * math.sqrt(parties) * agreed.scale)
     for total in (largest, -largest):
         words = agreed.words(np.array([total], dtype=np.int64))

@@ -46,6 +46,10 @@ def noise_process(
     for option in options:
         if option not in takes:
             raise ConfigError(f"The noise process {name!r} takes no option {option!r}.{nearest(option, takes)}")
+    if not isinstance(participation, Participation | None):
+        raise ConfigError(
+            f"participation is no option of a noise process but what it is made for, got {participation!r}."
+        )
     if "participation" in inspect.signature(NOISE[name]).parameters:
         options["participation"] = participation or Participation(1, 1)
     return NoiseProcess(name, steps, NOISE[name](length, **options))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,8 @@ State = dict[str, npt.NDArray[Any]]
 
 class Factorisation(Protocol):
     """A = B C over ``steps`` steps, with lower triangular B and C, and C^-1 z computed as a stream."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def steps(self) -> int: ...
@@ -65,7 +68,7 @@ class NoiseProcess:
 
     def sensitivity(self, participation: Participation) -> float:
         """L2 norm of the worst move by one patient between two restarts, in units of the clip norm."""
-        return self.factorisation.sensitivity(participation)
+        return _sensitivity(self.factorisation, participation)
 
     def releases(self, participation: Participation) -> int:
         """How many of the restarts can hold a given patient's data.
@@ -137,6 +140,12 @@ class NoiseProcess:
         if memory.shape != (kept, width) or memory.dtype.kind != "f" or not np.isfinite(memory).all():
             raise torn
         return int(step), memory
+
+
+@lru_cache(maxsize=256)
+def _sensitivity(factorisation: Factorisation, participation: Participation) -> float:
+    # Asked by every site in every round, and some bounds take T^2 time.
+    return factorisation.sensitivity(participation)
 
 
 @dataclass(frozen=True)

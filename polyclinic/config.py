@@ -221,8 +221,8 @@ class RunConfig(BaseModel):
     )
     central_noise: str = Field(
         "independent",
-        description="Central noise of the rounds: independent, or by a process over time such as sqrt-toeplitz, which gains "
-        "where min-separation is large.",
+        description="Central noise of the rounds: independent, or a process over time (tree, sqrt-toeplitz, banded, blt, "
+        "dense), which gains where min-separation is large.",
     )
     central_weights: str = Field(
         "uniform", description="Hospitals' weights in the sum: uniform, or public ones as `NAME=2, OTHER=1`."

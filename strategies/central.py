@@ -90,8 +90,8 @@ class CentralDP(Strategy):
         arrays, _ = self.base.aggregate_train(server_round, [self._reply(model)])
         if arrays is not None:
             # A mean makes floats of whole numbers.
-            for name in sent.keys() - _floats(sent):
-                arrays[name] = Array(sent[name])
+            whole = {name: Array(value) for name, value in sent.items() if name not in _floats(sent)}
+            arrays = ArrayRecord({**arrays, **whole})
         noise = plan.noise_scale * total.sensitivity / plan.expected_weight
         return arrays, MetricRecord({"central-clip-norm": clip_norm, "central-noise": noise})
 

@@ -58,7 +58,9 @@ class CentralPlan:
     @cached_property
     def process(self) -> NoiseProcess | None:
         """The noise over time; None where every round's is independent."""
-        return None if self.noise == "independent" else noise_process(self.noise, self.rounds)
+        if self.noise == "independent":
+            return None
+        return noise_process(self.noise, self.rounds, participation=self.participation)
 
     @property
     def participation(self) -> Participation:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
-from dp_accounting import NonPrivateDpEvent
+from dp_accounting import NonPrivateDpEvent, NoOpDpEvent
 from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.arrays import to_record
@@ -24,7 +24,7 @@ from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EnrolRequest, EvaluateRequest, StatisticsRequest
 from polyclinic.plugins import build_model, task_named
 from polyclinic.privacy.accounting import gaussian_event
-from polyclinic.privacy.ledger import spent_all
+from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.statistics import noisy_moments
 from polyclinic.training.preparation import contributions, standardised
 
@@ -78,6 +78,16 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
     return [answers[index] for index in range(len(calls))]
 
 
+def _write_down(call: Call[EvaluateRequest]) -> None:
+    """Figures of held-out patients cost the others nothing, but a real hospital's ledger says that they left."""
+    hospital = call.hospital
+    if not hospital.simulated:
+        purpose = "held-out metrics" + (" and predictions" if hospital.policy.release_predictions else "")
+        charge_all([
+            (open_ledgers([hospital])[0], Charge(NoOpDpEvent(), purpose, call.request.run, call.request.round))
+        ])  # fmt: skip
+
+
 def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
     """Of one model at several hospitals, so that it is read once."""
     config, content = calls[0].config, calls[0].content
@@ -88,6 +98,7 @@ def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
             return None
         check_names(call.hospital, config)
         shard = call.hospital.shard()
+        _write_down(call)
         return standardised(shard.test, standardiser(content, shard.x.shape[1]))
 
     rows = each(held_out, calls)

@@ -1,0 +1,42 @@
+"""Choosing the best of several candidates (epochs, checkpoints, settings) by what private records say of each.
+
+What is chosen tells of the records that it was chosen by, so there is no choice here without a charge. A sweep whose every
+run is charged needs nothing more if all of it may be told; this is for a choice by records that no run was charged for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.mechanisms import report_noisy_max
+from polyclinic.privacy.streams import Stream
+
+PURPOSE = "selection"
+
+
+def best_of(
+    candidates: int, counts: Callable[[], Sequence[int]], epsilon: float, ledger: Ledger, stream: Stream, run: str,
+    round: int = 0,
+) -> int:  # fmt: skip
+    """The index of about the best candidate, by report-noisy-max; charged to ``ledger`` at pure ``epsilon``, whatever the
+    number of candidates.
+
+    counts: called once, after the charge: for each candidate how many patients speak for it (say, those that it classifies
+    rightly). One patient added or removed changes each by at most 1, and an added one lowers none; under "replace-one" the
+    accountant counts two. Only the index may be told, no count. The best is within ln(candidates / p) / epsilon of the
+    count chosen with probability 1 - p (Dwork and Roth 2014, Section 3.3; McKenna and Sheldon 2020).
+    Raises ConfigError, before anything is charged, for fewer than 2 candidates or an epsilon that is not positive and
+    finite; BudgetRefused, with ``counts`` never called, if the budget does not allow it.
+    """
+    if candidates < 2:
+        raise ConfigError(f"candidates must be at least 2 to choose among them, got {candidates}.")
+    mechanism = report_noisy_max(epsilon, monotone=True)
+    ledger.charge(mechanism.event, PURPOSE, run, round)
+    scores = np.asarray(counts())
+    if scores.shape != (candidates,) or scores.dtype.kind not in "iu":
+        raise TypeError(f"counts must give {candidates} whole numbers.")
+    return int(mechanism.choose(scores.astype(np.int64), stream).value)

@@ -81,7 +81,7 @@ def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float
     every hospital's policy or budget refuses, PolyclinicError when none answers for another reason.
     """
     sites, absent = enrol(grid, run, str(home), 1, timeout)
-    for site in sites:
+    for site in {(site.delta, site.relation, site.accountant): site for site in sites}.values():
         inquiry.check(site)
     view = SiteGrid(grid, sites, lambda site: inquiry.request(site, run, str(home)), {})
     exchange = view.exchange([Message(RecordDict(), site.id, QUERY) for site in sites], timeout)

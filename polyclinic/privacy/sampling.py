@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ def noise(shape: Shape, scale: float, count: int, stream: Stream) -> list[int]:
     return [draw(exact) for _ in range(count)]
 
 
-@cache
+@lru_cache(maxsize=64)
 def _measurement(shape: Shape, scale: float) -> Any:
     """OpenDP's mechanism on 64-bit whole numbers: ``scale`` is taken exactly, and only a sum beyond 2^63 is cut."""
     import opendp.prelude as dp
@@ -74,9 +74,6 @@ class Coins:
         while (found := self._bits(bits)) >= n:
             pass
         return found
-
-    def flip(self, probability: Fraction) -> bool:
-        return self.below(probability.denominator) < probability.numerator
 
     def flip_exp(self, exponent: Fraction) -> bool:
         """True with probability exp(-exponent), for any exponent that is not negative. CKS Algorithm 1."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from polyclinic.ehr import Column, Schema, decode, encode, feature_names, nullable_mask, standardised_mask
+from polyclinic.ehr.encoding import column_values
 from polyclinic.errors import DataError
 
 PATIENT = Column(name="id", kind="categorical", role="patient_id")
@@ -132,6 +133,19 @@ def test_decode_of_any_tensor_gives_valid_records(schema: Schema) -> None:
     wild = np.random.default_rng(0).normal(0.0, 3.0, (50, len(feature_names(schema))))
     decoded = decode(wild, schema)
     assert_frame_equal(decode(encode(decoded, schema).x, schema), decoded)
+
+
+def test_a_columns_values_are_its_cells_as_numbers(schema: Schema, records: pd.DataFrame) -> None:
+    x, decoded = encode(records, schema).x, decode(encode(records, schema).x, schema)
+    for column in schema.features:
+        if column.kind in ("code_set", "trajectory"):
+            with pytest.raises(DataError, match="one cell in a row"):
+                column_values(x, schema, column.name)
+            continue
+        cells = decoded[column.name]
+        if column.categories:
+            cells = cells.map({category: number for number, category in enumerate(column.categories)})
+        np.testing.assert_array_equal(column_values(x, schema, column.name), cells.astype(float))
 
 
 def test_decode_refuses_a_wrong_width(schema: Schema) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from dp_accounting import DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import BudgetRefused, PolyclinicError, several
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
+from polyclinic.evaluation.privacy_text import composition
 from polyclinic.messages import QUERY, RECORD, QueryRequest
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
 from polyclinic.privacy.streams import Floats
@@ -29,7 +31,7 @@ from polyclinic.training.question import Question, conclude
 class SiteAnswer:
     """One hospital's cells with their standard errors, what they cost, and its ledger's terms and ``spent`` epsilon now."""
 
-    site: str
+    site: Site
     cells: Floats
     errors: Floats
     event: DpEvent
@@ -81,6 +83,7 @@ def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float
     every hospital's policy or budget refuses, PolyclinicError when none answers for another reason.
     """
     sites, absent = enrol(grid, run, str(home), 1, timeout)
+    _check_alike(sites)
     for site in {(site.delta, site.relation, site.accountant): site for site in sites}.values():
         inquiry.check(site)
     view = SiteGrid(grid, sites, lambda site: inquiry.request(site, run, str(home)), {})
@@ -93,11 +96,20 @@ def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float
     return _summary(inquiry, sites[0].schema, answers, absent)
 
 
+def _check_alike(sites: Sequence[Site]) -> None:
+    for site in sites:
+        if site.relation != sites[0].relation:
+            raise ConfigError(
+                f"Hospitals {sites[0].name!r} and {site.name!r} have different relations, {sites[0].relation!r} and "
+                f"{site.relation!r}, so one epsilon cannot hold for both; ask them apart."
+            )
+
+
 def _read(site: Site, reply: Message) -> SiteAnswer:
     arrays, told = from_record(reply.content.array_records["arrays"]), reply.content.config_records["query"]
     spent: Any = reply.content.config_records[RECORD]
     return SiteAnswer(
-        site.name, arrays["cells"], arrays["errors"], event_from_json(json.loads(str(told["event"]))),
+        site, arrays["cells"], arrays["errors"], event_from_json(json.loads(str(told["event"]))),
         float(spent["epsilon"]), float(spent["delta"]), float(cast(float, told["budget"])) or None,
         cast(Relation, told["relation"]), cast(Accountant, told["accountant"]),
     )  # fmt: skip
@@ -110,12 +122,25 @@ def _summary(inquiry: Inquiry, schema: Schema, answers: Sequence[SiteAnswer], ab
         "statistic": question.statistic, "column": question.column or None, "where": list(question.where),
         "quantile": question.quantile if question.statistic == "quantile" else None,
         "value": value, "standard_error": error, "mechanism": inquiry.mechanism, "event": event_to_json(first.event),
-        "sites": {answer.site: _site_summary(question, schema, answer) for answer in answers},
-        "privacy": {
-            "epsilon": max(answer.cost for answer in answers), "delta": max(answer.delta for answer in answers),
-            "unit": schema.unit, "relation": first.relation, "accountant": first.accountant,
-        },
+        "sites": {answer.site.name: _site_summary(question, schema, answer) for answer in answers},
+        "privacy": _privacy(answers, schema.unit),
         "dropouts": [{"site": site, "reason": reason} for site, reason in absent],
+    }  # fmt: skip
+
+
+def _privacy(answers: Sequence[SiteAnswer], unit: str) -> dict[str, Any]:
+    """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas."""
+    first, delta = answers[0], max(answer.delta for answer in answers)
+    cost = max(answer.cost for answer in answers)
+    overlap = min(max(1 + answer.site.elsewhere for answer in answers), len(answers))
+    if overlap > 1:
+        # Every kind of event as often as a patient can have met it: never less than they did.
+        counts = Counter(answer.event for answer in answers)
+        events = [SelfComposedDpEvent(event, min(count, overlap)) for event, count in counts.items()]
+        cost = max(cost, epsilon(ComposedDpEvent(events), delta, first.accountant, first.relation))
+    return {
+        "epsilon": cost, "delta": delta, "overlap": overlap, "composition": composition(overlap, unit), "unit": unit,
+        "relation": first.relation, "accountant": first.accountant,
     }  # fmt: skip
 
 

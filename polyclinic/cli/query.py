@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,8 +10,6 @@ from rich.table import Table
 
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError
-
-_TIMEOUT = 3600.0
 
 
 def query(
@@ -62,6 +58,7 @@ def query(
     if (dataset is None) == (hospital is None):
         raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
     with loading():
+        from polyclinic.querying import new_ledger, query_dataset, query_hospital
         from polyclinic.server.queries import Inquiry
         from polyclinic.training.queries import default_mechanism
         from polyclinic.training.question import Question
@@ -69,81 +66,18 @@ def query(
     default_bins = 100 if statistic == "quantile" else 10
     question = Question(statistic, column, tuple(where or ()), default_bins if bins is None else bins, quantile)
     inquiry = Inquiry(question, mechanism or default_mechanism(statistic), epsilon)
-    if hospital is not None:
-        simulated = {"--sites": sites, "--seed": seed, "--ledger": ledger, "--delta": delta, "--relation": relation,
-                     "--budget": budget}  # fmt: skip
-        if given := [name for name, value in simulated.items() if value not in (None, 0)]:
-            raise ConfigError(f"{given[0]} is for a simulation; a real hospital's file and policy decide.")
-        result = _ask_hospital(hospital, inquiry)
+    simulated: dict[str, Any] = {"sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget}
+    if dataset is not None:
+        result = query_dataset(inquiry, dataset, ledger or new_ledger(out), **simulated)
     else:
-        config = {"dataset": dataset, "sites": sites, "seed": seed}
-        terms = {"delta": delta, "relation": relation, "budget": budget}
-        result = _ask_simulation(config, inquiry, ledger, out, {k: v for k, v in terms.items() if v is not None})
+        assert hospital is not None
+        if given := [name for name, value in {**simulated, "ledger": ledger}.items() if value not in (None, 0)]:
+            raise ConfigError(f"--{given[0]} is for a simulation; a real hospital's file and policy decide.")
+        result = query_hospital(inquiry, hospital)
     if as_json:
         print_json(result)
     else:
         _print(result)
-
-
-def _ask_hospital(path: Path, inquiry: Any) -> dict[str, Any]:
-    """One real hospital in this process: its own records, policy, ledger and noise."""
-    from polyclinic.client.policy import HospitalFile
-    from polyclinic.config import RunConfig
-    from polyclinic.server.queries import ask
-    from polyclinic.sim.calls import AppReference
-    from polyclinic.sim.grid import LocalGrid
-
-    described = HospitalFile.read(path)
-    file = str(path.resolve())
-    grid = LocalGrid(AppReference("polyclinic.client_app"), 1, RunConfig().flat(), node_config={"hospital": file})
-    run = f"query-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    result = ask(grid, inquiry, run, "", _TIMEOUT)
-    return result | {"ledger": str(path.resolve().parent / described.home / "ledger.sqlite")}
-
-
-def _ask_simulation(
-    options: dict[str, Any], inquiry: Any, ledger: Path | None, out: Path, terms: dict[str, Any]
-) -> dict[str, Any]:
-    """All hospitals of a dataset. The noise follows the seed and the number of the ledger's queries before."""
-    from dataclasses import replace
-
-    from polyclinic.client.hospital import check_simulation, simulated_sites
-    from polyclinic.config import RunConfig
-    from polyclinic.plugins import dataset_named
-    from polyclinic.server.queries import ask
-    from polyclinic.sim.calls import AppReference
-    from polyclinic.sim.grid import LocalGrid
-
-    if terms.get("budget", 1.0) <= 0:
-        raise ConfigError(f"--budget must be positive, got {terms['budget']}.")
-    before, begun = _begun(ledger)
-    for name, value in terms.items():
-        if name != "budget" and name in begun and begun[name] != value:
-            raise ConfigError(f"--{name} is {value}, but the ledger {ledger} was begun with {begun[name]}.")
-    terms = begun | terms
-    config = RunConfig.build(options, {"delta": terms["delta"]} if "delta" in terms else {})
-    dataset_named(config.dataset)
-    check_simulation(config)
-    inquiry = replace(inquiry, budget=terms.get("budget"), relation=terms.get("relation", "add-remove"))
-    inquiry.question.check(dataset_named(config.dataset).schema)
-    where = (
-        ledger or out / f"query-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" / "ledger.sqlite"
-    ).resolve()
-    grid = LocalGrid(AppReference("polyclinic.client_app"), len(simulated_sites(config)), config.flat())
-    result = ask(grid, replace(inquiry, ledger=str(where)), f"query-{before + 1}", where.parent, _TIMEOUT)
-    return result | {"ledger": str(where)}
-
-
-def _begun(ledger: Path | None) -> tuple[int, dict[str, Any]]:
-    """How many queries the ledger holds, and its terms; none and nothing where it is still to be begun."""
-    if ledger is None or not ledger.exists():
-        return 0, {}
-    from polyclinic.privacy.ledger import Ledger
-
-    found = [*Ledger.read_all(ledger).values()]
-    asked = {event["run"] for site in found for event in site.events() if event["purpose"].startswith("query-")}
-    terms = found[0].terms
-    return len(asked), {"delta": terms.delta, "relation": terms.relation, "budget": terms.budget}
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -211,7 +211,7 @@ def test_standard_errors_are_those_of_repeated_answers() -> None:
 def test_answers_of_hospitals_add_up() -> None:
     parts = [shard_of(made_up(150, 200, seed)) for seed in (1, 2, 3)]
     for question in QUESTIONS[:12]:
-        planned = plan(question, SCHEMA, "gaussian", 200.0, 1e-4)
+        planned = plan(question, SCHEMA, "gaussian", 90.0, 1e-4)
         answers = [answer(planned, part, keyed_stream(0, i)) for i, part in enumerate(parts)]
         together = sum((a.cells for a in answers), np.zeros(1))
         truth = sum((totals(question, part, 2**32) for part in parts), np.zeros(1)) / 2**32

@@ -1,0 +1,83 @@
+"""Ask a question from Python: of a simulated federation, or of one real hospital in this process."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from polyclinic.client.hospital import check_simulation, simulated_sites
+from polyclinic.client.policy import HospitalFile
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_named
+from polyclinic.privacy.accounting import Relation, check_terms
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger_terms import Terms
+from polyclinic.server.queries import Inquiry, ask
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+
+_CLIENT = AppReference("polyclinic.client_app")
+
+
+def new_ledger(out: Path) -> Path:
+    """Where the ledger of a query begins that names none: in a new folder under ``out``, made when it is charged."""
+    return out / _fresh() / "ledger.sqlite"
+
+
+def query_dataset(
+    inquiry: Inquiry, dataset: str, ledger: Path, *, sites: int = 0, seed: int = 0, delta: float | None = None,
+    relation: str | None = None, budget: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The answer of all hospitals of a dataset, with the keys of ``server.queries.ask`` and the ``ledger``.
+
+    ledger: the file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (1e-3 and
+    "add-remove" for a new one) must be its own; ``budget`` takes the place of its budget (none for a new one). The noise
+    follows the seed and the number of the ledger's queries before. Raises ConfigError before anything is charged,
+    BudgetRefused when every hospital's budget refuses.
+    """
+    if budget is not None and not budget > 0:
+        raise ConfigError(f"budget must be positive, got {budget}.")
+    before, begun = _begun(ledger)
+    for name, wanted in (("delta", delta), ("relation", relation)):
+        if begun and wanted is not None and wanted != getattr(begun, name):
+            raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
+    if begun:
+        delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
+    options = {"dataset": dataset, "sites": sites, "seed": seed}
+    config = RunConfig.build(options if delta is None else {**options, "delta": delta})
+    neighbours = relation or "add-remove"
+    check_terms(config.delta, "pld", neighbours)
+    inquiry.question.check(dataset_named(dataset).schema)
+    check_simulation(config)
+    file = ledger.expanduser().resolve()
+    inquiry = replace(inquiry, ledger=str(file), budget=budget, relation=cast(Relation, neighbours))
+    grid = LocalGrid(_CLIENT, len(simulated_sites(config)), config.flat())
+    return ask(grid, inquiry, f"query-{before + 1}", file.parent, config.timeout) | {"ledger": str(file)}
+
+
+def query_hospital(inquiry: Inquiry, path: Path) -> dict[str, Any]:
+    """The answer of the one real hospital of a ``hospital.toml``: its own records, policy, ledger, and noise of the system.
+
+    Raises ConfigError before anything is charged, BudgetRefused when its policy or budget refuses.
+    """
+    described, config = HospitalFile.read(path), RunConfig()
+    grid = LocalGrid(_CLIENT, 1, config.flat(), node_config={"hospital": str(path.resolve())})
+    ledger = path.resolve().parent / described.home / "ledger.sqlite"
+    return ask(grid, inquiry, _fresh(), "", config.timeout) | {"ledger": str(ledger)}
+
+
+def _begun(ledger: Path) -> tuple[int, Terms | None]:
+    """How many queries the ledger holds, and a hospital's terms; none where it is still to be begun."""
+    if not ledger.exists():
+        return 0, None
+    found = [*Ledger.read_all(ledger).values()]
+    asked = {event["run"] for site in found for event in site.events() if event["purpose"].startswith("query-")}
+    return len(asked), found[0].terms
+
+
+def _fresh() -> str:
+    return f"query-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

@@ -33,6 +33,7 @@ from polyclinic.messages import (
     TrainRequest,
 )
 from polyclinic.privacy import secure_sum
+from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_BYTES, SHARE_BYTES
 
 A = TypeVar("A", bound=RoundRequest)
@@ -93,8 +94,8 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
     return each(lambda call: _once(call, "secure-shares", identity(call), answer), calls)
 
 
-def check_upload(call: Call[TrainRequest]) -> None:
-    """Raises PolyclinicError, before anything is charged, when the masks for this upload are not agreed on."""
+def check_upload(call: Call[TrainRequest], given: Arrays) -> None:
+    """Raises PolyclinicError, before anything is charged, when a model like ``given`` cannot leave under agreed masks."""
     request = call.request
     if released(call.hospital.home, request.run, "train", request.round):
         return  # what left is sent again, or the question is refused
@@ -107,6 +108,7 @@ def check_upload(call: Call[TrainRequest]) -> None:
         or len(parties) < int(secrets["threshold"][0])
     ):
         raise _refusal(call, f"an upload for the hospitals {parties} is not one for those that shared their seeds")
+    _terms(call, secrets, given)
 
 
 def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays) -> Arrays:
@@ -118,7 +120,7 @@ def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays) -> Arrays:
     keys = dict(zip(secrets["peers"].tolist(), (row.tobytes() for row in secrets["mask-keys"]), strict=True))
     parties = {party: keys[party] for party in request.secure_parties or []}
     difference = flattened(trained, np.float64) - flattened(given, np.float64)
-    terms = secure_terms(call.config, difference.size, len(keys), int(secrets["threshold"][0]))
+    terms = _terms(call, secrets, given)
     rounding = call.hospital.stream("secure-rounding", request.round)
     integers = terms.noised(
         terms.rounded(difference, request.secure_weight, rounding), call.hospital.stream("secure-noise", request.round)
@@ -129,6 +131,10 @@ def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays) -> Arrays:
     )
     _write(call, secrets | {"parties": np.array(list(parties), dtype=np.int64)})
     return {"masked": terms.words(integers) + own + pairs}
+
+
+def _terms(call: Call[TrainRequest], secrets: Arrays, given: Arrays) -> SumTerms:
+    return secure_terms(call.config, flattened(given).size, len(secrets["peers"]), int(secrets["threshold"][0]))
 
 
 def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:

@@ -141,7 +141,7 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     if call.hospital.policy.only_secure_aggregation and not question.config.secure_aggregation:
         raise BudgetRefused(f"{call.hospital.site}: the policy allows secure aggregation only.")
     if question.config.secure_aggregation:
-        check_upload(call)
+        check_upload(call, question.arrays)
 
 
 def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:

@@ -138,7 +138,7 @@ class RunConfig(BaseModel):
         10.0, ge=1e-6, le=1e6, description="Secure aggregation: each hospital's update is clipped to this L2 norm."
     )
     secure_bits: int = Field(
-        22,
+        24,
         ge=8,
         le=28,
         description="Secure aggregation: updates are rounded to steps of secure-clip-norm / 2^secure-bits.",

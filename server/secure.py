@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -109,11 +110,8 @@ class SecureSum:
             total = total - self._mask(party.index, seed, arrived)
         weight = sum(self.weights[site.name] for site, _ in replies)
         mean = shaped(flattened(given, np.float64) + self.terms.total(total) / weight, _as_float64(given))
-        reply = replies[0][1]
-        name = arrays_of(reply)[0][0]
-        for label in reply.content.metric_records:
-            reply.content[label] = MetricRecord({key: weight})
-        reply.content[name] = to_record(mean)
+        reply = copy(replies[0][1])
+        reply.content = RecordDict({"arrays": to_record(mean), "metrics": MetricRecord({key: weight})})
         return Opened(reply, dropped, epsilon)
 
     def _charge(self, arrived: dict[int, np.ndarray]) -> float | None:

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from polyclinic.privacy import secure_sum
+from tests.secure.ward import is_uniform
 
 WORDS = (np.dtype(np.uint32), np.dtype(np.uint64))
-
-
-def is_uniform(words: np.ndarray) -> bool:
-    """Chi-square over the values of all bytes, at one in a million."""
-    counts = np.bincount(np.frombuffer(words.tobytes(), dtype=np.uint8), minlength=256)
-    return bool(stats.chisquare(counts).pvalue > 1e-6)
 
 
 @given(count=st.integers(2, 12), data=st.data())

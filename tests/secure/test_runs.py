@@ -1,0 +1,309 @@
+"""Whole runs with secure aggregation: the same models as without, and a record of every byte that the server received."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import SelfComposedDpEvent
+from flwr.app import Array, ArrayRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from polyclinic import Federation
+from polyclinic.arrays import from_record
+from polyclinic.client.app import app
+from polyclinic.client.hospital import simulated_sites
+from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.federation import RunResult
+from polyclinic.messages import RECORD, SECURE, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK, TrainRequest
+from polyclinic.privacy.accounting import dpsgd_event, epsilon
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.server.federate import Outcome, federate
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from tests.client.test_hospital import context, make_hospital, message, model
+from tests.secure.ward import is_uniform
+
+Quick = Callable[..., RunResult]
+SHORT = {"rounds": 2, "local_steps": 2}
+WHOLE = {"dp": False, "standardise": False}
+
+
+class Recorder(Grid):
+    """A LocalGrid's front that keeps every message in both directions; ``lost`` (type, node, turn) never arrive."""
+
+    def __init__(self, grid: Grid, lost: Iterable[tuple[str, int, int]] = ()) -> None:
+        self._grid, self._lost = grid, set(lost)
+        self._turns: dict[str, int] = {}
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self.merges = True
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        asked = list(messages)
+        self.sent += asked
+        kind = asked[0].metadata.message_type if asked else ""
+        self._turns[kind] = turn = self._turns.get(kind, 0) + 1
+        replies = [
+            reply for reply in self._grid.send_and_receive(asked, timeout=timeout)
+            if (kind, reply.metadata.src_node_id, turn) not in self._lost
+        ]  # fmt: skip
+        self.received += replies
+        return replies
+
+    def of(self, kind: str) -> list[Message]:
+        return [reply for reply in self.received if reply.metadata.message_type == kind]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def create_message(self, *arguments: Any, **named: Any) -> Message:
+        return self._grid.create_message(*arguments, **named)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+
+def recorded(
+    folder: Path, lost: Iterable[tuple[str, int, int]] = (), resume: bool = False, **options: Any
+) -> tuple[Recorder, Outcome]:
+    """A run of the embedded dataset whose every message is kept."""
+    config = RunConfig.build(SHORT | options)
+    grid = Recorder(LocalGrid(AppReference("polyclinic.client_app"), len(simulated_sites(config)), config.flat()), lost)
+    outcome = federate(
+        grid, config, "run", folder / "sites", checkpoint=folder / "checkpoint.pt", resume=resume,
+        server_ledger=folder / "server-ledger.sqlite",
+    )  # fmt: skip
+    return grid, outcome
+
+
+def assert_close(one: dict[str, np.ndarray], other: dict[str, np.ndarray], atol: float = 1e-5) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], atol=atol)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dp": False},
+        {
+            "strategy": "fedadam",
+            "optimizer": "adam",
+            "learning_rate": 0.01,
+            "dataset": "trial",
+            "sites": 3,
+            "model": "mlp",
+        },
+    ],
+)
+def test_a_secure_run_gives_the_plain_runs_model_within_rounding(quick: Quick, options: dict[str, Any]) -> None:
+    plain, secure = quick(**options), quick(secure_aggregation=True, **options)
+    for name, value in plain.arrays.items():
+        # FedAdam divides a difference by as little as its tau, 1e-3, and moves by 0.1 of that.
+        np.testing.assert_allclose(
+            secure.arrays[name].numpy(), value.numpy(), atol=1e-4 if options.get("strategy") else 2e-6
+        )
+    assert secure.privacy["epsilon"] == plain.privacy["epsilon"]
+    assert not secure.summary["dropouts"]
+
+
+@pytest.mark.slow
+def test_heart_disease_in_its_four_hospitals(quick: Quick, heart_disease: None) -> None:
+    plain, secure = quick(dataset="heart-disease"), quick(dataset="heart-disease", secure_aggregation=True)
+    for name, value in plain.arrays.items():
+        np.testing.assert_allclose(secure.arrays[name].numpy(), value.numpy(), atol=2e-6)
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(quick: Quick) -> None:
+    alone, two = quick(secure_aggregation=True), quick(secure_aggregation=True, workers=2)
+    assert alone.summary["model_sha256"] == two.summary["model_sha256"]
+
+
+def test_all_that_the_server_receives_of_training_is_uniform_words_and_what_it_knew(tmp_path: Path) -> None:
+    """Every reply of every exchange, field by field."""
+    grid, outcome = recorded(tmp_path, dataset="trial", sites=3, model="mlp", secure_aggregation=True, dp=False)
+    size = sum(value.size for value in outcome.state.arrays.values())
+    assert len(grid.of("train")) == 6
+    for reply in grid.of("train"):
+        assert set(reply.content) == {"arrays", "metrics", RECORD}
+        assert set(reply.content[RECORD]) == {"site", "epsilon", "delta"}
+        arrays = from_record(reply.content["arrays"])  # type: ignore[arg-type]
+        assert set(arrays) == {"masked"} and arrays["masked"].shape == (size,) and is_uniform(arrays["masked"])
+        asked = next(m for m in grid.sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
+        # The only number beside: the weight that the server itself gave.
+        assert dict(reply.content["metrics"]) == {"num-examples": asked.content[RECORD]["secure_weight"]}
+    for kind, names in (
+        (SECURE_KEYS, {"sealing", "mask", "commitment"}), (SECURE_SHARES, {"sealed"}), (SECURE_UNMASK, {"shares"}),
+    ):  # fmt: skip
+        assert len(grid.of(kind)) == 6
+        for reply in grid.of(kind):
+            assert set(reply.content) == {SECURE, RECORD} and set(reply.content[RECORD]) == {"site"}
+            assert {k: v.dtype for k, v in from_record(reply.content[SECURE]).items()} == dict.fromkeys(names, np.uint8)  # type: ignore[arg-type]
+    together = np.concatenate([from_record(r.content[SECURE])["sealed"].ravel() for r in grid.of(SECURE_SHARES)])  # type: ignore[arg-type]
+    assert is_uniform(together[together != 0])  # a hospital's row for itself is empty
+
+
+def test_a_tolerated_drop_out_gives_the_plain_runs_model_without_that_hospital(quick: Quick, tmp_path: Path) -> None:
+    trace = tmp_path / "away.csv"
+    trace.write_text("round,site\n1,hospital-2\n2,hospital-3\n")
+    plain = quick(availability=str(trace))
+    secure = quick(availability=str(trace), secure_aggregation=True, secure_dropouts=1)
+    for name, value in plain.arrays.items():
+        np.testing.assert_allclose(secure.arrays[name].numpy(), value.numpy(), atol=2e-6)
+    assert plain.summary["dropouts"] == secure.summary["dropouts"]
+
+
+@pytest.mark.parametrize("kind", [SECURE_KEYS, SECURE_SHARES, "train", SECURE_UNMASK])
+def test_one_drop_out_more_than_tolerated_stops_the_run_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    lost = [(kind, 2, 1), (kind, 3, 1)]
+    with pytest.raises(
+        PolyclinicError, match=r"^Round 1.*: 2 hospitals replied, the secure sum needs 3\. no reply within"
+    ):
+        recorded(tmp_path, lost, secure_aggregation=True, secure_dropouts=1)
+
+
+def test_a_simulated_round_with_too_few_changes_no_model_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
+    trace = tmp_path / "away.csv"
+    trace.write_text("round,site\n1,hospital-2\n1,hospital-3\n")
+    result = quick(availability=str(trace), secure_aggregation=True, secure_dropouts=1)
+    assert result.summary["rounds"] == 2
+    assert set(result.sites["rounds_joined"]) == {1}
+
+
+class Dying(FedAvg):
+    """Stops the server once, when the sum of round ``at`` was opened and its checkpoint not yet written."""
+
+    associative = True
+    at = 0
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        if server_round == Dying.at:
+            Dying.at = 0
+            raise KeyboardInterrupt
+        return super().aggregate_train(server_round, replies)
+
+
+def died(folder: Path, at: int, **options: Any) -> dict[str, Any]:
+    """The options of a run that died in round ``at``, to go on with."""
+    Dying.at = at
+    options |= {"secure_aggregation": True, "secure_dropouts": 1, "strategy": f"{__name__}:Dying"}
+    with pytest.raises(KeyboardInterrupt):
+        recorded(folder, **options)
+    return options
+
+
+def test_a_round_that_died_after_its_sum_was_opened_is_run_again_to_the_same_model(tmp_path: Path) -> None:
+    """All four phases of round 2 were answered; the server dies before its checkpoint, and asks all again."""
+    _, whole = recorded(tmp_path / "whole", secure_aggregation=True, secure_dropouts=1, optimizer="adam")
+    options = died(tmp_path / "dies", at=2, optimizer="adam")
+    _, resumed = recorded(tmp_path / "dies", resume=True, **options)
+    assert_close(resumed.state.arrays, whole.state.arrays, atol=0)
+    for ledger in Ledger.read_all(tmp_path / "dies" / "sites" / "ledger.sqlite").values():
+        assert [event["round"] for event in ledger.events() if event["purpose"] == "train"] == [1, 2]
+
+
+def test_a_run_whose_budgets_leave_too_few_for_a_sum_keeps_the_rounds_before(tmp_path: Path) -> None:
+    options = died(tmp_path, at=1)
+    terms = [Terms(f"hospital-{number}", 1e-3, budget=3.0) for number in (1, 2)]
+    for ledger in Ledger.open_all(tmp_path / "sites" / "ledger.sqlite", terms):
+        with pytest.raises(BudgetRefused):
+            for _ in range(50):
+                ledger.charge(dpsgd_event(0.1, 1.0, 2), "elsewhere", "other", 1)
+    _, outcome = recorded(tmp_path, resume=True, **options)
+    assert outcome.state.round == 1 and "2 hospitals replied, the secure sum needs 3" in str(outcome.state.stopped)
+
+
+def test_the_same_question_has_the_same_masks_and_another_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    grid, _ = recorded(tmp_path, secure_aggregation=True, secure_dropouts=1, rounds=1)
+    question = next(m for m in grid.sent if m.metadata.message_type == "train")
+    first = next(m for m in grid.of("train") if m.metadata.src_node_id == question.metadata.dst_node_id)
+    before = Ledger.read(tmp_path / "sites" / "ledger.sqlite", "hospital-1").events()
+    again = grid.send_and_receive([question])[0]
+    np.testing.assert_array_equal(*(from_record(m.content["arrays"])["masked"] for m in (first, again)))  # type: ignore[arg-type]
+    arrays = from_record(question.content["arrays"])  # type: ignore[arg-type]
+    question.content["arrays"] = ArrayRecord({name: Array(value + 1) for name, value in arrays.items()})
+    other = grid.send_and_receive([question])[0]
+    assert other.has_error() and "already answered to another question" in str(other.error.reason)
+    assert Ledger.read(tmp_path / "sites" / "ledger.sqlite", "hospital-1").events() == before
+
+
+def test_noise_in_the_sum_is_charged_to_whole_hospitals_once_a_round(quick: Quick) -> None:
+    result = quick(secure_aggregation=True, secure_noise=1.0, secure_dropouts=1, secure_clip_norm=0.5, **WHOLE)
+    terms = SumTerms(62, 0.5, result.config.secure_bits, 4, 3, 1.0)
+    central = result.privacy["central"]
+    assert central["unit"] == "hospital" and central["noise_multiplier"] == 1.0
+    events = Ledger.read(result.path / "server-ledger.sqlite").events()
+    assert [(event["purpose"], event["round"]) for event in events] == [("secure-sum", 1), ("secure-sum", 2)]
+    assert central["epsilon"] == pytest.approx(epsilon(SelfComposedDpEvent(terms.event(4), 2), 1e-3), rel=1e-6)
+    assert result.summary["statement"]["central"]["epsilon"] == pytest.approx(central["epsilon"])
+    assert any("the server learned each round's sum alone" in note for note in result.summary["notes"])
+
+
+@pytest.mark.slow
+def test_the_comparison_is_made_without_secure_sums(quick: Quick, tmp_path: Path) -> None:
+    federation = Federation.from_dataset("breast-cancer", out=str(tmp_path))
+    result = federation.run(comparison=True, secure_aggregation=True, secure_dropouts=1, **SHORT)  # type: ignore[arg-type]
+    assert result.summary["comparison"]["alone"]["sites"]["hospital-1"]["auroc"] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_flower_gives_the_model_of_the_engine_here(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    keys = ["rounds=2", "local-steps=2", "secure-aggregation=true", "secure-dropouts=1", f'out="{tmp_path}"']
+    summary = as_json("flower", "run", root, *(part for key in keys for part in ("-c", key)))
+    theirs, ours = RunResult.read(summary["run"]), quick(secure_aggregation=True, secure_dropouts=1)
+    for name, value in ours.arrays.items():
+        np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), atol=2e-6)
+    assert theirs.privacy["epsilon"] == pytest.approx(ours.privacy["epsilon"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"strategy": "fedmedian"}, "'strategy' has the value 'fedmedian'"),
+        ({"strategy_options": "weighted-by-key='steps'"}, "weighted by num-examples"),
+        ({"site_sampling": "poisson"}, "'site-sampling' has the value 'poisson'"),
+        ({"secure_dropouts": 2}, "'secure-dropouts' has the value 2, but with 4 hospitals"),
+        ({"sites_per_round": 1}, "'secure-dropouts' has the value 0, but with 1 hospitals"),
+        ({"upload_precision": "half"}, "compressed uploads"),
+        ({"secure_noise": 1.0}, "set standardise to false"),
+        ({"secure_noise": 1e-9, "secure_bits": 8, **WHOLE}, "too coarse for noise"),
+        ({"central_epsilon": 1.0, **WHOLE}, "give secure-noise"),
+        ({"secure_aggregation": False, "secure_noise": 1.0}, "secure-aggregation is false"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_before_anything_is_spent(
+    quick: Quick, tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        quick(**{"secure_aggregation": True} | options)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+def test_a_policy_may_let_updates_leave_in_secure_sums_alone(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 2.0\ndelta = 1e-3\nonly-secure-aggregation = true\n")
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0)
+    plain = app(message(request, "train", model()), context(hospital))
+    assert plain.has_error() and "secure aggregation only" in str(plain.error.reason)
+    config = RunConfig(local_steps=3, sample_rate=0.2, secure_aggregation=True)
+    alone = app(message(request, "train", model()), context(hospital, config))
+    assert alone.has_error() and "no secrets of this round" in str(alone.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()

@@ -431,6 +431,11 @@ class RunConfig(BaseModel):
         """Dashed keys to plain values, as Flower's run-config carries them."""
         return dict(self.model_dump(by_alias=True))
 
+    def given(self) -> dict[str, bool | int | float | str]:
+        """``flat`` with only what is not usual for the task: another task then takes its own defaults for the rest."""
+        usual = type(self)(task=self.task).flat()
+        return {key: value for key, value in self.flat().items() if key == "task" or value != usual[key]}
+
     def decisive(self) -> dict[str, bool | int | float | str]:
         """``flat`` with only the keys that decide what comes out."""
         return {key: value for key, value in self.flat().items() if key not in _INDECISIVE}

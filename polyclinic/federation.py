@@ -200,7 +200,7 @@ class Federation:
 
     def with_options(self, **options: Any) -> Federation:
         """The same federation with other configuration keys. Raises ConfigError for one that does not exist."""
-        return replace(self, config=RunConfig.build(self.config.flat(), options))
+        return replace(self, config=RunConfig.build(self.config.given(), options))
 
     def run(self, *, progress: Progress | None = None, comparison: bool = False, **options: Any) -> RunResult:
         """Train, write the run's folder, and return the result.

@@ -43,8 +43,9 @@ def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> 
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
         # Flower's own defaults would pass for given ones, where a task has others.
         changed = {key: value for key, value in config.flat().items() if value != usual[key]}
-        given = changed | {"out": str(Path(config.out).expanduser().resolve())}
-        note = Path(given["out"]) / "latest.txt"
+        out = str(Path(config.out).expanduser().resolve())
+        given = changed | {"out": out}
+        note = Path(out) / "latest.txt"
         note.unlink(missing_ok=True)
         environment = flower_environment(Path(home))
         with _superlink(Path(home), environment) as address:

@@ -15,12 +15,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from polyclinic.client.app import app
 from polyclinic.client.state import read_state, write_state
-from polyclinic.config import RunConfig
+from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model
+from polyclinic.plugins import build_model, task_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.sim.calls import AppReference
@@ -145,6 +145,24 @@ def test_the_policy_decides(tmp_path: Path, policy: str, changes: dict[str, Any]
     reply = train(hospital, **changes)
     assert reply.error.code == REFUSED and words in str(reply.error.reason)
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation"])
+def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(tmp_path: Path, task: str) -> None:
+    hospital = make_hospital(tmp_path, "budget = 4.0\ndelta = 1e-3\n")
+    config = RunConfig(task=task)
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0)
+    refused = app(message(request, "train", model()), context(hospital, config))
+    assert refused.error.code == REFUSED and f"classification, statistics, not '{task}'" in str(refused.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    with hospital.open("a") as file:
+        file.write(f'allowed-tasks = ["{task}"]\n')
+    reply = app(message(request, "train", model()), context(hospital, config))
+    assert reply.content["metrics"] == {"steps": 1.0, "num-examples": 150.0}
+    assert ledger(hospital).spent() == pytest.approx(epsilon(task_named(task).event(train_settings(config, 1.2)), 1e-3))
+    again = app(message(request, "train", model()), context(hospital, config))
+    np.testing.assert_array_equal(*(one.content["arrays"]["0.weight"].numpy() for one in (reply, again)))
+    assert len(ledger(hospital).events()) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -89,7 +90,7 @@ def test_without_privacy_a_site_trains_its_minimiser(task: convex.ConvexTask) ->
     update = task.train(build, START, [SiteWork(data, *[keyed_stream(0, "x")] * 2)], settings(noise_multiplier=None))[0]
     scores = task.evaluate(build, update.arrays, [data])[0]
     x = np.concatenate([data.x, np.ones((60, 1))], axis=1)
-    np.testing.assert_allclose(scores[:, 1], 1 / (1 + np.exp(-x @ found)))
+    np.testing.assert_allclose(scores[:, 1], expit(x @ found))
     assert update.steps == 1 and update.optimizer_state == {} and 0 < update.loss < np.log(2)
 
 
@@ -104,7 +105,7 @@ def test_a_patient_moves_the_minimiser_by_at_most_its_sensitivity(
     full = perturbation.bounded_rows(np.array(x), np.ones(len(x)), np.arange(len(x)), len(x), norm)
     term = np.array(linear)
     whole = convex.minimise(full, strength, term)
-    pull = 1 / (1 + np.exp(full.rows @ whole))
+    pull = expit(-full.rows @ whole)
     assert np.linalg.norm(strength * whole + term - pull @ full.rows) <= TOLERANCE * norm
     most = perturbation.minimiser_sensitivity(full, strength)
     for left_out in range(len(x)):
@@ -140,9 +141,9 @@ def test_repeating_a_patients_rows_changes_nothing(task: convex.ConvexTask) -> N
 def test_output_noise_has_its_size() -> None:
     data = rows()
     exact = convex.minimise(bounded(data), 2.5)
-    draws = np.stack([release(convex.OUTPUT, data, key) - exact for key in range(1_500)])
+    draws = np.stack([release(convex.OUTPUT, data, key) - exact for key in range(800)])
     assert draws.std() == pytest.approx(1.5 * 2.0 / 2.5, rel=0.03)
-    pure = np.stack([release(convex.OUTPUT, data, key, perturbation="gamma") - exact for key in range(1_500)])
+    pure = np.stack([release(convex.OUTPUT, data, key, perturbation="gamma") - exact for key in range(800)])
     assert np.linalg.norm(pure, axis=1).mean() == pytest.approx(5 * 1.5 * 2.0 / 2.5, rel=0.03)
 
 
@@ -155,10 +156,10 @@ def test_objective_noise_has_its_size_and_the_regulariser_its_least_strength() -
     assert strength > 2.5, "the public count asks for less"
 
     def term(w: np.ndarray) -> np.ndarray:
-        return np.asarray((1 / (1 + np.exp(v.rows @ w))) @ v.rows - strength * w)
+        return np.asarray(expit(-v.rows @ w) @ v.rows - strength * w)
 
-    draws = np.stack([term(release(convex.OBJECTIVE, data, key)) for key in range(1_500)])
-    assert draws.std() == pytest.approx(1.5 * 2.0, rel=0.03) and abs(draws.mean()) < 0.2
+    draws = np.stack([term(release(convex.OBJECTIVE, data, key)) for key in range(800)])
+    assert draws.std() == pytest.approx(1.5 * 2.0, rel=0.04) and abs(draws.mean()) < 0.2
     eased = release(convex.OBJECTIVE, data, weight_decay=10.0)
     assert np.linalg.norm(eased) < 0.2 * np.linalg.norm(release(convex.OBJECTIVE, data))
 
@@ -209,8 +210,7 @@ def test_plain_linear_layers_pass_and_impossible_settings_do_not(task: convex.Co
 AUROC = {"breast-cancer": 0.93, "heart-disease": 0.6, "ist": 0.68}
 
 
-@pytest.mark.parametrize("dataset", AUROC)
-@pytest.mark.parametrize("kind", ["gaussian", "gamma"])
+@pytest.mark.parametrize(("dataset", "kind"), [*((name, "gaussian") for name in AUROC), ("breast-cancer", "gamma")])
 @BOTH
 def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset: str, tmp_path: Path) -> None:
     folder = {"heart-disease": "heart_uci", "ist": "ist"}.get(dataset, "")
@@ -226,6 +226,15 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
         assert result.sites.loc[site, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
     private = result.summary["privacy"]
     assert private["steps"] == 1 and private["sample_rate"] is None and result.summary["engine"] is None
+
+
+def test_a_tasks_own_defaults_are_its_own() -> None:
+    federation = Federation.from_dataset("breast-cancer", task="output-perturbation", seed=3)
+    assert (federation.config.rounds, federation.config.weight_decay) == (1, 0.01)
+    back = federation.with_options(task="classification").config
+    assert (back.rounds, back.weight_decay, back.seed) == (15, 0.0, 3)
+    forth = federation.with_options(rounds=2, weight_decay=0.5).with_options(seed=4).config
+    assert (forth.task, forth.rounds, forth.weight_decay) == ("output-perturbation", 2, 0.5)
 
 
 def test_every_round_is_charged_as_a_release_of_its_own(tmp_path: Path) -> None:
@@ -265,9 +274,9 @@ def test_a_run_that_cannot_be_is_refused_before_any_charge(changes: dict[str, An
 
 @pytest.mark.slow
 def test_excess_risk_falls_as_the_bounds_say() -> None:
-    """Of order n^(-1/2) for output perturbation at its best regulariser, and n^-1 for objective perturbation.
+    """At least as n^(-1/2) for output perturbation, with a regulariser of that order, and as n^-1 for objective perturbation.
 
-    Chaudhuri, Monteleoni and Sarwate 2011, Theorems 18 and 19 (n grows with 1/risk^2 and with 1/risk).
+    Bounds for all convex losses; a smooth loss with curvature at its minimum does better.
     """
     numbers = [1_000, 4_000, 16_000, 64_000]
     noise, delta = 1.5, 1e-5
@@ -285,7 +294,7 @@ def test_excess_risk_falls_as_the_bounds_say() -> None:
             found = [mean_loss(run(v, strength, step, keyed_stream(0, name, n, draw))) for draw in range(60)]
             risks[name].append(float(np.mean(found)) - best)
     slopes = {name: float(np.polyfit(np.log(numbers), np.log(found), 1)[0]) for name, found in risks.items()}
-    assert -1.1 < slopes["output"] < -0.45 and -1.6 < slopes["objective"] < -0.9
+    assert slopes["output"] < -0.5 and slopes["objective"] < -1.0
     assert all(after < before for found in risks.values() for before, after in zip(found, found[1:], strict=False))
     assert risks["objective"][-1] < risks["output"][-1]
 

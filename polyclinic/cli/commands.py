@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.text import Text
 
 import polyclinic
 from polyclinic.cli import ledger
+from polyclinic.cli.account import account
 from polyclinic.cli.audit import audit
 from polyclinic.cli.query import query
 from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
@@ -31,6 +32,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(flower_app, name="flower")
 app.command()(audit)
 app.command()(query)
+app.command()(account)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 _MOST_DROPOUTS = 20
@@ -143,47 +145,6 @@ def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: 
         print_json(summary)
     else:
         _print_result(console(), summary)
-
-
-@app.command()
-def account(
-    sample_rate: Annotated[float, typer.Option(help="Probability that a patient is in a batch.")],
-    steps: Annotated[int, typer.Option(help="Number of steps.")],
-    delta: Annotated[float, typer.Option(help="Target delta.")],
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise over sensitivity; give this or --target-epsilon.")
-    ] = None,
-    target_epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
-    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
-    as_json: Json = False,
-) -> None:
-    """The epsilon of DP-SGD, or the noise that a target epsilon needs."""
-    with loading():
-        from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, dpsgd_event, epsilon
-
-    if (noise_multiplier is None) == (target_epsilon is None):
-        raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")
-    # Checked by the accounting itself, whose sentence names what is allowed.
-    by, neighbours = cast(Accountant, accountant), cast(Relation, relation)
-    if noise_multiplier is None:
-        assert target_epsilon is not None
-        noise_multiplier = calibrate_noise_multiplier(
-            target_epsilon,
-            delta,
-            lambda sigma: dpsgd_event(sample_rate, sigma, steps),
-            by,
-            neighbours,
-        )
-    found = epsilon(dpsgd_event(sample_rate, noise_multiplier, steps), delta, by, neighbours)
-    if as_json:
-        print_json({"epsilon": found, "delta": delta, "noise_multiplier": noise_multiplier, "sample_rate": sample_rate,
-                    "steps": steps, "accountant": accountant, "relation": relation})  # fmt: skip
-        return
-    console().print(
-        f"ε = {significant(found)} at δ = {delta:g} ({relation}, {accountant.upper()}): "
-        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
-    )
 
 
 @datasets_app.callback(invoke_without_command=True)

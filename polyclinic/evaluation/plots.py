@@ -121,6 +121,22 @@ def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None
     )  # fmt: skip
 
 
+def plot_accountants(curves: Mapping[str, tuple[NDArray[np.floating], NDArray[np.floating]]], settings: str) -> Figure:
+    """Epsilon over the steps of training by each way to account it, on a logarithmic scale.
+
+    curves: steps and epsilon, both (m,) and finite, by the accountant's name; "pld", which reports, is bold, and "gdp",
+    an approximation, dashed.  settings: what the curves are of, in a few words.
+    """
+    drawn = {name: (x[y > 0], y[y > 0]) for name, (x, y) in curves.items() if (y > 0).any()}
+    lines = [Line("pld", *drawn["pld"], INK, width=3.0, bold=True)] if "pld" in drawn else []
+    lines += [
+        Line(name, *xy, PALETTE[i], dashed=name == "gdp")
+        for i, (name, xy) in enumerate(drawn.items()) if name != "pld"
+    ]  # fmt: skip
+    caption = f"{settings}. gdp (dashed) is an approximation, the others are bounds."
+    return _draw(lines, "Privacy spent (epsilon) by accountant", caption, across="step", logarithmic=True)
+
+
 def to_svg(figure: Figure) -> str:
     """The figure as one SVG document, the same text for the same figure (no date, no random ids)."""
     import matplotlib
@@ -247,6 +263,8 @@ def _draw(
     ground: float | None = None,
     ceiling: float | None = None,
     bands: Sequence[Band] = (),
+    across: str = "round",
+    logarithmic: bool = False,
 ) -> Figure:
     # Matplotlib takes a third of a second to load, which no run waits for before its end.
     from matplotlib.figure import Figure
@@ -266,10 +284,13 @@ def _draw(
         return figure
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel("round", color=MUTED, fontsize=9)
+    axes.set_xlabel(across, color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     references = references or {}
     shaded = [part for band in bands for part in (band.low, band.high)]
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     _set_limits(axes, lines, np.concatenate([[*references.values()], *shaded]), ground, ceiling)
     for band in bands:
         if len(band.x) == 1:
@@ -296,6 +317,10 @@ def _set_limits(
     axes.set_xlim(first - 0.5 if first == last else first - 0.01 * (last - first), last + (0.5 if first == last else 0))
     values = np.concatenate([line.y for line in lines] + [others])
     low, high = float(values.min()), float(values.max())
+    if axes.get_yscale() == "log":
+        share = max((high / low) ** 0.06, 1.05)
+        axes.set_ylim(low / share, high * share)
+        return
     room = 0.06 * (high - low) or 0.05 * max(abs(high), 0.1)
     top = high + room if ceiling is None else min(high + room, ceiling + room / 6)
     axes.set_ylim(low - room if ground is None else ground, top)
@@ -305,15 +330,15 @@ def _label_ends(figure: Figure, axes: Axes, lines: Sequence[Line], references: M
     right = axes.get_xlim()[1]
     ends = [(f"{_short(n.name)}  {_number(n.y[-1])}", n.x[-1], n.y[-1], n.colour, n.bold) for n in lines if n.name]
     ends += [(f"{_short(name)}  {_number(value)}", right, value, MUTED, False) for name, value in references.items()]
-    low, high = axes.get_ylim()
+    heights = [float((axes.transScale + axes.transLimits).transform((x, y))[1]) for _, x, y, _, _ in ends]
     height_points = axes.get_position().height * figure.get_figheight() * 72
-    places = spread([end[2] for end in ends], 1.25 * LABEL_POINTS / height_points * (high - low), low, high)
+    places = spread(heights, 1.25 * LABEL_POINTS / height_points, 0.0, 1.0)
     for (text, x, y, colour, bold), place in zip(ends, places, strict=True):
         axes.annotate(
             text,
             xy=(x, y),
             xytext=(1.06, place),
-            textcoords=axes.get_yaxis_transform(),
+            textcoords="axes fraction",
             va="center",
             fontsize=LABEL_POINTS,
             fontweight="bold" if bold else "normal",

@@ -17,32 +17,43 @@ import dp_accounting as dpa
 from dp_accounting import DpEvent
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.bounds import Relation, pld_epsilon, quick_epsilon, rdp_epsilon
+from polyclinic.privacy.bounds import pld_epsilon, quick_epsilon
 from polyclinic.privacy.events import (
     Composition,
+    Relation,
     dpsgd_event,
     event_from_json,
     event_to_json,
     gaussian_event,
     merged,
 )
+from polyclinic.privacy.renyi import rdp_epsilon
 
 __all__ = [
     "ACCOUNTANTS", "RELATIONS", "Accountant", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",
-    "dpsgd_event", "epsilon", "event_from_json", "event_to_json", "gaussian_event", "plan",
+    "composition_of", "dpsgd_event", "epsilon", "event_from_json", "event_to_json", "gaussian_event", "plan",
 ]  # fmt: skip
 
 Accountant = Literal["pld", "rdp"]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
 RELATIONS: tuple[str, ...] = get_args(Relation)
-_TOLERANCE = 1e-3
+_NEAR, _CLOSE = 0.02, 0.002  # how far below its target a calibrated epsilon may lie: on the way, and in the end
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-2, 1e6
+_SHOWN_ONLY = {
+    "gdp": "accountant 'gdp' is an approximation that can understate epsilon",
+    "prv": "accountant 'prv' is a check of 'pld'",
+    **dict.fromkeys(("basic", "advanced", "zcdp"), "accountant {!r} overstates epsilon many times"),
+}
 
 
 def check_terms(delta: float, accountant: str, relation: str) -> None:
     """Raises ConfigError if ``delta`` is outside (0, 1), or the accountant or the relation is unknown."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}.")
+    if accountant in _SHOWN_ONLY:
+        raise ConfigError(
+            f"{_SHOWN_ONLY[accountant].format(accountant)}: `polyclinic account` shows it, but only {ACCOUNTANTS} enforce."
+        )
     if accountant not in ACCOUNTANTS:
         hint = nearest(accountant, ACCOUNTANTS)
         raise ConfigError(f"accountant must be one of {ACCOUNTANTS}, got {accountant!r}.{hint}")
@@ -60,12 +71,18 @@ def epsilon(
     Raises ConfigError for bad terms and for events that cannot be accounted under the relation.
     """
     check_terms(delta, accountant, relation)
-    events = merged(event)
+    events = composition_of(event, relation)
     if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in events):
         return math.inf
+    return _epsilon(events, delta, accountant, relation, quick) if events else 0.0
+
+
+def composition_of(event: DpEvent, relation: Relation) -> Composition:
+    """``merged(event)``; raises ConfigError for what cannot be accounted at all, or not under the relation."""
+    events = merged(event)
     if relation == "add-remove" and any(isinstance(part, dpa.RandomizedResponseDpEvent) for part, _ in events):
         raise ConfigError("Randomised response answers for a patient who is there: relation must be 'replace-one'.")
-    return _epsilon(events, delta, accountant, relation, quick) if events else 0.0
+    return events
 
 
 @lru_cache(maxsize=4096)
@@ -82,9 +99,9 @@ def calibrate_noise_multiplier(
     accountant: Accountant = "pld",
     relation: Relation = "add-remove",
 ) -> float:
-    """The smallest noise multiplier, to 0.1 %, whose ``event_of(noise)`` spends at most ``target_epsilon``.
+    """The smallest noise multiplier whose ``event_of(noise)`` spends at most ``target_epsilon``, and at least 0.995 of it.
 
-    The answer is on the safe side: its epsilon never exceeds the target. More noise must not cost more.
+    More noise must not cost more. It may spend less where even the smallest noise, 0.01, does, or where cost jumps.
     Raises ConfigError if the target is not positive and finite, or no noise reaches it.
     """
     check_terms(delta, accountant, relation)
@@ -95,48 +112,45 @@ def calibrate_noise_multiplier(
         return lambda noise: epsilon(event_of(noise), delta, by, relation, quick)
 
     # The cheap bounds find the neighbourhood, so that the dear one is asked only a few times.
-    near = _boundary(cost("rdp"), target_epsilon, 1.0, 2.0, _TOLERANCE if accountant == "rdp" else 0.05)
+    near = _boundary(cost("rdp"), target_epsilon, 1.0, 2.0, _CLOSE if accountant == "rdp" else _NEAR)
     if accountant == "rdp":
         return near
-    near = _boundary(cost("pld", quick=True), target_epsilon, near, 1.1)
-    return _boundary(cost("pld"), target_epsilon, near, 1 + _TOLERANCE)
+    near = _boundary(cost("pld", quick=True), target_epsilon, near, 1.1, _CLOSE)
+    return _boundary(cost("pld"), target_epsilon, near, 1 + _CLOSE, _CLOSE)
 
 
-def _boundary(
-    cost: Callable[[float], float], target: float, start: float, step: float, tolerance: float = _TOLERANCE
-) -> float:
-    """The least noise, within ``tolerance``, with ``cost(noise) <= target``; ``start`` is off by about ``step``."""
+def _boundary(cost: Callable[[float], float], target: float, start: float, step: float, close: float) -> float:
+    """A noise with ``(1 - close) * target < cost(noise) <= target``; ``start`` is off by about ``step``."""
+    enough = (1 - close) * target
     low = high = start
     low_cost = high_cost = cost(start)
-    if low_cost > target:
-        while high_cost > target:
-            if high >= _LARGEST_NOISE:
-                raise ConfigError(
-                    f"target_epsilon {target} cannot be reached: the accountant's bound stays above it up to a "
-                    f"noise_multiplier of {_LARGEST_NOISE:g}."
-                )
-            low, low_cost, high, step = high, high_cost, high * step, step**2
-            high_cost = cost(high)
-    else:
-        while low_cost <= target:
-            if low <= _SMALLEST_NOISE:
-                return low
-            high, high_cost, low, step = low, low_cost, low / step, step**2
-            low_cost = cost(low)
-    side = 1.0
-    while high / low > 1 + tolerance:
-        # Epsilon is nearly a power of the noise: interpolate between logarithms, a little to one side and then the
-        # other, so that both ends of the bracket close in.
+    while high_cost > target:
+        if high >= _LARGEST_NOISE:
+            raise ConfigError(
+                f"target_epsilon {target} cannot be reached: the accountant's bound stays above it up to a "
+                f"noise_multiplier of {_LARGEST_NOISE:g}."
+            )
+        low, low_cost, high, step = high, high_cost, high * step, step**2
+        high_cost = cost(high)
+    while low_cost <= enough:
+        if low <= _SMALLEST_NOISE:
+            return low
+        high, high_cost, low, step = low, low_cost, low / step, step**2
+        low_cost = cost(low)
+    if enough < low_cost <= target:
+        return low
+    tries = 0
+    while high_cost <= enough and high / low > 1 + 1e-6:
+        # Epsilon is nearly a power of the noise: interpolate between logarithms, and halve now and then.
         span, share = math.log(high / low), 0.5
-        if math.isfinite(low_cost) and high_cost > 0 and span < 0.5:
-            share = math.log(low_cost / target) / math.log(low_cost / high_cost)
-        share = min(max(share + side * 0.4 * tolerance / span, 0.02), 0.98)
-        noise = low * math.exp(share * span)
-        spent = cost(noise)
+        if math.isfinite(low_cost) and high_cost > 0 and span < 1 and tries % 3 < 2:
+            share = math.log(low_cost / target / (1 - close / 2)) / math.log(low_cost / high_cost)
+        noise = low * math.exp(min(max(share, 0.02), 0.98) * span)
+        spent, tries = cost(noise), tries + 1
         if spent <= target:
-            high, high_cost, side = noise, spent, -1.0
+            high, high_cost = noise, spent
         else:
-            low, low_cost, side = noise, spent, 1.0
+            low, low_cost = noise, spent
     return high
 
 

@@ -17,6 +17,7 @@ from dp_accounting import DpEvent
 from polyclinic.errors import ConfigError, nearest
 
 Composition = tuple[tuple[DpEvent, int], ...]
+Relation = Literal["add-remove", "replace-one"]
 Shape = Literal["geometric", "poisson", "logarithmic"]
 SHAPES: tuple[str, ...] = get_args(Shape)
 _LARGEST_EPSILON = 300.0  # twice that, for a replaced patient, is still within the range of exp

@@ -12,7 +12,6 @@ import pytest
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy import bounds
 from polyclinic.privacy.accounting import (
     calibrate_noise_multiplier,
     dpsgd_event,
@@ -24,6 +23,7 @@ from polyclinic.privacy.accounting import (
 )
 from polyclinic.privacy.bounds import pld_epsilon_at
 from polyclinic.privacy.events import merged
+from polyclinic.privacy.renyi import ORDERS, divergence
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())
 REPLACE_ONE = [row for row in GOLDEN if "pld_replace_one" in row]
@@ -52,26 +52,26 @@ def test_rdp_reproduces_opacus(row):
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.95])
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 20.0])
 def test_renyi_divergence_of_a_sampled_gaussian_agrees_with_opacus(rate, noise, relation):
-    def divergence(orders):
+    def opacus(orders):
         return np.array(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=[float(order) for order in orders]))
 
-    orders = bounds._ORDERS
-    expected = divergence(orders)
+    orders = ORDERS
+    expected = opacus(orders)
     if relation == "replace-one":
         orders = orders[orders <= 512]  # Opacus' binomials overflow at twice an order above
-        expected = (orders - 0.5) / (orders - 1) * divergence(2 * orders) + divergence(2 * orders - 1)
+        expected = (orders - 0.5) / (orders - 1) * opacus(2 * orders) + opacus(2 * orders - 1)
     event = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise))
     # Opacus adds and takes away terms near one, so that its own error is up to 1e-13.
-    assert bounds._rdp(event, relation)[: len(orders)] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert divergence(event, relation)[: len(orders)] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.9])
 @pytest.mark.parametrize("noise", [0.05, 0.049, 0.01, 0.001])
 def test_renyi_divergence_with_hardly_any_noise_is_at_once_an_upper_bound(rate, noise):
-    sampled = bounds._rdp(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise)), "add-remove")
-    whole = bounds._rdp(dpa.GaussianDpEvent(noise), "add-remove")
+    sampled = divergence(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise)), "add-remove")
+    whole = divergence(dpa.GaussianDpEvent(noise), "add-remove")
     # A sample holds the patient with probability rate: E[ratio^order] is at least rate^order that of the Gaussian.
-    least = whole + bounds._ORDERS / (bounds._ORDERS - 1) * math.log(rate)
+    least = whole + ORDERS / (ORDERS - 1) * math.log(rate)
     assert (sampled <= whole * (1 + 1e-12)).all() and (sampled >= least * (1 - 1e-9)).all()
 
 
@@ -79,8 +79,8 @@ def test_renyi_divergence_is_not_lost_in_rounding_where_a_patient_hardly_shows()
     # Where rate and 1/noise are small it is order / 2 times the variance of the ratio; a sum of terms near one gives 0.
     rate, noise = 1e-5, 500.0
     event = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise))
-    expected = bounds._ORDERS / 2 * rate**2 * math.expm1(1 / noise**2)
-    assert bounds._rdp(event, "add-remove") == pytest.approx(expected, rel=1e-4)
+    expected = ORDERS / 2 * rate**2 * math.expm1(1 / noise**2)
+    assert divergence(event, "add-remove") == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("row", REPLACE_ONE, ids=_name)

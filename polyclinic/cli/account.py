@@ -1,0 +1,98 @@
+"""``polyclinic account``: the epsilon of DP-SGD by every accountant, the noise for an epsilon, and what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyclinic.privacy.accounting import Accountant, Relation
+
+_SUFFIXES = (".svg", ".png")
+
+
+def account(
+    sample_rate: Annotated[float, typer.Option(help="Probability that a patient is in a batch.")],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    delta: Annotated[float, typer.Option(help="Target delta.")],
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise over sensitivity; give this or --target-epsilon.")
+    ] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Find the noise multiplier for this epsilon, by pld or rdp.")
+    ] = None,
+    accountant: Annotated[
+        str, typer.Option(help="pld or rdp, which enforce; basic, advanced, zcdp, gdp or prv, which only show.")
+    ] = "pld",
+    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw epsilon over the steps by all accountants into this .svg or .png file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The epsilon of DP-SGD, or the noise that a target epsilon needs, and the risk of a patient in plain numbers.
+
+    pld is tight, rdp Opacus' bound, prv Opacus' check of pld. basic and advanced add up each step's own epsilon, amplified
+    by the sample; zcdp adds up each step as if it saw all patients. gdp is an approximation, no bound.
+    """
+    with loading():
+        from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event
+        from polyclinic.privacy.comparison import APPROXIMATE, shown_epsilon
+        from polyclinic.privacy.risk import risk
+
+    if (noise_multiplier is None) == (target_epsilon is None):
+        raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")
+    if plot is not None and (plot.suffix.lower() not in _SUFFIXES or not plot.absolute().parent.is_dir()):
+        raise ConfigError(f"--plot must name a {' or '.join(_SUFFIXES)} file in a folder that exists, got {plot}.")
+    # Checked by the accounting itself, whose sentence names what is allowed.
+    neighbours = cast("Relation", relation)
+    if noise_multiplier is None:
+        assert target_epsilon is not None
+        noise_multiplier = calibrate_noise_multiplier(
+            target_epsilon,
+            delta,
+            lambda sigma: dpsgd_event(sample_rate, sigma, steps),
+            cast("Accountant", accountant),
+            neighbours,
+        )
+    found = shown_epsilon(accountant, sample_rate, noise_multiplier, steps, delta, neighbours)
+    if accountant == "prv" and found == float("inf"):
+        raise ConfigError("accountant 'prv' has no finite bound here, or would need gigabytes for it; 'pld' has one.")
+    learned = risk(dpsgd_event(sample_rate, noise_multiplier, steps), neighbours)
+    if plot is not None:
+        _draw(plot, sample_rate, noise_multiplier, steps, delta, neighbours)
+    if as_json:
+        print_json({"epsilon": found, "delta": delta, "noise_multiplier": noise_multiplier, "sample_rate": sample_rate,
+                    "steps": steps, "accountant": accountant, "relation": relation,
+                    "approximate": accountant in APPROXIMATE, "risk": learned.as_dict()})  # fmt: skip
+        return
+    screen = console()
+    screen.print(
+        f"ε {'≈' if accountant in APPROXIMATE else '='} {significant(found)} at δ = {delta:g} "
+        f"({relation}, {accountant.upper()}): "
+        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
+    )
+    if accountant in APPROXIMATE:
+        screen.print("This is an approximation, which may be too small; --accountant pld gives a bound.")
+    screen.print(
+        f"Whoever knows everyone else's records and guesses a patient's finds at most "
+        f"{100 * learned.tpr_at_1_percent_fpr:.3g} in 100 when wrong about 1 in 100 others; advantage at most "
+        f"{significant(learned.advantage)}."
+    )
+    if plot is not None:
+        screen.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _draw(path: Path, rate: float, noise: float, steps: int, delta: float, relation: Relation) -> None:
+    with loading():
+        from polyclinic.evaluation.plots import plot_accountants, to_png, to_svg
+        from polyclinic.privacy.comparison import curves
+
+    settings = f"Sample rate {rate:g}, noise {noise:.3g}, δ = {delta:g}, {relation}"
+    figure = plot_accountants(curves(rate, noise, steps, delta, relation), settings)
+    path.write_bytes(to_svg(figure).encode() if path.suffix.lower() == ".svg" else to_png(figure))

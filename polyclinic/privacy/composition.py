@@ -1,0 +1,163 @@
+"""Closed forms of composition: what several releases, a group of patients or a sample cost together.
+
+Pure functions for showing, for checking the accountants, and for releases of which only an epsilon and a delta are known.
+Each holds for whatever neighbouring relation its inputs hold for, unless it says otherwise. The Gaussian limit theorem
+at the end is an approximation and no bound: it can show, and never enforces.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize, special
+
+from polyclinic.errors import ConfigError
+
+_LOG_LARGEST = 700.0  # where exp comes near to overflow
+
+
+def basic(epsilon: float, delta: float, count: int) -> tuple[float, float]:
+    """(epsilon, delta) of ``count`` releases that each cost that much; Dwork and Roth 2014, Theorem 3.16."""
+    return count * epsilon, count * delta
+
+
+def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
+    """The same for ``slack`` more delta; Dwork, Rothblum and Vadhan 2010, Theorem III.3."""
+    together = math.sqrt(2 * count * math.log(1 / slack)) * epsilon + count * epsilon * _expm1(epsilon)
+    return together, count * delta + slack
+
+
+def kairouz(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
+    """The same, never above ``basic``; Kairouz, Oh and Viswanath 2017, Theorem 3.4."""
+    mean = count * epsilon * math.tanh(epsilon / 2)
+    spread = epsilon * math.sqrt(2 * count)
+    logs = math.log(math.e + math.sqrt(count) * epsilon / slack), math.log(1 / slack)
+    together = min(count * epsilon, *(mean + spread * math.sqrt(log) for log in logs))
+    return together, -math.expm1(count * math.log1p(-delta) + math.log1p(-slack))
+
+
+def optimal_delta(epsilon: float, count: int, total: float) -> float:
+    """The least delta at ``total`` epsilon of ``count`` releases of pure ``epsilon`` each: none is better for all of them.
+
+    Kairouz, Oh and Viswanath 2017, Theorem 3.3, between its points as well: the divergence of ``count`` randomised
+    responses, sum over l of C(count, l) p^(count - l) (1 - p)^l (1 - e^(total - (count - 2 l) epsilon))+.
+    """
+    lies = np.arange(count + 1)
+    log_choices = special.gammaln(count + 1) - special.gammaln(lies + 1) - special.gammaln(count - lies + 1)
+    log_mass = log_choices - lies * epsilon - count * math.log1p(math.exp(-epsilon))
+    loss = (count - 2 * lies) * epsilon
+    return float(np.sum(np.exp(log_mass) * -np.expm1(np.minimum(total - loss, 0.0))))
+
+
+def optimal(epsilon: float, delta: float, count: int, target: float) -> float:
+    """The least epsilon at delta ``target`` of ``count`` releases of (``epsilon``, ``delta``) each; infinite if their own
+    deltas are more than that. Kairouz, Oh and Viswanath 2017, Theorem 3.3.
+    """
+    log_kept = count * math.log1p(-delta)
+    left = (target + math.expm1(log_kept)) / math.exp(log_kept)
+    if left <= 0:
+        return math.inf
+    return _root(lambda total: optimal_delta(epsilon, count, total) - left, count * epsilon)
+
+
+def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """(epsilon, delta) for ``size`` patients together, of what holds for one; Dwork and Roth 2014, Theorem 2.2, its sum
+    of delta (1 + e^epsilon + ... + e^((size - 1) epsilon)) exact.
+    """
+    return size * epsilon, delta * (_expm1(size * epsilon) / _expm1(epsilon) if epsilon else size)
+
+
+def group_zcdp(rho: float, size: int) -> float:
+    """rho for ``size`` patients together; Bun and Steinke 2016, Proposition 1.9."""
+    return size**2 * rho
+
+
+def group_gdp(mu: float, size: int) -> float:
+    """mu for ``size`` patients together; Dong, Roth and Su 2022, Theorem 2.14."""
+    return size * mu
+
+
+def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
+    """(epsilon, delta) on a random sample that holds each patient with probability ``rate``; Balle, Barthe and Gaboardi
+    2018, Theorems 8 and 9.
+
+    Poisson sampling: under "add-remove", of what holds for one added or removed on the sample; under "replace-one", of
+    what holds on it for both. Sampling without replacement, rate = sample / patients: under "replace-one", and under
+    "add-remove" with the larger number of patients, of what holds for one replaced on the sample.
+    The sample must stay hidden: a server that sees which hospitals took part gives none.
+    Raises ConfigError if the rate is outside (0, 1].
+    """
+    if not 0 < rate <= 1:
+        raise ConfigError(f"rate must lie in (0, 1], got {rate}.")
+    if epsilon > _LOG_LARGEST:
+        return epsilon + math.log(rate), rate * delta
+    return math.log1p(rate * math.expm1(epsilon)), rate * delta
+
+
+def zcdp_epsilon_classic(rho: float, delta: float) -> float:
+    """rho + 2 sqrt(rho log(1/delta)); Bun and Steinke 2016, Proposition 1.3."""
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Epsilon at ``delta`` of a ``rho``-zCDP release by the best real order; Canonne, Kamath and Steinke 2020,
+    Proposition 12 with Corollary 13."""
+
+    def at(log_above: float) -> float:
+        above = math.exp(log_above)  # order - 1
+        order = 1 + above
+        return rho * order - (math.log(delta) + math.log(order)) / above + math.log(above / order)
+
+    best = math.log(math.sqrt(math.log(1 / delta) / rho)) if rho else 0.0
+    found = optimize.minimize_scalar(at, bounds=(best - 5, best + 5), method="bounded", options={"xatol": 1e-9})
+    return max(0.0, float(found.fun)) if rho else 0.0
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """delta at ``epsilon`` of a ``mu``-GDP release; Dong, Roth and Su 2022, Corollary 2.13."""
+    if mu == 0:
+        return max(0.0, -math.expm1(epsilon))
+    up, down = special.log_ndtr(mu / 2 - epsilon / mu), epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    return float(np.exp(up) * -np.expm1(min(down - up, 0.0)))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon at ``delta`` of a ``mu``-GDP release; 0 where not even that is needed."""
+    # Chernoff: the loss is Gaussian with mean mu^2 / 2 and deviation mu.
+    return _root(lambda eps: gdp_delta(mu, eps) - delta, mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)))
+
+
+def clt_mu(rate: float, noise: float, steps: int, relation: str = "add-remove") -> float:
+    """mu in the limit of many steps of Poisson sampled Gaussians: rate sqrt(steps (e^(1/noise^2) - 1)).
+
+    Bu, Dong, Long and Su 2020, Theorem 5. Where a patient is replaced, by the same argument, from the variance of the
+    difference of two opposite contributions: rate sqrt(steps 4 sinh(1/noise^2)). An approximation from below or above:
+    at rate 0.001, noise 0.5, 1000 steps and delta 1e-5 it gives 0.85, where 3.24 is spent.
+    """
+    precision = noise**-2
+    if precision > _LOG_LARGEST:
+        return math.inf
+    excess = math.expm1(precision) if relation == "add-remove" else 4 * math.sinh(precision)
+    return rate * math.sqrt(steps * excess)
+
+
+def clt_mu_uniform(rate: float, noise: float, steps: int) -> float:
+    """The same for samples of a fixed size and a replaced patient, with ``noise`` relative to the sensitivity:
+    rate sqrt(2 steps (e^(1/noise^2) Phi(1.5/noise) + 3 Phi(-0.5/noise) - 2)); Dong, Roth and Su 2022, Corollary 5.4.
+    """
+    excess = math.exp(noise**-2) * special.ndtr(1.5 / noise) + 3 * special.ndtr(-0.5 / noise) - 2
+    return rate * math.sqrt(2 * steps * float(excess))
+
+
+def _expm1(x: float) -> float:
+    return math.expm1(x) if x < _LOG_LARGEST else math.inf
+
+
+def _root(excess: object, above: float) -> float:
+    """The zero, from above, of a function of epsilon that falls; 0 if it is never positive."""
+    assert callable(excess)
+    if excess(0.0) <= 0:
+        return 0.0
+    found = float(optimize.brentq(excess, 0.0, above, xtol=1e-12, rtol=1e-12))
+    return min(above, found * (1 + 1e-9))

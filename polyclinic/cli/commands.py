@@ -17,7 +17,7 @@ from polyclinic.cli import ledger
 from polyclinic.cli.account import account
 from polyclinic.cli.audit import audit
 from polyclinic.cli.query import query
-from polyclinic.cli.terminal import Commands, Json, console, loading, print_json, significant
+from polyclinic.cli.terminal import Commands, Json, console, loading, print_json
 from polyclinic.config import RunConfig, parse_value, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
 

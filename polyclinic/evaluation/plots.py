@@ -40,8 +40,8 @@ class Line:
     """One named series: x (rounds) and y, both (m,) finite with m >= 1; an empty name is drawn without a label."""
 
     name: str
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
+    x: NDArray[np.floating]
+    y: NDArray[np.floating]
     colour: str
     width: float = 1.5
     dashed: bool = False

@@ -49,9 +49,6 @@ class _Wrapped:
     def normal(self, size: Size) -> Floats:
         return self._stream.normal(size)
 
-    def discrete_normal(self, scale: float, size: int) -> npt.NDArray[np.int64]:
-        return self._stream.discrete_normal(scale, size)
-
 
 class _Silent(_Wrapped):
     """Normal draws of nothing but zeros."""

@@ -486,16 +486,16 @@ def noise_named(config: RunConfig) -> NoiseProcess | None:
     """
     if config.batching == "poisson":
         return None
-    return _noise(config.noise, config.noise_options, config.rounds * config.local_steps)
+    return _noise(config.noise, config.noise_options, config.rounds * config.local_steps, round(1 / config.sample_rate))
 
 
 @lru_cache(maxsize=8)
-def _noise(name: str, options: str, steps: int) -> NoiseProcess:
-    from polyclinic.privacy.noise import noise_process
+def _noise(name: str, options: str, steps: int, epoch: int) -> NoiseProcess:
+    from polyclinic.privacy.noise import Participation, noise_process
 
     given = {key.replace("-", "_"): value for key, value in parse_assignments(options).items()}
     try:
-        return noise_process(name, steps, **given)
+        return noise_process(name, steps, participation=Participation(epoch, math.ceil(steps / epoch)), **given)
     except TypeError as error:
         raise ConfigError(f"noise-options do not make a noise process {name!r}: {error}.") from None
 

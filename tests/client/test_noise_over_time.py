@@ -11,6 +11,9 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.messages import REFUSED, TrainRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.privacy.central import CentralPlan
+from polyclinic.privacy.noise.banded import Banded
+from polyclinic.privacy.noise.buffered import Buffered
 from polyclinic.training import classification
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
 
@@ -102,3 +105,18 @@ def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
     make_hospital(tmp_path, rows=180)
     _real_shard.cache_clear()
     assert train(hospital, round=2).has_error()
+
+
+def test_a_process_is_made_for_the_epoch_that_its_batches_have() -> None:
+    bands = train_settings(CONFIG.model_copy(update={"noise": "banded"}), 6.0).noise
+    assert bands is not None and bands.factorisation == Banded(12, 4)
+    made = train_settings(CONFIG.model_copy(update={"noise": "blt"}), 6.0)
+    assert made.noise is not None and made.noise.factorisation == Buffered(12, made.participation)
+    fewer = CONFIG.model_copy(update={"noise": "banded", "noise_options": "bands=2, restart=6"})
+    process = train_settings(fewer, 6.0).noise
+    assert process is not None and process.factorisation == Banded(6, 2)
+
+
+def test_central_noise_is_made_for_the_separation_of_the_hospitals() -> None:
+    process = CentralPlan(1.0, 1.0, 4, 4, noise="banded", rounds=20, separation=5).process
+    assert process is not None and process.factorisation == Banded(20, 5)

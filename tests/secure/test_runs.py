@@ -58,6 +58,9 @@ class Recorder(Grid):
     def of(self, kind: str) -> list[Message]:
         return [reply for reply in self.received if reply.metadata.message_type == kind]
 
+    def asked(self, kind: str) -> list[Message]:
+        return [message for message in self.sent if message.metadata.message_type == kind]
+
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
 
@@ -232,7 +235,7 @@ def test_a_run_whose_budgets_leave_too_few_for_a_sum_keeps_the_rounds_before(tmp
 
 def test_the_same_question_has_the_same_masks_and_another_is_refused_before_it_is_charged(tmp_path: Path) -> None:
     grid, _ = recorded(tmp_path, secure_aggregation=True, secure_dropouts=1, rounds=1)
-    question = next(m for m in grid.sent if m.metadata.message_type == "train")
+    question = grid.asked("train")[0]
     first = next(m for m in grid.of("train") if m.metadata.src_node_id == question.metadata.dst_node_id)
     before = Ledger.read(tmp_path / "sites" / "ledger.sqlite", "hospital-1").events()
     again = grid.send_and_receive([question])[0]
@@ -296,6 +299,31 @@ def test_what_cannot_be_summed_is_refused_before_anything_is_spent(
     with pytest.raises(ConfigError, match=sentence):
         quick(**{"secure_aggregation": True} | options)
     assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+def test_real_hospitals_sum_from_their_own_homes(tmp_path: Path) -> None:
+    """Three hospital files, noise and masks from the system's entropy; asked again, a hospital gives the same words."""
+    config = RunConfig(
+        secure_aggregation=True, secure_noise=1.0, secure_dropouts=1, standardise=False, patients_per_site=150, rounds=2,
+        local_steps=2, sites=3, min_sites=2, epsilon=2.0,
+    )  # fmt: skip
+    grid = Recorder(LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat()))
+    for node, name in enumerate(("east", "north", "west"), start=1):
+        (tmp_path / name).mkdir()
+        hospital = make_hospital(tmp_path / name, "budget = 2.0\ndelta = 1e-3\nonly-secure-aggregation = true\n")
+        hospital.write_text(hospital.read_text().replace("St. Elsewhere", name))
+        grid._grid._contexts[node].node_config = {"hospital": str(hospital)}  # type: ignore[attr-defined]
+    outcome = federate(grid, config, "run", tmp_path / "none", server_ledger=tmp_path / "server-ledger.sqlite")
+    assert outcome.state.joined == {"east": 2, "north": 2, "west": 2} and not outcome.state.dropouts
+    assert all(np.isfinite(value).all() for value in outcome.state.arrays.values())
+    assert not list(tmp_path.rglob("secure-*"))
+    for name in ("east", "north", "west"):
+        events = Ledger.read(tmp_path / name / "home" / "ledger.sqlite").events()
+        assert [event["round"] for event in events] == [1, 2]
+    question, first = grid.asked("train")[-1], grid.of("train")[-1]
+    again = grid.send_and_receive([question])[0]
+    np.testing.assert_array_equal(*(from_record(m.content["arrays"])["masked"] for m in (first, again)))  # type: ignore[arg-type]
+    assert len(Ledger.read(tmp_path / "west" / "home" / "ledger.sqlite").events()) == 2
 
 
 def test_a_policy_may_let_updates_leave_in_secure_sums_alone(tmp_path: Path) -> None:

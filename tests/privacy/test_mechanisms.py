@@ -75,14 +75,13 @@ def test_the_simulations_draws_are_those_of_opendp(shape: str) -> None:
 def test_on_a_fine_grid_noise_is_as_good_as_continuous(shape: str, stream: str) -> None:
     draws = np.array(noise(shape, 1.3 * FINE, 5_000, STREAMS[stream]), dtype=float) / (1.3 * FINE)
     assert stats.kstest(draws, CONTINUOUS[shape].cdf).pvalue > (1e-4 if stream == "keyed" else 1e-9)
-    assert np.unique(draws).size == draws.size
+    assert np.unique(draws).size > 4990
 
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_no_tail_is_cut(stream: str) -> None:
     draws = np.abs(noise("laplace", 1000.0, 30_000, STREAMS[stream]))
-    for far, most in ((6, 130), (8, 35)):  # 74 and 10 expected
-        assert 0 < (draws > 1000 * far).sum() < most
+    assert 25 < (draws > 6000).sum() < 140 and (draws > 8000).sum() < 45  # 74 and 10 expected
     beyond = np.abs(noise("gaussian", 1000.0, 15_000, STREAMS[stream])) > 3000
     assert 10 < beyond.sum() < 90  # 40 expected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -61,20 +62,23 @@ def account(
             neighbours,
         )
     found = shown_epsilon(accountant, sample_rate, noise_multiplier, steps, delta, neighbours)
-    if accountant == "prv" and found == float("inf"):
+    if accountant == "prv" and math.isinf(found):
         raise ConfigError("accountant 'prv' has no finite bound here, or would need gigabytes for it; 'pld' has one.")
     learned = risk(dpsgd_event(sample_rate, noise_multiplier, steps), neighbours)
     if plot is not None:
         _draw(plot, sample_rate, noise_multiplier, steps, delta, neighbours)
+    bounded = math.isfinite(found)
     if as_json:
-        print_json({"epsilon": found, "delta": delta, "noise_multiplier": noise_multiplier, "sample_rate": sample_rate,
-                    "steps": steps, "accountant": accountant, "relation": relation,
-                    "approximate": accountant in APPROXIMATE, "risk": learned.as_dict()})  # fmt: skip
+        print_json({
+            "epsilon": found if bounded else None, "delta": delta, "noise_multiplier": noise_multiplier,
+            "sample_rate": sample_rate, "steps": steps, "accountant": accountant, "relation": relation,
+            "approximate": accountant in APPROXIMATE, "risk": learned.as_dict(),
+        })  # fmt: skip
         return
     screen = console()
     screen.print(
-        f"ε {'≈' if accountant in APPROXIMATE else '='} {significant(found)} at δ = {delta:g} "
-        f"({relation}, {accountant.upper()}): "
+        f"ε {'≈' if accountant in APPROXIMATE else '='} {significant(found) if bounded else 'unbounded'} "
+        f"at δ = {delta:g} ({relation}, {accountant.upper()}): "
         f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
     )
     if accountant in APPROXIMATE:

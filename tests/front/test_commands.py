@@ -157,7 +157,9 @@ def test_version(command: Command) -> None:
 def test_account_gives_the_golden_number_and_its_inverse(as_json: Command) -> None:
     common = ["account", "--sample-rate", "0.032", "--steps", "313", "--delta", "1e-5"]
     found = as_json(*common, "--noise-multiplier", "1")
-    assert set(found) == {"epsilon", "delta", "noise_multiplier", "sample_rate", "steps", "accountant", "relation"}
+    assert set(found) == {
+        "epsilon", "delta", "noise_multiplier", "sample_rate", "steps", "accountant", "relation", "approximate", "risk",
+    }  # fmt: skip
     assert found["epsilon"] == pytest.approx(3.6727, rel=1e-3)
     assert as_json(*common, "--target-epsilon", "2")["noise_multiplier"] == pytest.approx(1.403387, rel=2e-3)
     assert as_json(*common, "--noise-multiplier", "1", "--accountant", "rdp")["epsilon"] == pytest.approx(

@@ -30,11 +30,21 @@ NEW = {
     "drawn": without_replacement_event(1000, 50, 4.0),
     "selected": selection_event(dpa.ComposedDpEvent([gaussian_event(4.0), dpsgd_event(0.1, 2.0, 3)]), 10, "poisson"),
 }
+OLD = [
+    dpa.NoOpDpEvent(),
+    dpa.NonPrivateDpEvent(),
+    gaussian_event(1.25, 7),
+    dpsgd_event(1 / 3, 0.1 + 0.2, 12),
+    dpa.LaplaceDpEvent(2.0),
+    dpa.RandomizedResponseDpEvent(0.25, 4),
+    dpa.ComposedDpEvent([dpsgd_event(0.1, 1.0, 2), dpa.ComposedDpEvent([gaussian_event(3.0)])]),
+]
+
 both_relations = pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 every_new = pytest.mark.parametrize("event", NEW.values(), ids=NEW)
 
 
-@every_new
+@pytest.mark.parametrize("event", [*OLD, *NEW.values()], ids=repr)
 def test_events_survive_json_exactly(event):
     text = json.dumps(event_to_json(event), allow_nan=False)
     assert event_from_json(json.loads(text)) == event
@@ -186,3 +196,57 @@ def test_a_bound_by_renyi_divergence_composes_with_privacy_losses_better_than_by
 def test_impossible_values_are_refused_by_name(make, named):
     with pytest.raises(ConfigError, match=named):
         make()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.UnsupportedDpEvent(),
+        dpa.ZCDpEvent(0.1, 0.1),
+        dpa.ZCDpEvent(-0.1),
+        dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)),
+        dpa.SampledWithReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0)),
+        dpa.SampledWithoutReplacementDpEvent(10, 100, dpa.GaussianDpEvent(1.0)),
+        dpa.dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(1.0), 10.0, 1.0),
+        dpa.GaussianDpEvent(-1.0),
+        dpa.PoissonSampledDpEvent(1.2, dpa.GaussianDpEvent(1.0)),
+        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), -2),
+    ],
+)
+def test_events_that_cannot_be_vouched_for_are_refused(event):
+    with pytest.raises(ConfigError):
+        epsilon(event, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "ZCDpEvent", "rho": 1.0, "xi": 0.5},
+        {"type": "UnsupportedDpEvent"},
+        {"type": "ApproximateDpEvent", "epsilon": -1.0, "delta": 0.0},
+        {"type": "SelectionDpEvent", "event": {"type": "NoOpDpEvent"}, "mean": 10, "shape": "uniform"},
+        {"type": "os.system"},
+        {"type": ["GaussianDpEvent"]},
+        {},
+        [],
+        {"type": "GaussianDpEvent"},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1.0, "extra": 1},
+        {"type": "GaussianDpEvent", "noise_multiplier": -1.0},
+        {"type": "GaussianDpEvent", "noise_multiplier": math.nan},
+        {"type": "GaussianDpEvent", "noise_multiplier": math.inf},
+        {"type": "GaussianDpEvent", "noise_multiplier": "1"},
+        {"type": "GaussianDpEvent", "noise_multiplier": True},
+        {"type": "SelfComposedDpEvent", "event": {"type": "NoOpDpEvent"}, "count": 1.5},
+        {"type": "SelfComposedDpEvent", "event": 3, "count": 1},
+        {"type": "ComposedDpEvent", "events": {"type": "NoOpDpEvent"}},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 2.0, "event": {"type": "NoOpDpEvent"}},
+    ],
+)
+def test_json_of_unknown_or_impossible_events_is_refused(value):
+    with pytest.raises(ConfigError):
+        event_from_json(value)
+
+
+def test_unknown_event_kinds_cannot_be_written():
+    with pytest.raises(ConfigError, match="unknown"):
+        event_to_json(dpa.UnsupportedDpEvent())

@@ -261,7 +261,7 @@ def calibrated(
     relation: Relation = "add-remove",
     least: float = 0.0,
 ) -> M:
-    """The mechanism ``make(noise)`` with the least noise, to 0.1 %, that costs at most ``target_epsilon`` at ``delta``.
+    """The mechanism ``make(noise)`` with about the least noise that costs at most ``target_epsilon`` at ``delta``.
 
     least: noise that it has in any case, such as the 1 / epsilon of a mechanism whose epsilon is to hold at delta 0 too.
     Raises ConfigError for an impossible target, or an event that has no epsilon under the relation.

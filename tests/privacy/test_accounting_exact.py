@@ -1,0 +1,113 @@
+"""Bounds of events that have no closed form, held against the exact distributions of small mechanisms."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.privacy.bounds import composed
+from polyclinic.privacy.composition import gdp_delta
+from polyclinic.privacy.events import (
+    discrete_gaussian_event,
+    merged,
+    pure_event,
+    selection_event,
+    without_replacement_event,
+    zcdp_event,
+)
+
+X = np.arange(-60, 60, 0.01)
+ACCOUNTANTS = ["pld", "rdp"]
+
+
+def _delta(eps: float, one: np.ndarray, other: np.ndarray) -> float:
+    """The exact delta of two distributions over the same outcomes, in the worse direction."""
+    return max(float(np.maximum(p - math.exp(eps) * q, 0).sum()) for p, q in ((one, other), (other, one)))
+
+
+def _cells(*parts: tuple[float, float, float]) -> np.ndarray:
+    """A mixture of Gaussians (weight, mean, deviation) over the cells between ``X``: coarser, so never easier to tell."""
+    return sum(weight * np.diff(norm.cdf(X, mean, deviation), prepend=0, append=1) for weight, mean, deviation in parts)
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("shape", ["geometric", "poisson", "logarithmic"])
+@pytest.mark.parametrize(("mean", "noise"), [(2.0, 1.0), (10.0, 4.0), (100.0, 4.0)])
+def test_the_best_of_several_noisy_scores_costs_no_more_than_its_bound(shape, mean, noise, accountant):
+    def best(one: np.ndarray) -> np.ndarray:
+        below = np.minimum(np.cumsum(one), 1.0)
+        if shape == "poisson":
+            chance = np.exp(mean * (below - 1))
+            return np.concatenate([[math.exp(-mean)], np.diff(chance, prepend=math.exp(-mean))])
+        if shape == "geometric":
+            chance = below / mean / (1 - (1 - 1 / mean) * below)
+        else:
+            gammas = np.exp(-np.linspace(1e-6, 20, 2_000_001))
+            gamma = gammas[np.argmin(np.abs((1 / gammas - 1) / -np.log(gammas) - mean))]
+            chance = np.log1p(-(1 - gamma) * below) / math.log(gamma)
+        return np.diff(chance, prepend=0.0)
+
+    delta = 1e-5
+    bound = epsilon(selection_event(gaussian_event(noise), mean, shape), delta, accountant)
+    assert _delta(bound, best(_cells((1, 0, noise))), best(_cells((1, 1, noise)))) <= delta
+
+
+def test_the_best_of_a_geometric_number_of_pure_releases_costs_three_times_one():
+    # Liu and Talwar 2019: a geometric number of runs costs at most 3 epsilon.
+    event = selection_event(pure_event(0.5), 1000, "geometric")
+    for accountant in ACCOUNTANTS:
+        assert epsilon(event, 1e-12, accountant) == pytest.approx(1.5, rel=0.02)
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("noise", [0.7, 2.0, 5.0])
+@pytest.mark.parametrize(("patients", "sample"), [(3, 1), (4, 3), (20, 1)])
+def test_a_sample_without_replacement_costs_no_more_than_its_bound(patients, sample, noise, accountant):
+    event = without_replacement_event(patients, sample, noise)
+    rate, delta = sample / patients, 1e-4
+    for rest in (-sample, -(sample - 1) / 2, 0.0):  # what the others of the sample add
+
+        def of(patient: float, away: float, rest: float = rest) -> np.ndarray:
+            return _cells((rate, rest + patient, noise), (1 - rate, rest + away, noise))
+
+        replaced = epsilon(event, delta, accountant, "replace-one")
+        for away in (-1.0, 0.0, 1.0):
+            assert _delta(replaced, of(1.0, away), of(-1.0, away)) <= delta
+        removed = epsilon(event, delta, accountant)
+        assert _delta(removed, of(1.0, -1.0), _cells((1, rest - 1.0, noise))) <= delta
+
+
+def test_one_patient_more_without_replacement_is_exact():
+    event, delta = without_replacement_event(4, 1, 2.0), 1e-4
+    pair = _cells((0.25, 1, 2.0), (0.75, -1, 2.0)), _cells((1, -1, 2.0))
+    found = epsilon(event, delta)
+    assert _delta(found, *pair) <= delta < _delta(0.99 * found, *pair)
+
+
+@pytest.mark.parametrize("sensitivity", [1, 3])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_a_discrete_gaussian_costs_no_more_than_its_bound_for_any_smaller_change(sensitivity, relation):
+    noise, delta = 1.5, 1e-5
+    x = np.arange(-200, 201)
+    mass = np.exp(-(x**2) / (2 * (noise * sensitivity) ** 2))
+    mass /= mass.sum()
+    event = discrete_gaussian_event(noise, sensitivity)
+    for accountant in ACCOUNTANTS:
+        bound = epsilon(event, delta, accountant, relation)
+        for change in range(1, sensitivity * (2 if relation == "replace-one" else 1) + 1):
+            assert _delta(bound, mass[change:], mass[:-change]) <= delta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.005, 0.5, 8.0])
+def test_the_worst_distribution_of_a_renyi_bound_is_worse_than_any_with_it(rho):
+    mu = math.sqrt(2 * rho)  # a Gaussian has that rho
+    alone = composed(merged(zcdp_event(rho)), "add-remove", 0.002)
+    beside = composed(merged(dpa.ComposedDpEvent([zcdp_event(rho), gaussian_event(1 / mu)])), "add-remove", 0.002)
+    for eps in np.linspace(-2 * mu, 6 * mu, 25):
+        assert alone.get_delta_for_epsilon(float(eps)) >= gdp_delta(mu, eps) - 1e-12
+        assert beside.get_delta_for_epsilon(float(eps)) >= gdp_delta(math.sqrt(2) * mu, eps) - 1e-12

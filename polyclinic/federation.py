@@ -129,7 +129,7 @@ class RunResult:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """Epsilon (the largest over sites; None without privacy) with its delta, unit, relation and accountant."""
+        """Epsilon (None without privacy), its delta, unit, relation and accountant; ``composition``: over which hospitals."""
         return dict(self.summary["privacy"])
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, cast
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
-from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_of, from_text, together
+from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_together, from_text
 from polyclinic.privacy.statements import statements
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
@@ -83,7 +83,7 @@ def _composed(outcome: Outcome, home: Path, spent: dict[str, float]) -> float:
     site = outcome.sites[0]
     terms = Terms("", outcome.config.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant))
     past = [from_text(text) for text in outcome.state.charged.values()]
-    return max(largest, epsilon_of(together(past + _past(outcome, home), overlap), terms))
+    return max(largest, epsilon_together(past + _past(outcome, home), overlap, terms))
 
 
 def _past(outcome: Outcome, home: Path) -> list[Spent]:

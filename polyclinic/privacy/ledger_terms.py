@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
@@ -19,6 +20,7 @@ from polyclinic.privacy.accounting import Accountant, Relation, check_terms, eps
 
 # Equal parts of a composition: an entry and how often it was charged, in order of the entries.
 Spent = tuple[tuple[str, int], ...]
+_MOST_CHOICES = 100
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class Terms:
 
 def entry_of(event: DpEvent) -> str:
     """The text that is recorded of ``event``."""
-    # A composition holds a list, which no cache can keep.
-    return (_written.__wrapped__ if isinstance(event, ComposedDpEvent) else _written)(event)
+    try:
+        return _written(event)
+    except TypeError:  # a composition anywhere in it holds a list, which no cache can keep
+        return _written.__wrapped__(event)
 
 
 @lru_cache(maxsize=256)
@@ -75,11 +79,8 @@ def with_entry(past: Spent, entry: str) -> Spent:
 
 
 def together(spent: Sequence[Spent], most: int) -> Spent:
-    """At least what one patient of any ``most`` of the sites has spent: each entry as often as at the ``most`` sites that
-    charged it most often, together.
-
-    It is exactly that where sites differ only in how often they were charged, and never less: more events never cost
-    less. Where all patients are at one site, ``most`` is 1.
+    """At least what any ``most`` of the sites have spent together: each entry as often as at those that were charged it
+    most often. More events never cost less.
     """
     counts: dict[str, list[int]] = {}
     for one in spent:
@@ -113,3 +114,16 @@ def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relat
         return epsilon(composed(spent), delta, accountant, relation, quick)
     except ConfigError as error:
         raise LookupError(str(error)) from error
+
+
+def epsilon_together(spent: Sequence[Spent], most: int, terms: Terms) -> float:
+    """The epsilon of a patient with records at any ``most`` of the sites: the worst choice of so many, composed.
+
+    Every choice is tried, those of sites that spent the same once; where that would be very many, one bound holds for all.
+    Raises LookupError as ``epsilon_of`` does.
+    """
+    most = min(most, len(spent))
+    unlike = [one for one, count in sorted(Counter(spent).items()) for _ in range(min(count, most))]
+    if math.comb(len(unlike), most) > _MOST_CHOICES:
+        return epsilon_of(together(spent, most), terms)
+    return max(epsilon_of(together(chosen, most), terms) for chosen in set(combinations(unlike, most)))

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_terms import counted, entry_of, epsilon_of, from_text, to_text, together, with_entry
+from polyclinic.privacy.ledger_terms import (
+    counted,
+    entry_of,
+    epsilon_of,
+    epsilon_together,
+    from_text,
+    to_text,
+    together,
+    with_entry,
+)
 from polyclinic.privacy.statements import detailed, smaller_deltas, statement_of, statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
@@ -165,18 +174,31 @@ def test_fault_patient_in_several_sites_costs_their_composition_and_not_one_site
     terms = Terms("", 1e-5)
     one, other = counted([EVENTS[0]] * 2), counted([EVENTS[0]] * 5 + [EVENTS[1]])
     each = [epsilon_of(spent, terms) for spent in (one, other)]
-    both = epsilon_of(together([one, other], 2), terms)
+    both = epsilon_together([one, other], 2, terms)
     exact = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(ROUND, 7), COUNT])
     assert both == epsilon(exact, 1e-5)
     assert max(each) < both < sum(each)
-    assert epsilon_of(together([one, other], 1), terms) == max(each)
+    assert epsilon_together([one, other], 1, terms) == max(each)
+    assert epsilon_together([one, other], 9, terms) == both
 
 
-def test_sites_that_differ_in_what_they_were_charged_are_bounded_from_above() -> None:
+def test_the_worst_choice_of_sites_is_found_among_few_and_bounded_among_many() -> None:
+    """Few: exactly the dearest pair. Of 41 that all differ there are 820 pairs: one bound, not below any of them."""
     terms = Terms("", 1e-5)
-    sites = [counted([entry] * 3) for entry in EVENTS]
-    pairs = [epsilon_of(together(list(pair), 2), terms) for pair in combinations(sites, 2)]
-    assert epsilon_of(together(sites, 2), terms) >= max(pairs)
+    few = [counted([entry] * 3) for entry in EVENTS]
+    pairs = [epsilon_of(together(pair, 2), terms) for pair in combinations(few, 2)]
+    assert epsilon_together(few, 2, terms) == max(pairs) < epsilon_of(together(few, 2), terms)
+    many = [counted([EVENTS[1]] * count + [EVENTS[2]] * (41 - count)) for count in range(41)]
+    bound = epsilon_together(many, 2, terms)
+    assert all(epsilon_of(together(pair, 2), terms) <= bound for pair in ((many[0], many[1]), (many[40], many[39])))
+    assert epsilon_together([few[0]] * 1000, 2, terms) == epsilon_of(counted([EVENTS[0]] * 6), terms)
+
+
+def test_a_composition_within_an_event_can_be_charged(path: Path) -> None:
+    ledger = opened(path)
+    for event in (dpa.ComposedDpEvent([COUNT, ROUND]), dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([COUNT]), 2)):
+        ledger.charge(event, "both", "run-1", 1)
+    assert ledger.spent() == epsilon(dpa.ComposedDpEvent([COUNT, COUNT, COUNT, ROUND]), 1e-5)
 
 
 def test_what_was_spent_survives_a_message() -> None:

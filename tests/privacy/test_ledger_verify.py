@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import dp_accounting as dpa
 import pytest
 
+import polyclinic
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
@@ -246,3 +250,30 @@ def test_an_export_replaces_nothing_unless_forced_and_leaves_nothing_half_writte
     export([ledger], out, force=True)
     assert json.loads(out.read_text())["sites"][0]["site"] == "hospital-1"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ledger.sqlite", "out.json"]
+
+
+CHARGE_ON = """
+import sys
+from pathlib import Path
+from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.ledger import Ledger, Terms
+ledger = Ledger.open(Path(sys.argv[1]), Terms("hospital-1", 1e-5))
+while True:
+    ledger.charge(dpsgd_event(0.1, 1.2, 5), "train", "run-1", 1)
+    print("charged", flush=True)
+"""
+
+
+def test_a_statement_is_of_one_moment_whoever_charges_meanwhile(path: Path) -> None:
+    charged(path, 1, None)
+    root = str(Path(polyclinic.__file__).parents[1])
+    other = subprocess.Popen([sys.executable, "-c", CHARGE_ON, str(path)], stdout=subprocess.PIPE, text=True,
+                             env=os.environ | {"PYTHONPATH": root})  # fmt: skip
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "charged\n"
+        seen = [Ledger.read(path).recorded() for _ in range(100)]
+    finally:
+        other.kill()
+        other.communicate()
+    assert all(recorded.intact for recorded in seen) and len(seen[-1].rows) > len(seen[0].rows)
+    assert Ledger.read(path).verify()

@@ -152,7 +152,7 @@ def _train(
 
     cohort = sample_cohort(sites, config, number, state.sampled)
     state.sampled |= {site.name: number for site in cohort}
-    always = config.central and (config.site_sampling == "poisson" or config.central_noise != "independent")
+    always = isinstance(strategy, CentralDP) and strategy.plan.never_skips
     if not cohort and config.site_sampling == "poisson" and not always:
         return {}
     if config.secure_aggregation:

@@ -186,12 +186,12 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
 
 def _central_notes(outcome: Outcome) -> list[str]:
     """What the hospitals' own epsilon leaves out, and whether its noise drowned the training."""
-    config, central = outcome.config, outcome.central or {}
+    central = outcome.central or {}
     notes = [
         "A hospital's epsilon is of the models that the server gave out, and of nothing else in this folder: its metrics, "
         "drop-outs and ledgers tell of single hospitals. Metrics of training were dropped."
     ]
-    if config.site_sampling == "poisson":
+    if central["sample_rate"] < 1:
         notes.append(
             "A hospital's epsilon counts on nobody who sees the models knowing which hospitals took part in which round: "
             "it does not hold against the server, nor against who reads this folder."

@@ -22,7 +22,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
-from polyclinic.privacy.events import PAID_BEFORE
+from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
@@ -130,14 +130,19 @@ class CentralDP(Strategy):
     def _charge(self, server_round: int, sent: Arrays, replies: Replies) -> None:
         if self.ledger is None:
             return
-        event = self.plan.event()
-        if self.plan.process is not None:
-            done = {charge["round"] for charge in self.ledger.events() if charge["run"] == self.run}
-            # The first round pays for all. A round that is done again gets other noise, so that all is paid for again.
-            event = event if not done or server_round in done else PAID_BEFORE
+        event = self.plan.event() if self._to_pay(server_round, self.ledger) else PAID_BEFORE
         # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
         release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
         self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release)
+
+    def _to_pay(self, server_round: int, ledger: Ledger) -> bool:
+        """Whether no earlier charge pays for this round, or the round is done again, with other noise."""
+        if self.plan.covers == 1:
+            return True
+        charges = [charge for charge in ledger.events() if charge["run"] == self.run]
+        paid = [charge["round"] for charge in charges if charge["event"] != event_to_json(PAID_BEFORE)]
+        again = any(charge["round"] == server_round for charge in charges)
+        return again or not any(server_round - round < self.plan.covers for round in paid)
 
     def _noised(self, total: ClippedSum, server_round: int) -> Vector:
         plan, stream = self.plan, self._stream("central-noise", server_round)

@@ -26,9 +26,10 @@ class CentralPlan:
     weights, by which every noisy sum is divided. largest_weight: no hospital has more. sample_rate: probability with which
     each hospital is in a round, independently of all else; 1 claims no amplification. quantile: share of the updates
     that should lie within the clip norm, which then follows them; None leaves it fixed.
+    separation: a hospital takes part every so many rounds at the most; above 1 it is not sampled.
     noise: "independent", or a process over ``rounds`` rounds (polyclinic.privacy.noise) whose noise of one round takes away
-    some of earlier rounds'; then a hospital takes part every ``separation`` rounds at the most, the noise multiplier is
-    that of all rounds together, and neither sampling nor an adaptive clip norm is possible.
+    some of earlier rounds'; then the noise multiplier is that of all rounds together, and neither sampling nor an adaptive
+    clip norm is possible.
     Raises ConfigError naming the value that is out of range.
     """
 
@@ -39,9 +40,9 @@ class CentralPlan:
     largest_weight: float = 1.0
     sample_rate: float = 1.0
     quantile: float | None = None
+    separation: int = 1
     noise: str = "independent"
     rounds: int = 1
-    separation: int = 1
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "clip_norm", "expected_sites", "expected_weight", "largest_weight"):
@@ -52,6 +53,10 @@ class CentralPlan:
             raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}.")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise ConfigError(f"quantile must lie in (0, 1), got {self.quantile}.")
+        if self.separation > 1 and self.sample_rate < 1:
+            raise ConfigError(
+                f"separation {self.separation} goes with a sample_rate of 1 only, got {self.sample_rate}."
+            )
         if self.process is not None and (self.sample_rate < 1 or self.quantile is not None):
             raise ConfigError(f"noise {self.noise!r} goes with a sample_rate of 1 and a fixed clip norm only.")
 
@@ -81,11 +86,21 @@ class CentralPlan:
             return sum_noise_multiplier(self.noise_multiplier, self.count_std)
         return self.noise_multiplier
 
+    @property
+    def covers(self) -> int:
+        """How many rounds one charge pays for: of so many in a row a hospital is in one, or noise over time spans them."""
+        return self.separation if self.process is None else self.rounds
+
+    @property
+    def never_skips(self) -> bool:
+        """Whether a round without replies must get its noise like any other: its absence would tell, or shift the others."""
+        return self.sample_rate < 1 or self.process is not None
+
     def event(self, rounds: int = 1) -> DpEvent:
-        """What ``rounds`` rounds spend of one hospital's protection; with noise over time, what all of them do.
+        """What ``rounds`` rounds spend of one hospital's protection, from the first; with noise over time, what all do.
 
         A hospital's own batches amplify nothing here: all its steps of a round are in one update (privacy-faults, 9).
         """
         if self.process is not None:
             return self.process.event(self.noise_multiplier, self.participation)
-        return dpsgd_event(self.sample_rate, self.noise_multiplier, rounds)
+        return dpsgd_event(self.sample_rate, self.noise_multiplier, math.ceil(rounds / self.covers))

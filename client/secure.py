@@ -76,10 +76,11 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
             secure_sum.split(secrets["own"].tobytes(), threshold, count),
             secure_sum.split(secrets["mask"].tobytes(), threshold, count), strict=True,
         ))  # fmt: skip
+        own_key = secure_sum.private_key(secrets["sealing"].tobytes())
         sealed = np.zeros((count, SEALED_BYTES), dtype=np.uint8)
         for row, (peer, key, (own, mask)) in enumerate(zip(peers, public["sealing"], parts, strict=True)):
             if peer != own_index:
-                agreed = secure_sum.agree(secrets["sealing"].tobytes(), key.tobytes(), _purpose(call, "seal"))
+                agreed = secure_sum.agree(own_key, key.tobytes(), _purpose(call, "seal"))
                 sealed[row] = _bytes(secure_sum.seal(agreed, own + mask, own_index, peer), SEALED_BYTES)
         _write(call, secrets | {
             "peers": np.array(peers, dtype=np.int64), "sealing-keys": public["sealing"], "mask-keys": public["mask"],
@@ -154,8 +155,8 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
             raise _refusal(
                 call, "the sealed shares are not one from each other hospital for which it masked its update"
             )
-        opened = [_opened(call, secrets, told, party, party in survivors) for party in parties]
-        return {"shares": np.stack(opened)}
+        sealed = dict(zip(senders, (row.tobytes() for row in told["sealed"]), strict=True))
+        return {"shares": _opened(call, secrets, sealed, parties, survivors)}
 
     def once(call: Call[SecureUnmaskRequest]) -> RecordDict:
         reply = _once(call, "secure-unmask", digest(_told(call, _ARRIVED)), answer)
@@ -165,20 +166,27 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
     return each(once, calls)
 
 
-def _opened(call: Call[SecureUnmaskRequest], secrets: Arrays, told: Arrays, party: int, arrived: bool) -> np.ndarray:
-    """The one share of ``party``'s two that may leave."""
-    if party == call.request.site:
-        return secrets["kept-share"]
-    row = secrets["peers"].tolist().index(party)
-    sealed = told["sealed"][told["senders"].tolist().index(party)].tobytes()
-    agreed = secure_sum.agree(
-        secrets["sealing"].tobytes(), secrets["sealing-keys"][row].tobytes(), _purpose(call, "seal")
-    )
-    try:
-        both = secure_sum.unseal(agreed, sealed, party, call.request.site)
-    except ValueError as error:
-        raise _refusal(call, str(error).rstrip(".")) from None
-    return _bytes(both[:SHARE_BYTES] if arrived else both[SHARE_BYTES:], SHARE_BYTES)
+def _opened(
+    call: Call[SecureUnmaskRequest],
+    secrets: Arrays,
+    sealed: Mapping[int, bytes],
+    parties: list[int],
+    survivors: list[int],
+) -> np.ndarray:
+    """The one share of each party's two that may leave: (parties, 17)."""
+    own_key, peers, rows = secure_sum.private_key(secrets["sealing"].tobytes()), secrets["peers"].tolist(), []
+    for party in parties:
+        if party == call.request.site:
+            rows.append(secrets["kept-share"])
+            continue
+        key = secrets["sealing-keys"][peers.index(party)].tobytes()
+        agreed = secure_sum.agree(own_key, key, _purpose(call, "seal"))
+        try:
+            both = secure_sum.unseal(agreed, sealed[party], party, call.request.site)
+        except ValueError as error:
+            raise _refusal(call, str(error).rstrip(".")) from None
+        rows.append(_bytes(both[:SHARE_BYTES] if party in survivors else both[SHARE_BYTES:], SHARE_BYTES))
+    return np.stack(rows)
 
 
 def _once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]], Arrays]) -> RecordDict:

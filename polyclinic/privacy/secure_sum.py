@@ -38,12 +38,17 @@ def new_seed() -> bytes:
 
 def public_key(seed: bytes) -> bytes:
     """The X25519 public key (32 bytes) whose private key follows from ``seed``."""
-    return _private_key(seed).public_key().public_bytes_raw()
+    return private_key(seed).public_key().public_bytes_raw()
 
 
-def agree(seed: bytes, their_public_key: bytes, purpose: str) -> bytes:
+def private_key(seed: bytes) -> X25519PrivateKey:
+    """The private key that follows from ``seed``."""
+    return X25519PrivateKey.from_private_bytes(_derived(seed, "private key"))
+
+
+def agree(own: X25519PrivateKey, their_public_key: bytes, purpose: str) -> bytes:
     """32 bytes that only the two parties know; the same from either side. Raises ValueError for an impossible key."""
-    shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(their_public_key))
+    shared = own.exchange(X25519PublicKey.from_public_bytes(their_public_key))
     return _derived(shared, f"agreed {purpose}")
 
 
@@ -118,16 +123,12 @@ def pair_masks(
     Of two parties the one with the smaller index adds and the other subtracts, modulo the word. ``purpose`` names run and
     round, so that keys used twice by mistake would still not give the same words.
     """
-    total = np.zeros(size, dtype=word)
+    own, total = private_key(seed), np.zeros(size, dtype=word)
     for other, key in public_keys.items():
         if other != index:
-            words = _words(agree(seed, key, f"mask {purpose}"), size, word)
+            words = _words(agree(own, key, f"mask {purpose}"), size, word)
             total = total + words if index < other else total - words
     return total
-
-
-def _private_key(seed: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(_derived(seed, "private key"))
 
 
 def _derived(secret: bytes, purpose: str) -> bytes:

@@ -76,11 +76,11 @@ def test_updates_are_clipped_and_infinite_ones_count_as_zero(tmp_path: Path) -> 
     np.testing.assert_allclose(mean, [0.3, 0.4], atol=1e-6)
 
 
-def test_sixty_hospitals_and_twenty_drop_outs(tmp_path: Path) -> None:
-    vectors = updates(60)
-    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(20)}, secure_dropouts=20)
+def test_forty_hospitals_and_nineteen_drop_outs(tmp_path: Path) -> None:
+    vectors = updates(40)
+    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(19)}, secure_dropouts=19)
     mean, _ = ward.sum()
-    np.testing.assert_allclose(mean, vectors[20:].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(mean, vectors[19:].mean(axis=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1000.0])
@@ -133,7 +133,7 @@ def test_a_dropped_hospitals_update_that_arrives_late_stays_masked(tmp_path: Pat
 
 def test_fault_20_drop_outs_never_leave_less_noise_than_agreed(tmp_path: Path) -> None:
     """Ten hospitals, four tolerated drop-outs: with any number of them the noise is at least z, with five no sum opens."""
-    z, size = 2.0, 400
+    z, size = 2.0, 250
     for gone in (0, 2, 4):
         silent = {(index, TRAIN) for index in range(gone)}
         ward = Ward(tmp_path / str(gone), np.zeros((10, size)), silent, secure_dropouts=4, secure_noise=z)
@@ -141,7 +141,7 @@ def test_fault_20_drop_outs_never_leave_less_noise_than_agreed(tmp_path: Path) -
         opened = found.open(ward.upload(found).replies, {"w": np.zeros(size)}, "num-examples")
         total = from_record(opened.reply.content["arrays"])["w"] * (10 - gone) / found.terms.step  # type: ignore[arg-type]
         agreed = z * np.sqrt((10 - gone) / 6)
-        assert total.std() / found.terms.sensitivity == pytest.approx(agreed, rel=0.15)
+        assert total.std() / found.terms.sensitivity == pytest.approx(agreed, rel=0.2)
         assert epsilon(found.terms.event(10 - gone), 1e-5) <= 1.12 * epsilon(gaussian_event(agreed), 1e-5)
         assert epsilon(found.terms.event(10 - gone), 1e-5) <= epsilon(found.terms.event(6), 1e-5)
     ward = Ward(

@@ -1,5 +1,6 @@
 """The parts of secure aggregation: seeds in shares, keys agreed on, masks that cancel and tell nothing."""
 
+import secrets
 from itertools import combinations
 
 import numpy as np
@@ -37,15 +38,16 @@ def test_a_threshold_out_of_range_is_refused() -> None:
 
 
 def test_both_sides_agree_on_a_key_and_no_third() -> None:
-    ours, theirs, other = (secure_sum.new_seed() for _ in range(3))
-    agreed = secure_sum.agree(ours, secure_sum.public_key(theirs), "seal run 1")
-    assert agreed == secure_sum.agree(theirs, secure_sum.public_key(ours), "seal run 1")
-    assert agreed != secure_sum.agree(theirs, secure_sum.public_key(ours), "seal run 2")
-    assert agreed != secure_sum.agree(other, secure_sum.public_key(ours), "seal run 1")
+    seeds = [secure_sum.new_seed() for _ in range(3)]
+    (ours, theirs, other), public = map(secure_sum.private_key, seeds), list(map(secure_sum.public_key, seeds))
+    agreed = secure_sum.agree(ours, public[1], "seal run 1")
+    assert agreed == secure_sum.agree(theirs, public[0], "seal run 1")
+    assert agreed != secure_sum.agree(theirs, public[0], "seal run 2")
+    assert agreed != secure_sum.agree(other, public[0], "seal run 1")
 
 
 def test_a_sealed_share_opens_for_whom_it_is_and_as_it_was() -> None:
-    key = secure_sum.agree(secure_sum.new_seed(), secure_sum.public_key(secure_sum.new_seed()), "seal")
+    key = secrets.token_bytes(32)
     sealed = secure_sum.seal(key, b"a" * 34, 1, 2)
     assert len(sealed) == secure_sum.SEALED_BYTES and secure_sum.unseal(key, sealed, 1, 2) == b"a" * 34
     with pytest.raises(ValueError, match="altered"):

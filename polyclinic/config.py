@@ -331,6 +331,11 @@ class RunConfig(BaseModel):
                 "secure-aggregation is true but upload or upload-precision asks for compressed uploads, which cannot be "
                 "summed under masks; leave upload at 'model' and upload-precision at 'full'"
             )
+        if self.secure_aggregation and self.site_sampling == "poisson":
+            raise ValueError(
+                "secure-aggregation is true but site-sampling is 'poisson': how many may drop out of a round is agreed for "
+                "rounds of a fixed size; set site-sampling to 'fixed'"
+            )
         if self.secure_noise and not self.secure_aggregation:
             raise ValueError(
                 "secure-noise is above 0 but secure-aggregation is false: a hospital's share of noise protects only in a "

@@ -27,6 +27,22 @@ def check_cohorts(config: RunConfig, sites: int) -> None:
             f"Configuration key 'min-separation' has the value {config.min_separation}: with {size} of {sites} hospitals in "
             f"each round it can be at most {sites // size}."
         )
+    if config.secure_aggregation:
+        secure_threshold(config, size)
+
+
+def secure_threshold(config: RunConfig, cohort: int) -> int:
+    """How many of a round's hospitals open a secure sum: over half, so that no two different sums of a round can be opened.
+
+    Raises ConfigError when ``secure-dropouts`` leaves fewer, or fewer than two.
+    """
+    threshold = cohort - config.secure_dropouts
+    if threshold < 2 or 2 * threshold <= cohort:
+        raise ConfigError(
+            f"Configuration key 'secure-dropouts' has the value {config.secure_dropouts}, but of {cohort} hospitals in a round "
+            "secure aggregation needs at least two, and over half, to stay."
+        )
+    return threshold
 
 
 def cohort_size(config: RunConfig, sites: int) -> int:

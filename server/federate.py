@@ -37,7 +37,7 @@ from polyclinic.server.checkpoint import history_of, load_checkpoint, save_check
 from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.history import History
 from polyclinic.server.rounds import RunState, run_rounds, too_few
-from polyclinic.server.secure import check_secure, secure_ledger, secure_statement
+from polyclinic.server.secure import check_summable, secure_ledger, secure_statement
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy
@@ -113,6 +113,7 @@ def check_names(config: RunConfig) -> None:
     strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
     if config.central:
         check_base(strategy)
+    check_summable(config, strategy)
 
 
 def check_model(config: RunConfig, schema: Schema) -> None:
@@ -146,7 +147,6 @@ def federate(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
-    check_secure(config, strategy, len(sites))
     privacy = calibrate(config) if config.dp else None
     if config.central:
         central_plan(config, [site.name for site in sites])

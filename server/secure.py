@@ -39,7 +39,7 @@ from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
 from polyclinic.privacy.statements import statements
 from polyclinic.server.central import FEDERATION
-from polyclinic.server.cohort import cohort_size
+from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.merging import arrays_of
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.strategies.registry import merge_by
@@ -170,31 +170,13 @@ class SecureSum:
         return np.zeros(size, dtype=word) - pairs
 
 
-def check_secure(config: RunConfig, strategy: Strategy, sites: int) -> None:
-    """Raises ConfigError, before any hospital is asked for anything private, when a secure sum cannot serve the run."""
-    if not config.secure_aggregation:
-        return
-    if merge_by(strategy) != "num-examples":
+def check_summable(config: RunConfig, strategy: Strategy) -> None:
+    """Raises ConfigError when the strategy needs more than the mean that a secure sum gives."""
+    if config.secure_aggregation and merge_by(strategy) != "num-examples":
         raise ConfigError(
             f"Configuration key 'strategy' has the value {config.strategy!r}, which does not begin with the mean of models "
             "weighted by num-examples; secure-aggregation gives it nothing else."
         )
-    if config.site_sampling == "poisson":
-        raise ConfigError(
-            "Configuration key 'site-sampling' has the value 'poisson', but secure-aggregation needs rounds of a fixed size."
-        )
-    _threshold(cohort_size(config, sites), config)
-
-
-def _threshold(cohort: int, config: RunConfig) -> int:
-    """How many hospitals open a sum: over half, so that no two different sums of one round can be opened."""
-    threshold = cohort - config.secure_dropouts
-    if threshold < 2 or 2 * threshold <= cohort:
-        raise ConfigError(
-            f"Configuration key 'secure-dropouts' has the value {config.secure_dropouts}, but with {cohort} hospitals in a "
-            "round secure aggregation needs at least two of them, and over half, to stay."
-        )
-    return threshold
 
 
 def secure_ledger(config: RunConfig, path: Path) -> Ledger:
@@ -205,7 +187,7 @@ def secure_ledger(config: RunConfig, path: Path) -> Ledger:
 def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, arrays: Arrays) -> dict[str, Any]:
     """What the summary says of the guarantee to whole hospitals, in the form of ``central_statement``."""
     terms, size = ledger.terms, flattened(arrays).size
-    agreed = secure_terms(config, size, cohort, _threshold(cohort, config))
+    agreed = secure_terms(config, size, cohort, secure_threshold(config, cohort))
     return {
         "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
         "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": config.secure_noise,
@@ -225,7 +207,7 @@ def begin(
     public_patients: counts of patients that were paid for or are public; a hospital's weight is its share of the largest, or
     1 where there are none. Raises SumRefused when too few hospitals are left, ConfigError when there never were enough.
     """
-    threshold = _threshold(len(cohort), config)
+    threshold = secure_threshold(config, len(cohort))
     places = {"run": run, "home": home, "round": number}
     wanted = {"sealing": (KEY_BYTES,), "mask": (KEY_BYTES,), "commitment": (KEY_BYTES,)}
     keys, dropped = _ask(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from safetensors.numpy import load_file
 
 from polyclinic.config import RunConfig, train_settings
@@ -13,6 +14,7 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import build_for, dataset_named, task_named
+from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.federate import calibrate
 from polyclinic.server.run_folder import RunFolder
@@ -39,10 +41,11 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
     return _subject(config, rows, _CLASSES, privacy.noise_multiplier, config.rounds, config.epsilon, seed, fault)
 
 
-def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
+def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
     """A finished simulated run's training at the hospital that spent most, with the noise and rounds that it had there.
 
-    The claimed epsilon is that hospital's, statistics included, which makes it more than the training's own.
+    The claimed epsilon is that hospital's, statistics included, which makes it more than the training's own. At another
+    ``delta`` than the run's it is what the accountant says of the training alone.
     Raises ConfigError when there is no such run, and for one of real hospitals or without privacy.
     """
     folder = RunFolder.existing(path)
@@ -60,7 +63,14 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT)
     if not site["rounds_joined"]:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     rows, classes = _rows(folder, config, name)
-    return _subject(config, rows, classes, noise, site["rounds_joined"], site["epsilon"], seed, fault)
+    subject = _subject(config, rows, classes, noise, site["rounds_joined"], site["epsilon"], seed, fault)
+    return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+
+
+def _claimed(subject: Subject, delta: float) -> float:
+    """What the rounds of training spend at ``delta``."""
+    first, later = (subject.task.event(subject.settings, begun) for begun in (False, True))
+    return epsilon(ComposedDpEvent([first, SelfComposedDpEvent(later, subject.rounds - 1)]), delta)
 
 
 def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:

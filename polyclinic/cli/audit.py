@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyclinic.training.auditing.audit import Audit
     from polyclinic.training.auditing.subject import Subject
 
-# No statistics are paid for, so that all of epsilon is the training's.
+# What is audited without a run. No statistics are paid for, so that all of epsilon is the training's.
 _OWN = {"delta": 1e-5, "standardise": False, "patients-per-site": 200}
 
 
@@ -34,10 +34,14 @@ def audit(
     fault: Annotated[
         str | None, typer.Option(help="Plant a fault: noise-off, half-noise, no-clipping, batch-norm or shuffled.")
     ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Audit at this delta; without, at the run's own, or 1e-05 where no run is given.", show_default=False),
+    ] = None,
     canaries: Annotated[int, typer.Option(help="Made-up patients, each there by the toss of a coin.")] = 1000,
     guesses: Annotated[
         list[int] | None,
-        typer.Option(help="How many tosses are guessed; repeatable. A quarter and a half of them without.", show_default=False),
+        typer.Option(help="How many tosses are guessed; repeatable. A third of them without.", show_default=False),
     ] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bound holds.")] = 0.95,
     white_box: Annotated[
@@ -49,11 +53,11 @@ def audit(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much."""
-    numbers = tuple(guesses) if guesses else (canaries // 4, canaries // 2)
+    numbers = tuple(guesses) if guesses else (canaries // 3,)
     _check(canaries, numbers, confidence, seed)
     if run is not None and (task is not None or model is not None):
         raise ConfigError("A run has its own task and model; give --task and --model without one.")
-    given = {key: value for key, value in (("task", task), ("model", model)) if value is not None}
+    given = {key: value for key, value in (("task", task), ("model", model), ("delta", delta)) if value is not None}
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.auditing import subject_of_config, subject_of_run
@@ -64,7 +68,7 @@ def audit(
         if run is None:
             subject = subject_of_config(RunConfig.build(_OWN, given), seed, planted)
         else:
-            subject = subject_of_run(run, seed, planted)
+            subject = subject_of_run(run, seed, planted, delta)
         found = carry_out(subject, canaries, numbers, confidence, white_box)
     if as_json:
         print_json(_value(found, subject, confidence, white_box))

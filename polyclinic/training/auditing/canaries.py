@@ -14,7 +14,7 @@ import numpy.typing as npt
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import correct_guesses, largest_lower
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Floats, Stream, keyed_stream
 from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.law import scores
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
@@ -96,10 +96,11 @@ def _black_box(subject: Subject, included: Bools) -> Floats:
 def canaries(subject: Subject, count: int, scale: float) -> Rows:
     """``count`` patients of one row, each alone in having ``scale`` in a column of its own behind the patients' columns.
 
-    A task may have ``canaries(features, classes, count, scale, stream)`` of its own, with such extra columns.
+    They are the same in every call and no secret: only which of them take part is. A task may have
+    ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
     """
     own = getattr(subject.task, "canaries", _one_column_each)
-    found: Rows = own(subject.features, subject.classes, count, scale, subject.stream("canaries"))
+    found: Rows = own(subject.features, subject.classes, count, scale, keyed_stream(0, "audit", "canaries"))
     return found
 
 

@@ -166,7 +166,7 @@ def sampling(subject: Subject) -> list[Finding]:
     build, arrays = subject.model(extra=patients)
     rows, known = told_apart(subject, build, arrays, patients)
     hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]
-    found = known.counts(noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS))
+    found = np.rint(known.counts(noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS)))
     draw = generator(0, "audit", "counts")
     law = np.array([_moments(counts(settings, found.shape, draw)) for _ in range(_REFERENCES)])
     middle, width = law.mean(axis=0), 6.0 * law.std(axis=0) + _ROUNDING

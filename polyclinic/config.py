@@ -29,9 +29,10 @@ _INDECISIVE = {
     "overlap",
 }  # fmt: skip
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(
-    ("output-perturbation", "objective-perturbation"), {"rounds": 1, "weight-decay": 0.01}
-)
+_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "output-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.1},
+    "objective-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.03},
+}
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -62,7 +63,7 @@ class RunConfig(BaseModel):
     task: str = Field(
         "classification",
         description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
-        "(one release of a logistic model: rounds is 1 and weight-decay 0.01 unless given), or `package.module:Name`.",
+        "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), or `package.module:Name`.",
     )
     model: str = Field("logistic", description="logistic, mlp, or `package.module:Name`.")
     hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
@@ -313,7 +314,7 @@ class RunConfig(BaseModel):
         if self.one_release and self.weight_decay == 0:
             raise ValueError(
                 f"weight-decay is 0 but task is {self.task!r}: without a regulariser one patient may move the minimiser "
-                "anywhere; give weight-decay a value above 0, such as 0.01"
+                "anywhere; give weight-decay a value above 0, such as 0.1"
             )
         paid = self.standardise and self.statistics_share > 0
         if self.dp and self.standardise and self.statistics_share == 0:

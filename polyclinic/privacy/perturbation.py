@@ -30,6 +30,7 @@ _SLACK_NOISE = 5_000.0
 #: What the Hessian's determinant may add to objective perturbation's epsilon, as a share of what the noise spends.
 _DETERMINANT_SHARE = 0.1
 _LARGEST_EPSILON = 300.0
+_WEAKEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ def bounded_rows(x: Floats, sign: Floats, patient: npt.NDArray[np.int64], patien
     rows = np.zeros((patients, x.shape[1]))
     np.add.at(rows, patient, finite * (scale / np.bincount(patient, minlength=patients)[patient])[:, None])
     return BoundedRows(rows, float(norm))
+
+
+def public_strength(bounded: BoundedRows, regularisation: float, patients: float) -> float:
+    """The strength for a ``regularisation`` of the mean loss and a public number of patients.
+
+    Never so weak that finding the minimiser to within the tolerance could depend on the records.
+    """
+    return max(regularisation * patients, _WEAKEST * bounded.norm**2)
 
 
 def minimiser_sensitivity(bounded: BoundedRows, strength: float) -> float:

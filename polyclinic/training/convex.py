@@ -41,7 +41,7 @@ class ConvexTask:
         """
         if not settings.weight_decay > 0:
             raise ConfigError(
-                f"weight_decay is {settings.weight_decay:g}; task {self.name!r} needs it above 0, such as 0.01."
+                f"weight_decay is {settings.weight_decay:g}; task {self.name!r} needs it above 0, such as 0.1."
             )
         noise = settings.noise_multiplier
         if noise is None:
@@ -77,7 +77,7 @@ class ConvexTask:
             found = minimise(bounded, strength)
         else:
             assert site.public_patients is not None
-            strength = settings.weight_decay * site.public_patients
+            strength = perturbation.public_strength(bounded, settings.weight_decay, site.public_patients)
             found = (_objective if self.objective else _output)(bounded, strength, settings, site.noise)
         return SiteUpdate(_as_layer(found, arrays, layer), 1, _mean_loss(bounded, found), {})
 

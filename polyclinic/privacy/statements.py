@@ -83,7 +83,7 @@ def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
         "outside": [{"run": run, "purpose": purpose, "times": times}
                     for run, events in by_run.items()
                     for purpose, times in Counter(e["purpose"] for e in events if _outside(e)).items()],
-        "room": room_left(spent, terms),
+        "room": room_left(spent, replace(terms, site="")),
     }  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def smaller_deltas(delta: float) -> list[float]:
     return [float(f"1e{first - more}") for more in range(3)]
 
 
+# Sites of a simulation mostly have spent the same; their names do not matter here.
 @lru_cache(maxsize=1024)
 def room_left(spent: Spent, terms: Terms) -> dict[str, float | None] | None:
     """The largest single release that the budget still allows: a sum with Gaussian noise, and its epsilon by itself.

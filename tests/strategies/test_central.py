@@ -432,7 +432,7 @@ def test_without_noise_at_the_hospitals_the_report_claims_no_more_than_hospitals
     report = (result.path / "report.html").read_text()
     assert "Differentially private for whole hospitals" in report and "No privacy guarantee." not in report
     assert any("nobody who sees the models knowing" in note for note in result.summary["notes"])
-    assert any("Central noise is" in note for note in result.summary["notes"])
+    assert any("times as long as the longest mean update" in note for note in result.summary["notes"])
 
 
 def test_a_comparison_trains_without_central_noise(quick: Quick) -> None:
@@ -522,7 +522,7 @@ def test_a_run_does_not_go_on_without_its_servers_ledger(quick: Quick, tmp_path:
     ("options", "words"),
     [
         ({"standardise": True}, "statistics that standardise features tell of whole hospitals"),
-        ({"secure_aggregation": True}, "which secure aggregation hides"),
+        ({"secure_aggregation": True}, "set central-epsilon to 0 and give secure-noise"),
         ({"strategy": "fedmedian"}, "FedMedian does not start from their mean"),
         ({"site_sampling": "poisson", "min_separation": 2}, "set min-separation to 1"),
         ({"central_delta": 0.25}, "'central-delta' has the value 0.25, which must be below 1/hospitals; 4 take part"),

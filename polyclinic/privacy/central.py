@@ -15,6 +15,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import dpsgd_event
 from polyclinic.privacy.adaptive import count_noise, sum_noise_multiplier
 from polyclinic.privacy.noise import NoiseProcess, Participation, noise_process
+from polyclinic.privacy.noise.sensitivity import check_count
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class CentralPlan:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, got {value}.")
+        check_count("separation", self.separation)
+        check_count("rounds", self.rounds)
         if not 0 < self.sample_rate <= 1:
             raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}.")
         if self.quantile is not None and not 0 < self.quantile < 1:

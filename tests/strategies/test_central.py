@@ -280,6 +280,7 @@ def test_a_strategy_that_is_no_mean_is_refused(base: Strategy) -> None:
         ({"quantile": 1.0}, r"quantile must lie in \(0, 1\)"),
         ({"noise": "sqrt-toeplitz", "rounds": 4, "quantile": 0.5}, "fixed clip norm only"),
         ({"noise": "sqrt-toeplitz", "rounds": 4, "sample_rate": 0.5}, "sample_rate of 1"),
+        ({"separation": 0}, "separation must be a whole number"),
         ({"separation": 2, "sample_rate": 0.5}, "separation 2 goes with a sample_rate of 1 only"),
         ({"noise": "pink", "rounds": 4}, "'pink' is unknown"),
     ],

@@ -88,8 +88,10 @@ class RunConfig(BaseModel):
     evaluate_every: int = Field(
         1, ge=1, description="Evaluate on held-out patients after every so many rounds, and after the last."
     )
-    local_steps: int = Field(10, ge=1, description="Optimizer steps of a hospital in one round.")
-    sample_rate: Rate = Field(0.1, description="Probability that a patient is in a batch (Poisson sampling); public.")
+    local_steps: int = Field(2, ge=1, description="Optimizer steps of a hospital in one round.")
+    sample_rate: Rate = Field(
+        1.0, description="Probability that a patient is in a batch (Poisson sampling), public; at 1 all are (DP-GD)."
+    )
     batching: Literal["poisson", "cyclic"] = Field(
         "poisson",
         description="poisson: every step draws each patient with probability sample-rate, which amplifies privacy; cyclic: "
@@ -111,8 +113,8 @@ class RunConfig(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw", "rmsprop"] = Field(
         "sgd", description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop."
     )
-    learning_rate: float = Field(0.3, gt=0, le=1e6, description="The hospitals' learning rate.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd and rmsprop.")
+    learning_rate: float = Field(0.2, gt=0, le=1e6, description="The hospitals' learning rate.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and rmsprop.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(

@@ -67,7 +67,7 @@ class _Logged(Silent):
             else ""
         )
         if state.hospital_epsilon is not None:
-            spent += f", of a whole hospital {state.hospital_epsilon:.3f}"
+            spent += f", epsilon of a whole hospital {state.hospital_epsilon:.3f}"
         log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
             _short(pooled.get("auroc")), spent)  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Central privacy: the true sensitivity, one clip norm a round, a ledger charged first; the peers' faults it must not have."""
 
+import json
 import math
 import os
 import signal
@@ -455,6 +456,19 @@ def test_every_workers_number_gives_the_same_model(quick: Quick) -> None:
     one, two = (quick(workers=workers, rounds=1, **CENTRAL) for workers in (1, 2))
     for name, value in one.arrays.items():
         np.testing.assert_allclose(two.arrays[name].numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_flower_itself_runs_it_to_the_same_model(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
+    options = {**CENTRAL, "rounds": 2, "local_steps": 2, "strategy": "fedadam", "central_clipping": "adaptive"}
+    given = {key.replace("_", "-"): json.dumps(value) for key, value in (options | {"out": str(tmp_path)}).items()}
+    flags = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
+    summary = as_json("flower", "run", str(Path(__file__).resolve().parents[2]), *flags)
+    ours = quick(**options)
+    assert summary["privacy"]["central"] == ours.privacy["central"]
+    for name, value in RunResult.read(summary["run"]).arrays.items():
+        np.testing.assert_allclose(value.numpy(), ours.arrays[name].numpy(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

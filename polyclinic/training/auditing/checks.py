@@ -27,7 +27,7 @@ _MANY = 64
 _WIDE = 2000
 _ROUNDS, _SITES = 10, 20
 _NOISE_ROUNDS = 4
-_REFERENCES = 200
+_REFERENCES = 100
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def sampling(subject: Subject) -> list[Finding]:
     """How often each of some canaries is in a round, against counts drawn from the law that is claimed."""
     settings = replace(subject.settings, noise_multiplier=0.0, noise=None)
     # So many that a round is expected to have a few of them.
-    patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 600)
+    patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 300)
     build, arrays = subject.model(extra=patients)
     rows, known = told_apart(subject, build, arrays, patients)
     hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]

@@ -80,8 +80,8 @@ def audit(
 
 def _check(canaries: int, guesses: tuple[int, ...], confidence: float, seed: int | None) -> None:
     """Raises ConfigError for numbers that no audit can be made with."""
-    if not 10 <= canaries <= 5000:
-        raise ConfigError(f"--canaries is {canaries}; allowed are 10 to 5000.")
+    if not 10 <= canaries <= 3000:
+        raise ConfigError(f"--canaries is {canaries}; allowed are 10 to 3000.")
     for number in guesses:
         if not 1 <= number <= canaries:
             raise ConfigError(f"--guesses is {number}; allowed are 1 to {canaries}, the number of canaries.")

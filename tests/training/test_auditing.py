@@ -199,6 +199,7 @@ def test_a_network_with_hidden_units_is_audited_like_any_other() -> None:
 def test_noise_over_time_is_unmixed_before_it_is_measured() -> None:
     process = noise_process("banded", 5 * ROUNDS)
     cyclic = subject(batching="cyclic", noise=process, denoise="disk")
+    assert steps(replace(cyclic, rounds=ROUNDS - 2)).passed and not steps(replace(cyclic, rounds=ROUNDS + 3)).passed
     assert [finding.name for finding in findings(cyclic) if not finding.passed] == []
     assert [finding.name for finding in noise(replace(cyclic, fault=FAULTS["half-noise"])) if not finding.passed] == [
         "noise size"

@@ -153,8 +153,8 @@ def steps(subject: Subject) -> Finding:
 def _charged(subject: Subject) -> float:
     """The steps of a round that are paid for, round by round, or all at once when the run begins."""
     process = subject.settings.noise
-    if process is not None:
-        return process.steps / subject.rounds
+    if process is not None:  # a hospital may have left rounds out
+        return min(subject.settings.local_steps, process.steps / subject.rounds)
     return float(sum(count for _, count in merged(subject.task.event(subject.settings))))
 
 

@@ -28,7 +28,7 @@ TOLERANCE = 1e-8
 #: The noise on an approximate minimiser, relative to what the remaining gradient can move it.
 _SLACK_NOISE = 5_000.0
 #: What the Hessian's determinant may add to objective perturbation's epsilon, as a share of what the noise spends.
-_DETERMINANT_SHARE = 0.1
+_DETERMINANT_SHARE, _LEAST_DETERMINANT = 0.1, 1e-4
 _LARGEST_EPSILON = 300.0
 _WEAKEST = 1e-6
 
@@ -112,7 +112,7 @@ def objective_event(noise_multiplier: float, noise: Kind, delta: float) -> DpEve
 
 def determinant_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float:
     """What a patient's effect on the Hessian's determinant may cost in objective perturbation."""
-    return _DETERMINANT_SHARE * _linear_epsilon(noise_multiplier, noise, delta)
+    return max(_DETERMINANT_SHARE * _linear_epsilon(noise_multiplier, noise, delta), _LEAST_DETERMINANT)
 
 
 def least_strength(norm: float, eps: float) -> float:

@@ -30,6 +30,13 @@ def test_the_noise_is_far_below_the_published_for_the_same_guarantee(eps: float,
     assert needed < 0.6 * published
 
 
+def test_noise_that_alone_costs_nothing_leaves_a_finite_strength() -> None:
+    share = perturbation.determinant_epsilon(1e6, "gaussian", 1e-3)
+    stated = perturbation.objective_event(1e6, "gaussian", 1e-3).events[0]
+    assert 0 < share <= stated.epsilon < 0.01
+    assert perturbation.least_strength(1.0, share) < 1e4
+
+
 def test_the_least_strength_is_the_published_one_where_the_share_is_the_same() -> None:
     _, published = perturbation.kst12_terms(1.0, 0.25, 0.02, 1e-5)
     assert perturbation.least_strength(1.0, 0.01) == pytest.approx(published, rel=0.01)

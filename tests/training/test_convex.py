@@ -91,7 +91,7 @@ def test_without_privacy_a_site_trains_its_minimiser(task: convex.ConvexTask) ->
     scores = task.evaluate(build, update.arrays, [data])[0]
     x = np.concatenate([data.x, np.ones((60, 1))], axis=1)
     np.testing.assert_allclose(scores[:, 1], expit(x @ found))
-    assert update.steps == 1 and update.state == {} and 0 < update.loss < np.log(2)
+    assert update.steps == 1 and update.kept == {} and 0 < update.loss < np.log(2)
 
 
 vectors = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=8)
@@ -182,6 +182,12 @@ def test_objective_noise_has_its_size_and_the_regulariser_its_least_strength() -
     assert draws.std() == pytest.approx(1.5 * 2.0, rel=0.04) and abs(draws.mean()) < 0.2
     eased = release(convex.OBJECTIVE, data, weight_decay=10.0)
     assert np.linalg.norm(eased) < 0.2 * np.linalg.norm(release(convex.OBJECTIVE, data))
+
+
+@BOTH
+def test_releases_with_any_noise_that_may_be_asked_for_are_finite(task: convex.ConvexTask) -> None:
+    for noise in (1e-3, 1e3, 1e6):
+        assert np.isfinite(release(task, rows(), noise_multiplier=noise)).all()
 
 
 @BOTH

@@ -1,0 +1,86 @@
+"""The methods that are compared, as configuration keys, and the few settings that each is tuned over.
+
+The default is what a user gets who names no method. It is not tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """``base`` holds for every run; ``grid`` has what tuning chooses from; without privacy if not ``private``.
+
+    unit: whom epsilon protects, a patient or a whole hospital.
+    """
+
+    name: str
+    title: str
+    base: Options = field(default_factory=dict)
+    grid: tuple[Options, ...] = ({},)
+    private: bool = True
+    unit: str = "patient"
+
+    def options(self, epsilon: float, chosen: Options) -> Options:
+        """Configuration keys of a run with one of the grid's settings."""
+        if not self.private:
+            return {**self.base, **chosen, "dp": False}
+        if self.unit == "hospital":
+            return {**self.base, **chosen, "dp": False, "standardise": False, "central_epsilon": epsilon}
+        return {**self.base, **chosen, "epsilon": epsilon}
+
+
+def _grid(*shapes: Options, **axes: Sequence[Any]) -> tuple[Options, ...]:
+    """Every shape with every combination of the axes' values."""
+    combined = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return tuple({**shape, **more} for shape in shapes or ({},) for more in combined)
+
+
+_FULL: Options = {"sample_rate": 1.0, "local_steps": 1, "rounds": 20}
+_FEW: Options = {"sample_rate": 0.25, "local_steps": 4, "rounds": 8}
+_MANY: Options = {"sample_rate": 0.1, "local_steps": 10, "rounds": 5}
+_POISSON: Options = {"sample_rate": 0.1, "local_steps": 10, "rounds": 15, "momentum": 0.0}
+_HALF: Options = {"sample_rate": 0.5, "local_steps": 2, "rounds": 15, "momentum": 0.9}
+
+
+def _over_time(name: str, title: str, noise: str, options: str = "") -> Method:
+    """DP-FTRL: passes over fixed batches that take turns, with noise that cancels over the steps."""
+    base = {"batching": "cyclic", "noise": noise, "noise_options": options, "momentum": 0.0}
+    return Method(name, title, base, _grid(_FEW, _MANY, learning_rate=(0.3, 1.0)))
+
+
+_ADAM = _grid(_FULL, _HALF | {"momentum": 0.0}, learning_rate=(0.05, 0.2))
+_KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), learning_rate=(1.0,)) + _grid(
+    {"momentum": 0.0}, denoise_gain=(0.3,), learning_rate=(3.0,)
+)
+
+METHODS = (
+    Method("default", "default"),
+    Method("dp-gd", "DP-GD (full batches)", _FULL | {"momentum": 0.9}, _grid(learning_rate=(0.25, 0.5, 1.0, 2.0))),
+    Method("dp-sgd", "DP-SGD (Poisson batches)", {}, _grid(_POISSON, _HALF, learning_rate=(0.1, 0.3, 1.0))),
+    Method("dp-adam", "DP-Adam", {"optimizer": "adam", "momentum": 0.0}, _ADAM),
+    Method("dp-adamw", "DP-AdamW", {"optimizer": "adamw", "momentum": 0.0, "weight_decay": 0.01}, _ADAM),
+    Method("dp-rmsprop", "DP-RMSprop", {"optimizer": "rmsprop", "momentum": 0.0}, _ADAM),
+    _over_time("cyclic", "cyclic batches, independent noise", "independent"),
+    _over_time("tree", "DP-FTRL, tree (Honaker)", "tree"),
+    _over_time("sqrt-toeplitz", "DP-FTRL, square-root Toeplitz", "sqrt-toeplitz"),
+    _over_time("banded", "DP-FTRL, banded", "banded"),
+    _over_time("blt", "DP-FTRL, BLT", "blt"),
+    Method("kalman", "denoised, Kalman gain", _FULL | {"denoise": "kalman"}, _KALMAN),
+    Method("disk", "denoised, DiSK", _FULL | {"denoise": "disk"}, _KALMAN),
+    Method("output-perturbation", "output perturbation", {"task": "output-perturbation"},
+           _grid(weight_decay=(0.03, 0.1, 0.3, 1.0), max_grad_norm=(1.0, 3.0))),
+    Method("objective-perturbation", "objective perturbation", {"task": "objective-perturbation"},
+           _grid(weight_decay=(0.01, 0.03, 0.1, 0.3), max_grad_norm=(1.0, 3.0))),
+    Method("central", "central DP, unit hospital", _FULL | {"momentum": 0.9, "sample_rate": 0.2, "local_steps": 5},
+           _grid(rounds=(2, 6), central_clip_norm=(0.3, 1.0, 3.0), learning_rate=(1.0,)), unit="hospital"),
+    Method("no-dp", "federated, without privacy", _FULL | {"momentum": 0.9},
+           _grid(learning_rate=(1.0,)), private=False),
+)  # fmt: skip
+NAMES = tuple(method.name for method in METHODS)

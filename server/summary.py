@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from polyclinic.config import train_settings
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_together, from_text
+from polyclinic.privacy.noise import warning
 from polyclinic.privacy.statements import statements
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
@@ -147,6 +149,8 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "Epsilon covers the training patients' records in everything that the hospitals sent: the statistics that "
             "standardise features and every model update."
         )
+    if worse := _noise_warning(outcome):
+        notes.append(worse)
     if outcome.central:
         notes += _central_notes(outcome)
     if outcome.config.secure_aggregation:
@@ -182,6 +186,14 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return notes
+
+
+def _noise_warning(outcome: Outcome) -> str | None:
+    """A sentence where the noise of the hospitals' steps is worse than independent noise at how often a patient takes part."""
+    if outcome.privacy is None or outcome.config.one_release:
+        return None
+    settings = train_settings(outcome.config, outcome.privacy.noise_multiplier)
+    return settings.noise and warning(settings.noise, settings.participation)
 
 
 def _central_notes(outcome: Outcome) -> list[str]:

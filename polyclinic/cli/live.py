@@ -109,6 +109,7 @@ class LiveProgress:
                 f"\ncentral noise: ε = {config.central_epsilon:g}, δ = {config.central_delta:g} for a whole hospital"
             )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
+        what += f", {config.task}" if config.one_release else ""
         what += f", engine {engine}" if engine else ""
         what += ", each a release of its own" if config.one_release and config.rounds > 1 else ""
         self._console.print(

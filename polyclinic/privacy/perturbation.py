@@ -123,7 +123,8 @@ def least_strength(norm: float, eps: float) -> float:
 def _linear_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float:
     if noise == "gamma":
         return 1 / noise_multiplier
-    return float(dpa.get_epsilon_gaussian(noise_multiplier, delta))
+    # The library's search ends within 1e-12 of the root, on either side.
+    return float(dpa.get_epsilon_gaussian(noise_multiplier, delta)) + 1e-9
 
 
 def _pure(eps: float) -> DpEvent:

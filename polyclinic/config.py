@@ -33,12 +33,19 @@ _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "output-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.1},
     "objective-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.03},
 }
+#: What a strategy takes where nothing is given, because it is defined so.
+_STRATEGY_DEFAULTS: dict[str, dict[str, Any]] = {"fedsgd": {"local-steps": 1, "sample-rate": 1.0}}
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
+
+
+def _defaults(task: object, strategy: object) -> dict[str, Any]:
+    """What the task and the strategy of these names take where nothing is given."""
+    return _TASK_DEFAULTS.get(str(task), {}) | _STRATEGY_DEFAULTS.get(str(strategy), {})
 
 
 class RunConfig(BaseModel):
@@ -254,11 +261,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _task_defaults(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not isinstance(values.get("task"), str):
+    def _usual(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
             return values
         given = {_dashed(key) for key in values}
-        wanted = _TASK_DEFAULTS.get(values["task"], {})
+        wanted = _defaults(values.get("task"), values.get("strategy"))
         return values | {key: value for key, value in wanted.items() if key not in given}
 
     @field_validator("hidden", mode="before")
@@ -394,6 +401,20 @@ class RunConfig(BaseModel):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _possible_for_the_strategy(self) -> RunConfig:
+        if self.strategy == "fedsgd" and (self.local_steps, self.sample_rate) != (1, 1.0):
+            raise ValueError(
+                f"strategy is 'fedsgd' but local-steps is {self.local_steps} and sample-rate {self.sample_rate:g}: FedSGD is one "
+                "step over all patients in every round; set local-steps to 1 and sample-rate to 1, or strategy to 'fedavg'"
+            )
+        if self.strategy == "qfedavg" and self.dp:
+            raise ValueError(
+                "strategy is 'qfedavg' but dp is true: it weights hospitals by their training loss, which does not leave a "
+                "private run; set dp to false or take another strategy"
+            )
+        return self
+
     @property
     def central(self) -> bool:
         """Whether a trusted server adds noise that protects whole hospitals."""
@@ -440,9 +461,10 @@ class RunConfig(BaseModel):
         return dict(self.model_dump(by_alias=True))
 
     def given(self) -> dict[str, bool | int | float | str]:
-        """``flat`` with only what is not usual for the task: another task then takes its own defaults for the rest."""
-        usual = type(self)(task=self.task).flat()
-        return {key: value for key, value in self.flat().items() if key == "task" or value != usual[key]}
+        """``flat`` with only what is not usual for task and strategy: others then take their own defaults for the rest."""
+        usual = type(self)().flat() | _defaults(self.task, self.strategy)
+        named = ("task", "strategy")
+        return {key: value for key, value in self.flat().items() if key in named or value != usual[key]}
 
     def decisive(self) -> dict[str, bool | int | float | str]:
         """``flat`` with only the keys that decide what comes out."""

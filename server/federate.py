@@ -18,6 +18,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from safetensors import SafetensorError, safe_open
 
 from polyclinic.arrays import Arrays, from_record
@@ -110,10 +111,18 @@ def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
     model_named(config.model)
     task_named(config.task)
-    strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+    strategy = _strategy(config)
     if config.central:
         check_base(strategy)
     check_summable(config, strategy)
+
+
+def _strategy(config: RunConfig) -> Strategy:
+    """The run's strategy, told those of the run's settings that it takes."""
+    told = {
+        "proximal_mu": config.proximal_mu, "client_learning_rate": config.learning_rate, "train_loss_key": "train-loss",
+    }  # fmt: skip
+    return make_strategy(strategy_named(config.strategy), config.options, told)
 
 
 def check_model(config: RunConfig, schema: Schema) -> None:
@@ -136,7 +145,7 @@ def federate(
     """
     watcher = progress or Silent()
     check_names(config)
-    strategy = make_strategy(strategy_named(config.strategy), config.options, config.proximal_mu)
+    strategy = _strategy(config)
     enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
     unfit = {site.name: why for site in enrolled if (why := _unlike(site, config)) is not None}
     absent += unfit.items()

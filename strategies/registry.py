@@ -6,6 +6,7 @@ The round loop samples hospitals itself, from the run's seed, so a strategy is a
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.serverapp import strategy as flower
@@ -15,6 +16,7 @@ from polyclinic.errors import ConfigError
 
 BUILT_IN: dict[str, type[Strategy]] = {
     "fedavg": flower.FedAvg,  # McMahan et al. 2017
+    "fedsgd": flower.FedAvg,  # the same with one step over all patients, to which RunConfig holds it
     "fedprox": flower.FedProx,  # Li et al. 2020
     "fedavgm": flower.FedAvgM,  # Hsu et al. 2019
     "fedadam": flower.FedAdam,  # Reddi et al. 2021
@@ -22,6 +24,10 @@ BUILT_IN: dict[str, type[Strategy]] = {
     "fedyogi": flower.FedYogi,
     "fedmedian": flower.FedMedian,  # Yin et al. 2018
     "fedtrimmedavg": flower.FedTrimmedAvg,
+    "krum": flower.Krum,  # Blanchard et al. 2017
+    "multikrum": flower.MultiKrum,
+    "bulyan": flower.Bulyan,  # El Mhamdi et al. 2018
+    "qfedavg": flower.QFedAvg,  # Li et al. 2020 (q-FFL)
 }
 
 _WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
@@ -42,8 +48,11 @@ def merge_by(strategy: Strategy) -> str | None:
     return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 
 
-def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: float = 0.0) -> Strategy:
-    """An instance with ``options`` as its keyword arguments. Raises ConfigError naming an argument it does not take."""
+def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[str, Any]) -> Strategy:
+    """An instance with ``options`` as its keyword arguments, and of what the run tells those that it takes.
+
+    Raises ConfigError naming an argument it does not take.
+    """
     accepted = inspect.signature(kind).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     if ours := sorted(set(options) & set(_EVERY_NODE)):
@@ -57,9 +66,7 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], proximal_mu: fl
         raise ConfigError(
             f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}."
         )
-    defaults = {name: value for name, value in _EVERY_NODE.items() if name in accepted}
-    if "proximal_mu" in accepted:
-        defaults["proximal_mu"] = proximal_mu
+    defaults = {name: value for name, value in {**told, **_EVERY_NODE}.items() if name in accepted}
     try:
         return kind(**{**defaults, **options})
     except (TypeError, ValueError) as error:

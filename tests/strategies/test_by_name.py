@@ -1,0 +1,101 @@
+"""Every strategy that has a name runs by it, and FedSGD is what its paper says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.federation import Federation, RunResult
+from polyclinic.strategies.registry import BUILT_IN, merge_by
+
+Quick = Callable[..., RunResult]
+
+NEEDS: dict[str, dict[str, Any]] = {"qfedavg": {"dp": False}, "fedsgd": {"local_steps": 1}}
+FLOWERS_OTHERS = ("Strategy", "DifferentialPrivacy", "FedXgb")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_name_runs_and_gives_finite_metrics(quick: Quick, name: str) -> None:
+    result = quick(strategy=name, **NEEDS.get(name, {}))
+    assert len(result.sites) == 4
+    metrics = [result.pooled[key] for key in ("loss", "auroc", "accuracy", "brier")]
+    assert np.isfinite(np.array(metrics, dtype=float)).all()
+    assert result.config.dp is False or 2.5 < result.privacy["epsilon"] <= 3.0
+
+
+def test_every_strategy_of_flower_that_averages_models_has_a_name() -> None:
+    """Not those for boosted trees, which carry no arrays of a model, nor the wrappers for privacy, which need another."""
+    found = {
+        name.lower()
+        for name in dir(flower)
+        if isinstance(kind := getattr(flower, name), type)
+        and issubclass(kind, Strategy)
+        and not name.startswith(FLOWERS_OTHERS)
+    }
+    assert found <= set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", ["fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan"])
+def test_what_is_no_mean_of_models_goes_with_no_privacy_of_whole_hospitals(quick: Quick, name: str) -> None:
+    with pytest.raises(ConfigError, match="does not start from their mean"):
+        quick(strategy=name, central_epsilon=2.0, standardise=False, patients_per_site=80)
+    with pytest.raises(ConfigError, match="secure-aggregation gives it nothing else"):
+        quick(strategy=name, secure_aggregation=True)
+
+
+def test_means_alone_are_declared_means() -> None:
+    means = {name for name, kind in BUILT_IN.items() if merge_by(object.__new__(kind)) is not None}
+    assert means == {"fedavg", "fedsgd", "fedprox", "fedavgm", "fedadam", "fedadagrad", "fedyogi"}
+
+
+def test_fedsgd_is_one_step_over_all_patients() -> None:
+    config = RunConfig.build({"strategy": "fedsgd"})
+    assert (config.local_steps, config.sample_rate) == (1, 1.0)
+    back = Federation.from_config(config).with_options(strategy="fedavg").config
+    assert (back.local_steps, back.sample_rate) == (RunConfig().local_steps, RunConfig().sample_rate)
+    for values in ({"local_steps": 2}, {"sample_rate": 0.5}):
+        with pytest.raises(ConfigError, match="FedSGD is one step over all patients"):
+            RunConfig.build({"strategy": "fedsgd"}, values)
+
+
+def test_a_round_of_fedsgd_is_a_gradient_step_of_all_hospitals_together(quick: Quick) -> None:
+    """McMahan et al. 2017, section 2: the mean of one step at each is one step on the pooled patients."""
+    both = {"strategy": "fedsgd", "dp": False, "rounds": 3, "local_steps": 1}
+    apart, together = quick(**both), quick(**both, sites=1)
+    for name, value in together.arrays.items():
+        np.testing.assert_allclose(apart.arrays[name].numpy(), value.numpy(), atol=1e-5)
+
+
+def test_qfedavg_is_refused_where_no_loss_leaves() -> None:
+    with pytest.raises(ConfigError, match="training loss, which does not leave a private run"):
+        RunConfig.build({"strategy": "qfedavg"})
+
+
+def test_a_strategy_is_told_what_the_loop_decides(quick: Quick) -> None:
+    with pytest.raises(ConfigError, match="'min-train-nodes', which the round loop decides"):
+        quick(strategy="krum", strategy_options="min-train-nodes=3")
+    with pytest.raises(ConfigError, match="'malicious', which Krum does not take; it takes num-malicious-nodes"):
+        quick(strategy="krum", strategy_options="malicious=1")
+
+
+@pytest.mark.slow
+def test_fedavg_needs_fewer_rounds_than_fedsgd_at_equal_loss(quick: Quick) -> None:
+    """McMahan et al. 2017, table 2: local steps save rounds. Without privacy, each at the better of two learning rates."""
+
+    def rounds_to(loss: float, **options: Any) -> float:
+        found = []
+        for rate in (0.3, 1.0):
+            told = quick(dp=False, rounds=25, learning_rate=rate, **options).rounds
+            found += list(told[(told.site == "pooled") & (told.loss <= loss)]["round"])
+        return min(found, default=np.inf)
+
+    fedavg, fedsgd = (
+        rounds_to(0.13, strategy="fedavg", local_steps=10),
+        rounds_to(0.13, strategy="fedsgd", local_steps=1),
+    )
+    assert 3 * fedavg <= fedsgd < np.inf, (fedavg, fedsgd)

@@ -55,7 +55,7 @@ def _over_time(name: str, title: str, noise: str, options: str = "") -> Method:
     return Method(name, title, base, _grid(_FEW, _MANY, learning_rate=(0.3, 1.0)))
 
 
-_ADAM = _grid(_FULL, _HALF | {"momentum": 0.0}, learning_rate=(0.05, 0.2))
+_ADAM = _grid(_FULL, learning_rate=(0.03, 0.1, 0.3))
 _KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), learning_rate=(1.0,)) + _grid(
     {"momentum": 0.0}, denoise_gain=(0.3,), learning_rate=(3.0,)
 )
@@ -75,9 +75,9 @@ METHODS = (
     Method("kalman", "denoised, Kalman gain", _FULL | {"denoise": "kalman"}, _KALMAN),
     Method("disk", "denoised, DiSK", _FULL | {"denoise": "disk"}, _KALMAN),
     Method("output-perturbation", "output perturbation", {"task": "output-perturbation"},
-           _grid(weight_decay=(0.03, 0.1, 0.3, 1.0), max_grad_norm=(1.0, 3.0))),
+           _grid(weight_decay=(0.1, 0.3, 1.0), max_grad_norm=(2.0, 4.0))),
     Method("objective-perturbation", "objective perturbation", {"task": "objective-perturbation"},
-           _grid(weight_decay=(0.01, 0.03, 0.1, 0.3), max_grad_norm=(1.0, 3.0))),
+           _grid(weight_decay=(0.01, 0.03, 0.1), max_grad_norm=(2.0, 4.0))),
     Method("central", "central DP, unit hospital", _FULL | {"momentum": 0.9, "sample_rate": 0.2, "local_steps": 5},
            _grid(rounds=(2, 6), central_clip_norm=(0.3, 1.0, 3.0), learning_rate=(1.0,)), unit="hospital"),
     Method("no-dp", "federated, without privacy", _FULL | {"momentum": 0.9},

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.probes import ROOT
 from benchmarks.utility.measure import Plan, beside_opacus, measured, quick
+from benchmarks.utility.noise import noise_rows
 from benchmarks.utility.report import goals, tables, write_plot, write_section
 from benchmarks.utility.runs import Runs
 from benchmarks.utility.splits import DELTAS, HELD_OUT, HOSPITALS
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = Runs(None if given.quick else RUNS, given.processes)
     result["rows"] = measured(plan, runs, _say)
     result["opacus"] = beside_opacus(plan, runs, _say)
+    result["noise"] = noise_rows()
     result["goals"] = goals(result["rows"])
     if not given.quick:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

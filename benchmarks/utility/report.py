@@ -31,12 +31,13 @@ def _goal(name: str, most: float, row: Row) -> dict[str, Any]:
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """GitHub markdown: a table for each dataset, the goals, the one beside Opacus, and a sentence on the machine."""
+    """GitHub markdown: a table for each dataset, the goals, those on Opacus and on noise, and a sentence on the machine."""
     rows = result["rows"]
     parts = [methods_table(rows, dataset) for dataset in dict.fromkeys(row["dataset"] for row in rows)]
     if result["goals"]:
         parts.append(goals_table(result["goals"]))
-    return "\n\n".join([*parts, opacus_table(result["opacus"]), _sentence(result["machine"])])
+    parts += [opacus_table(result["opacus"]), noise_table(result["noise"]), _sentence(result["machine"])]
+    return "\n\n".join(parts)
 
 
 def methods_table(rows: Sequence[Row], dataset: str) -> str:
@@ -80,6 +81,19 @@ def opacus_table(found: Iterable[Row]) -> str:
                f"{row['ours_auroc']:.3f}", _with_error(row["won"], row["won_error"])])
         for row in found
     ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def noise_table(found: Sequence[Row]) -> str:
+    """Noise of a run's mean gradient in multiples of full batches' noise."""
+    heads = [name for name in found[0] if name not in ("batches", "passes")]
+    named = [
+        f"Poisson, ε = {head.removeprefix('poisson ')}" if head.startswith("poisson") else f"`{head}`" for head in heads
+    ]
+    lines = [_line(["batches", "passes", *named]), _line(["---:"] * (2 + len(heads)))]
+    lines += [
+        _line([str(row["batches"]), str(row["passes"]), *(f"{row[head]:.2f}" for head in heads)]) for row in found
+    ]
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from benchmarks.probes import ROOT
 from benchmarks.utility import runs as runs_module
 from benchmarks.utility.measure import Plan, beside_opacus, cells, measured, row
 from benchmarks.utility.methods import METHODS, NAMES, Method
+from benchmarks.utility.noise import PROCESSES, over_time, poisson
 from benchmarks.utility.report import BEGIN, END, goals, tables, write_section
 from benchmarks.utility.runs import Found, Job, Runs, carry_out
 from benchmarks.utility.splits import DELTAS, drawn, name_of
@@ -77,6 +78,16 @@ def test_opacus_run_tells_one_rounds_epsilon_and_truly_spends_more(heart_disease
     found = carry_out(Job("heart_disease", 0, options, "opacus"))
     assert found["claimed_epsilon"] < found["true_epsilon"]
     assert 0.5 < found["auroc"] < 1
+
+
+def test_no_way_of_training_has_less_noise_than_full_batches() -> None:
+    # With one batch, every step is a full batch; of b batches independent noise has sqrt(b) times as much.
+    assert poisson(1, 8, 1.0) == pytest.approx(1, rel=0.01)
+    assert over_time("independent", 1, 8) == pytest.approx(1)
+    assert over_time("independent", 9, 4) == pytest.approx(3)
+    for name in PROCESSES:
+        assert over_time(name, 4, 4) >= 1
+    assert poisson(4, 4, 1.0) >= 1
 
 
 class Made(Runs):
@@ -164,7 +175,8 @@ def test_goals_are_gaps_to_the_pooled_model_and_whole_hospitals_do_not_count() -
 def test_the_tables_stand_between_the_marks_and_the_rest_stays(tmp_path: Path) -> None:
     runs = Made()
     rows = measured(SMALL, runs, lambda line: None)
-    result = {"rows": rows, "goals": goals(rows), "opacus": beside_opacus(SMALL, runs, lambda line: None),
+    noise = [{"batches": 4, "passes": 5, "poisson 1": 1.5, "tree": 2.5}]
+    result = {"rows": rows, "noise": noise, "goals": goals(rows), "opacus": beside_opacus(SMALL, runs, lambda line: None),
               "machine": dict.fromkeys(("date", "commit", "cpu", "cores", "python", "torch", "opacus"), "x")}  # fmt: skip
     page = tmp_path / "choosing.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
@@ -180,7 +192,7 @@ def test_a_quick_run_prints_its_json_alone(heart_disease: None) -> None:
     command = [sys.executable, "-m", "benchmarks.utility", "--quick", "--json"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     result = json.loads(told.stdout)
-    assert {"machine", "command", "terms", "rows", "opacus", "goals"} == set(result)
+    assert {"machine", "command", "terms", "rows", "opacus", "noise", "goals"} == set(result)
     for one in result["rows"]:
         assert 0 <= one["auroc"] <= 1
         assert one["epsilon"] is None or one["true_epsilon"] <= one["epsilon"]

@@ -96,7 +96,7 @@ def test_training_charges_the_steps_it_takes_before_it_replies(tmp_path: Path) -
     assert ledger(hospital).spent() == pytest.approx(spent)
 
 
-def test_three_rounds_cost_more_than_one_and_equal_the_accountant(tmp_path: Path) -> None:
+def test_fault_07_three_rounds_cost_more_than_one_and_equal_the_accountant(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
     for number in (1, 2, 3):
         assert train(hospital, round=number).has_content()
@@ -110,7 +110,7 @@ def test_a_budget_refuses_with_one_sentence_and_nothing_changes(tmp_path: Path) 
     assert ledger(hospital).events() == []
 
 
-def test_replies_of_a_real_hospital_carry_no_unperturbed_number(tmp_path: Path) -> None:
+def test_fault_15_replies_of_a_real_hospital_carry_no_unperturbed_number(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     metrics = train(hospital).content["metrics"]
     assert set(metrics) == {"steps", "num-examples"} and metrics["num-examples"] == 150.0
@@ -119,7 +119,7 @@ def test_replies_of_a_real_hospital_carry_no_unperturbed_number(tmp_path: Path) 
     assert "predictions" not in reply.content
 
 
-def test_noise_of_a_real_hospital_does_not_follow_the_seed(tmp_path: Path) -> None:
+def test_fault_19_noise_of_a_real_hospital_does_not_follow_the_seed(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     first, second = (train(hospital, round=n).content["arrays"]["0.weight"].numpy() for n in (1, 2))
     again = Path(tmp_path / "again")
@@ -250,7 +250,7 @@ def statistics(hospital: Path, run: str) -> np.ndarray:
     return app(ask, context(hospital)).content["arrays"]["sums"].numpy()
 
 
-def test_statistics_are_noised_and_charged(tmp_path: Path) -> None:
+def test_fault_14_statistics_are_noised_and_charged(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     assert not np.array_equal(statistics(hospital, "one"), statistics(hospital, "two"))
     assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "statistics"]
@@ -333,7 +333,7 @@ def test_work_beyond_the_policys_limits_is_refused_before_the_ledger(tmp_path: P
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
-def test_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path) -> None:
+def test_fault_22_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path) -> None:
     """The process dies by SIGKILL as soon as training begins; what was charged stays, and the next round composes."""
     hospital = make_hospital(tmp_path)
     script = (

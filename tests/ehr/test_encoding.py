@@ -104,7 +104,7 @@ def test_each_kind_becomes_what_the_schema_says(schema: Schema, records: pd.Data
     assert [x["codes=E11"][2], x["codes=N18"][2], x["codes=I10"][2]] == [1.0, 1.0, 0.0]
 
 
-def test_encoding_of_a_row_does_not_depend_on_other_rows(schema: Schema, records: pd.DataFrame) -> None:
+def test_fault_14_encoding_of_a_row_does_not_depend_on_other_rows(schema: Schema, records: pd.DataFrame) -> None:
     together = encode(records, schema).x
     apart = np.concatenate([encode(records.iloc[[row]], schema).x for row in range(len(records))])
     np.testing.assert_array_equal(together, apart)

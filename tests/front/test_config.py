@@ -34,7 +34,7 @@ def test_flat_form_round_trips() -> None:
         ({"rounds": 0}, "'rounds' has the value 0"),
         ({"hidden": "32,x"}, "positive whole numbers"),
         ({"partitioner": "dirichelt"}, "Did you mean 'dirichlet'?"),
-        ({"optimizer": "lion"}, "'optimizer' has the value 'lion', which must be 'sgd', 'adam' or 'adamw'"),
+        ({"optimizer": "lion"}, "'optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
         ({"statistics-share": 0}, "statistics-share is 0 but standardise is true"),
         ({"standardise": False}, "patients-per-site is 0"),
     ],

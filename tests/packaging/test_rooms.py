@@ -55,7 +55,7 @@ def test_the_library_knows_nothing_of_flower(room: str) -> None:
         assert not any(name.split(".")[0] in ("flwr", "ray") for name in imports(path)), path.relative_to(ROOT)
 
 
-def test_no_global_random_state_is_used() -> None:
+def test_fault_19_no_global_random_state_is_used() -> None:
     allowed = ("torch.default_generator.manual_seed", "torch.cuda.manual_seed")  # inside fork_rng
     for room in MAY_IMPORT:
         for path in files(room):

@@ -153,7 +153,7 @@ def test_gaussian_matches_the_analytic_mechanism(sigma, expected):
     assert epsilon(gaussian_event(sigma), 1e-5) == pytest.approx(expected, rel=1e-3)
 
 
-def test_both_accountants_take_noise_relative_to_the_clip_norm():
+def test_fault_24_both_accountants_take_noise_relative_to_the_clip_norm():
     # dp-accounting's own RDP accountant gives 2.166 here under every relation: half the distance, fault 24.
     replaced, halved = gaussian_event(2.0), gaussian_event(1.0)
     assert epsilon(replaced, 1e-5, "pld", "replace-one") == pytest.approx(4.377178, rel=1e-3)
@@ -162,7 +162,7 @@ def test_both_accountants_take_noise_relative_to_the_clip_norm():
         assert epsilon(replaced, 1e-5, accountant, "replace-one") == pytest.approx(epsilon(halved, 1e-5, accountant))
 
 
-def test_randomised_response_is_composed_as_often_as_it_is_used():
+def test_fault_23_randomised_response_is_composed_as_often_as_it_is_used():
     # Fault 23: dp-accounting's PLD accountant answers log 3 for any count.
     one = dpa.RandomizedResponseDpEvent(0.5, 2)
     fifty = dpa.SelfComposedDpEvent(one, 50)
@@ -194,7 +194,7 @@ def test_laplace_matches_golden_and_costs_double_when_replaced():
     assert epsilon(single, 1e-9, "rdp", "replace-one") >= 2.0 * (1 - 1e-3)
 
 
-def test_batches_that_are_not_poisson_get_no_amplification():
+def test_fault_26_batches_that_are_not_poisson_get_no_amplification():
     shuffled = dpsgd_event(0.002, 0.7, 500, poisson=False)
     assert epsilon(shuffled, 1e-5) == pytest.approx(epsilon(gaussian_event(0.7, 500), 1e-5))
     # One epoch with a shuffle costs at least 6.588, with Poisson samples 0.987.

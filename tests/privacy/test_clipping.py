@@ -65,7 +65,7 @@ def test_zero_rows_sum_to_zero():
     assert torch.equal(clipped_sum(torch.zeros(4, 3), 1.0).total, torch.zeros(3))
 
 
-def test_joint_clipping_of_real_and_made_rows_is_told_apart():
+def test_fault_29_joint_clipping_of_real_and_made_rows_is_told_apart():
     # Fault 29: removing the real record moves the clipped real sum by at most C, whatever is added after it.
     real, made = torch.tensor([[5.0, 0.0]]), torch.tensor([[-3.0, 0.0]])
     with_record = clipped_sum(real, 1.0).total + made.sum(0)
@@ -130,7 +130,7 @@ def test_integer_sums_are_refused_rather_than_rounded():
         privatise(ClippedSum(torch.zeros(3, dtype=torch.int64), 1.0), 1.0, keyed_stream(0).normal(3))
 
 
-def test_poisson_batch_sizes_are_binomial():
+def test_fault_12_poisson_batch_sizes_are_binomial():
     stream, n, rate, steps = keyed_stream(3, "batches"), 40, 0.05, 4000
     taken = poisson_samples(n, rate, steps, stream).astype(float)
     sizes = taken.sum(axis=1).astype(int)

@@ -281,7 +281,7 @@ time.sleep(600)
 """
 
 
-def test_charge_survives_kill(path):
+def test_fault_22_charge_survives_kill(path):
     process = _python(CHARGE_THEN_HANG, path)
     said = float(process.stdout.readline())
     os.kill(process.pid, signal.SIGKILL)

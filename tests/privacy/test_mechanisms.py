@@ -153,7 +153,7 @@ def test_gaussian_noise_is_calibrated_exactly(target: float, sigma: float) -> No
     assert found >= sigma and 0.995 * target < dpa.get_epsilon_gaussian(found, 1e-5) <= target
 
 
-def test_the_classic_formula_is_not_used_where_it_is_wrong() -> None:
+def test_fault_06_the_classic_formula_is_not_used_where_it_is_wrong() -> None:
     classic = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10
     assert epsilon(dpa.GaussianDpEvent(classic), 1e-5) > 10.3
     assert epsilon(calibrated(gaussian, 10, 1e-5).event, 1e-5) <= 10
@@ -207,7 +207,7 @@ class Percentile:
     event: dpa.DpEvent = dpa.UnsupportedDpEvent()
 
 
-def test_only_accounted_mechanisms_can_be_called_private() -> None:
+def test_fault_11_only_accounted_mechanisms_can_be_called_private() -> None:
     for mechanism in (laplace(1.0), laplace(1.0, FINE), gaussian(1.0), discrete_gaussian(1.0), discrete_gaussian(1.0, 4, 2),
                       randomised_response(1.0, 3), exponential(1.0), report_noisy_max(1.0)):  # fmt: skip
         assert event_from_json(event_to_json(mechanism.event)) == mechanism.event

@@ -56,7 +56,7 @@ CELLS = st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 1.0, np.nan, np.inf, 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 15))
-def test_one_patient_moves_the_total_by_at_most_the_sensitivity(data, columns, rows):
+def test_fault_21_one_patient_moves_the_total_by_at_most_the_sensitivity(data, columns, rows):
     x = data.draw(arrays(np.float64, (rows, columns), elements=CELLS))
     patient = data.draw(arrays(np.int64, rows, elements=st.integers(0, 3)))
     nullable = data.draw(arrays(np.bool_, columns))

@@ -70,7 +70,7 @@ def test_keyed_streams_differ_between_sites_and_rounds():
     assert np.abs(correlation).max() < 0.12
 
 
-def test_no_stream_touches_global_random_state():
+def test_fault_19_no_stream_touches_global_random_state():
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     system_stream().normal(10), keyed_stream(0, "x").normal(10), generator(3).random(10), torch_seed(3, "y")
     assert np.array_equal(before[0], np.random.get_state()[1])  # noqa: NPY002

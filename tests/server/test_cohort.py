@@ -68,7 +68,7 @@ def test_cohorts_that_cannot_be_had_are_refused(options: dict[str, object], word
         check_cohorts(Federation().with_options(**options).config, 10)
 
 
-def test_sampling_hospitals_buys_no_privacy() -> None:
+def test_fault_09_sampling_hospitals_buys_no_privacy() -> None:
     """The server sees who took part, so a small cohort must not lower the noise."""
     few, all_of_them = (calibrate(Federation().with_options(fraction_train=share).config) for share in (0.25, 1.0))
     assert few.noise_multiplier == all_of_them.noise_multiplier

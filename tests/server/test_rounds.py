@@ -41,7 +41,7 @@ def test_same_seed_same_model_other_seed_other_model(quick: Quick) -> None:
     assert first.rounds.drop(columns="seconds").equals(again.rounds.drop(columns="seconds"))
 
 
-def test_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quick) -> None:
+def test_fault_06_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quick) -> None:
     result = quick(rounds=3, epsilon=1.0)
     planned = epsilon(calibrate(result.config).total_event, 1e-3)
     assert planned <= 1.0

@@ -12,7 +12,10 @@ CYCLIC = {"batching": "cyclic", "rounds": 4, "local_steps": 4}
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"sample_rate": 1.0, "noise": "tree"}, "With a patient in every step of 16, at most 16 times, tree noise leaves"),
+        (
+            {"sample_rate": 1.0, "noise": "tree"},
+            "With a patient in every step of 16, at most 16 times, tree noise leaves",
+        ),
         ({"sample_rate": 0.5, "noise": "tree"}, "one step in 2 of 16, at most 8 times, tree noise leaves"),
         ({"sample_rate": 0.25, "noise": "banded"}, None),
         ({"sample_rate": 1.0, "noise": "banded"}, None),

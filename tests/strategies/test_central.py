@@ -242,7 +242,7 @@ def test_sum_and_count_together_spend_what_was_said(expected: float) -> None:
         sum_noise_multiplier(5.0, 2.5)
 
 
-def test_the_noisy_fraction_is_of_the_expected_number_and_as_noisy_as_said() -> None:
+def test_fault_27_the_noisy_fraction_is_of_the_expected_number_and_as_noisy_as_said() -> None:
     shares = [noisy_fraction([True] * 30 + [False] * 10, 50, 2.0, keyed_stream(0, i)) for i in range(2000)]
     # 20 more than half of those who came, over the 50 expected: not 30 of 40.
     assert np.mean(shares) == pytest.approx(0.5 + 10 / 50, abs=0.003)
@@ -443,7 +443,7 @@ def test_a_comparison_trains_without_central_noise(quick: Quick) -> None:
     assert len(Ledger.read(result.path / "server-ledger.sqlite").events()) == 1
 
 
-def test_an_empty_round_gets_its_noise_and_is_charged(quick: Quick) -> None:
+def test_fault_27_an_empty_round_gets_its_noise_and_is_charged(quick: Quick) -> None:
     options = CENTRAL | {"site_sampling": "poisson", "sites_per_round": 1, "rounds": 6, "strategy": "fedadam"}
     result = quick(**options)
     trained = result.rounds[result.rounds.bytes_up.notna()]["round"]

@@ -76,7 +76,7 @@ def test_a_private_step_equals_opacus(optimizer: str) -> None:
         np.testing.assert_allclose(ours.arrays[name], value.numpy(), atol=1e-6)
 
 
-def test_repeating_a_patients_rows_does_not_change_the_update() -> None:
+def test_fault_21_repeating_a_patients_rows_does_not_change_the_update() -> None:
     assert distance(one(rows()), one(rows(repeats=5))) < 1e-9
 
 
@@ -92,24 +92,24 @@ def test_removing_a_patient_moves_the_update_by_at_most_the_clip() -> None:
     assert moved <= step.learning_rate * step.max_grad_norm / 12 * (1 + 1e-6)
 
 
-def test_a_record_that_is_not_finite_contributes_nothing() -> None:
+def test_fault_28_a_record_that_is_not_finite_contributes_nothing() -> None:
     data = rows()
     data.x[3, 1] = 1e300
     assert all(np.isfinite(value).all() for value in one(data, noise_multiplier=1.0).arrays.values())
 
 
-def test_empty_batches_add_noise_and_count_as_steps() -> None:
+def test_fault_12_empty_batches_add_noise_and_count_as_steps() -> None:
     update = one(rows(patients=3), sample_rate=1e-9, local_steps=4, noise_multiplier=1.0)
     assert update.steps == 4
     assert all(np.any(update.arrays[name] != START[name]) for name in START)
 
 
-def test_steps_taken_equal_steps_in_the_event() -> None:
+def test_fault_08_steps_taken_equal_steps_in_the_event() -> None:
     chosen = settings(local_steps=7, sample_rate=0.5, noise_multiplier=1.1)
     assert classification.event(chosen).count == one(rows(), local_steps=7).steps == 7
 
 
-def test_sites_do_not_share_noise() -> None:
+def test_fault_08_sites_do_not_share_noise() -> None:
     data = rows()
     first, second = classification.train(
         BUILD, START, [work(data, "a"), work(data, "b")], settings(noise_multiplier=1.0)
@@ -117,7 +117,7 @@ def test_sites_do_not_share_noise() -> None:
     assert distance(first, second) > 1e-3
 
 
-def test_the_divisor_is_public_not_the_realised_batch() -> None:
+def test_fault_28_the_divisor_is_public_not_the_realised_batch() -> None:
     data = rows(patients=12)
     doubled = classification.train(
         BUILD, START, [SiteWork(data, keyed_stream(0, "b"), keyed_stream(0, "n"), 24.0)], settings()
@@ -146,7 +146,7 @@ def test_kept_continues_where_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=False, track_running_stats=True)])
-def test_modules_that_mix_patients_are_refused(layer: nn.Module) -> None:
+def test_fault_13_modules_that_mix_patients_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="mixes patients"):
         modules.check_module(nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2)))
 

@@ -65,7 +65,7 @@ def test_gram_sensitivity_is_exact_for_orthogonal_columns_and_single_participati
 
 @pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 @pytest.mark.parametrize("steps", [1, 5, 8])
-def test_no_participation_moves_a_process_further_than_its_sensitivity(name, options, steps):
+def test_fault_25_no_participation_moves_a_process_further_than_its_sensitivity(name, options, steps):
     process = noise_process(name, steps, **({"bands": min(3, steps)} if "bands" in options else options))
     strategy = np.linalg.inv(process.matrix())
     for separation in range(1, steps + 1):
@@ -76,7 +76,9 @@ def test_no_participation_moves_a_process_further_than_its_sensitivity(name, opt
 
 @pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
 @pytest.mark.parametrize(("separation", "times"), [(1, 40), (4, 3), (10, 4)])
-def test_no_gradients_of_norm_one_move_a_process_further_than_its_sensitivity(name, options, separation, times):
+def test_fault_25_no_gradients_of_norm_one_move_a_process_further_than_its_sensitivity(
+    name, options, separation, times
+):
     rng = np.random.default_rng(0)
     process = noise_process(name, 40, **options)
     participation = Participation(separation, times)

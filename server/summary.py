@@ -193,7 +193,7 @@ def _noise_warning(outcome: Outcome) -> str | None:
     if outcome.privacy is None or outcome.config.one_release:
         return None
     settings = train_settings(outcome.config, outcome.privacy.noise_multiplier)
-    return settings.noise and warning(settings.noise, settings.participation)
+    return warning(settings.noise, settings.participation) if settings.noise else None
 
 
 def _central_notes(outcome: Outcome) -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
-from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connect_dots
+from scipy import optimize
 
 from polyclinic.privacy.events import (
     ApproximateDpEvent,
@@ -33,6 +34,7 @@ _FINEST = 1e-6
 _USUAL_DELTA = 1e-5
 _MANY_KEPT = 1e-4
 _MANY_EVENTS = 4096  # beyond, cutting the tails of every doubling would add up
+_VERY_MANY = 100_000
 _NO_PRIVACY = 1e4  # beyond this RDP is as good a bound as any
 _MOST_JOINED = 4000
 _NO_TAIL = 1e-18  # a delta that no composition notices
@@ -110,7 +112,24 @@ def pld_epsilon_at(
     events: Composition, delta: float, relation: Relation, interval: float, compose: Compose | None = None
 ) -> float:
     """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``."""
-    return max(0.0, float(composed(events, relation, interval, compose).get_epsilon_for_delta(delta)))
+    return _epsilon_of(composed(events, relation, interval, compose), delta)
+
+
+def _epsilon_of(distribution: Any, delta: float) -> float:
+    """The least epsilon with at most ``delta``; dp-accounting's own walks over every point of the grid."""
+
+    def excess(eps: float) -> float:
+        return float(distribution.get_delta_for_epsilon(eps)) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    if excess(math.inf) > 0:
+        return math.inf
+    above = 1.0
+    while excess(above) > 0:
+        above *= 2
+    found = float(optimize.brentq(excess, 0.0, above, xtol=1e-10, rtol=1e-10))
+    return found + 1e-10 * (1 + found)
 
 
 @lru_cache(maxsize=2)
@@ -138,8 +157,15 @@ def _at_once(event: DpEvent, count: int, relation: Relation, interval: float) ->
     if count == 1:
         return one
     # A sparse one would first raise its size to the power of the count, as a whole number.
-    dense = [part.to_dense_pmf() for part in (one._pmf_remove, one._pmf_add)]
-    return pld.PrivacyLossDistribution(*dense).self_compose(count)
+    directions = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
+    dense = pld.PrivacyLossDistribution(*(direction.to_dense_pmf() for direction in directions))
+    if count < _VERY_MANY:
+        return dense.self_compose(count)
+    # In two stages: the library bounds the tails of very many short distributions many times too wide.
+    several = math.isqrt(count)
+    stages = dense.self_compose(several).self_compose(count // several)
+    left = count % several
+    return stages.compose(dense.self_compose(left)) if left else stages
 
 
 def _of_doublings(event: DpEvent, count: int, relation: Relation, interval: float) -> Any:
@@ -171,10 +197,11 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
                 event.noise_multiplier, value_discretization_interval=interval, neighboring_relation=neighbours
             )
         case dpa.PoissonSampledDpEvent():
-            return pld.from_gaussian_mechanism(
+            sampled = pld.from_gaussian_mechanism(
                 event.event.noise_multiplier, value_discretization_interval=interval,
                 sampling_prob=event.sampling_probability, neighboring_relation=neighbours,
             )  # fmt: skip
+            return _accurate(sampled._pmf_remove.to_dense_pmf(), relation)
         case dpa.LaplaceDpEvent():
             # dp-accounting knows only add or remove; a replaced patient moves the sum by twice the clip norm.
             scale = event.noise_multiplier / (2 if relation == "replace-one" else 1)
@@ -197,6 +224,25 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
             return _pld(as_poisson(event), relation, interval)
         case _:
             raise TypeError(f"{event!r} did not come from merged().")
+
+
+def _accurate(removed: Any, relation: Relation) -> Any:
+    """A sampled Gaussian's distribution without the rounding of probabilities, upwards, that millions of steps show.
+
+    removed: the losses of a pair of neighbours, of which the positive ones are accurate. Those of the pair exchanged have
+    the probabilities exp(-loss) times those of the opposite losses; where a patient is replaced the two are the same.
+    """
+    interval, below, probs = removed._discretization, -removed._lower_loss, removed._probs
+    steps = np.arange(len(probs)) - below
+    opposite = (probs * np.exp(-interval * steps))[::-1]
+    if relation == "add-remove":
+        added = DensePLDPmf(interval, 1 + below - len(probs), opposite, 0.0, True)
+        return pld.PrivacyLossDistribution(removed, added)
+    gains = probs[steps > 0]
+    falls = opposite[: len(gains)]
+    none = max(0.0, 1 - removed._infinity_mass - gains.sum() - falls.sum())
+    both = np.concatenate([falls, [none], gains])
+    return pld.PrivacyLossDistribution(DensePLDPmf(interval, -len(gains), both, removed._infinity_mass, True))
 
 
 def _worst_pld(bound: Floats, interval: float) -> Any:

@@ -19,6 +19,7 @@ from polyclinic.client.charging import charged
 from polyclinic.client.checks import check_names, check_policy, model_arrays, standardiser
 from polyclinic.client.hospital import open_ledgers, simulated_sites
 from polyclinic.client.releases import digest
+from polyclinic.client.state import read_state
 from polyclinic.ehr.shard import Rows
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EnrolRequest, EvaluateRequest, StatisticsRequest
@@ -27,6 +28,7 @@ from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.statistics import noisy_moments
 from polyclinic.training.preparation import contributions, standardised
+from polyclinic.training.task import own_arrays
 
 
 def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
@@ -88,6 +90,20 @@ def _write_down(call: Call[EvaluateRequest]) -> None:
         ])  # fmt: skip
 
 
+def _scores(calls: Sequence[Call[EvaluateRequest]], rows: Sequence[Rows | Exception | None]) -> list[np.ndarray]:
+    """Of the calls that have rows: their probabilities under the message's model, or under it with the hospital's own arrays."""
+    config, (_, arrays) = calls[0].config, model_arrays(calls[0].content)
+    task, build = task_named(config.task), build_model(config, calls[0].hospital.schema)
+    shown = [(call, part) for call, part in zip(calls, rows, strict=True) if isinstance(part, Rows)]
+    if not config.evaluates_own:
+        return list(task.evaluate(build, arrays, [part for _, part in shown]))
+    found = []
+    for call, part in shown:
+        kept = read_state(call.hospital.home, call.request.run, call.request.round + 1)
+        found += task.evaluate(build, arrays | own_arrays(kept), [part])
+    return found
+
+
 def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
     """Of one model at several hospitals, so that it is read once."""
     config, content = calls[0].config, calls[0].content
@@ -102,11 +118,9 @@ def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
         return standardised(shard.test, standardiser(content, shard.x.shape[1]))
 
     rows = each(held_out, calls)
-    shown = [part for part in rows if isinstance(part, Rows)]
     scores: Iterator[np.ndarray] = iter(())
-    if shown:
-        build = build_model(config, calls[0].hospital.schema)
-        scores = iter(task_named(config.task).evaluate(build, model_arrays(content)[1], shown))
+    if any(isinstance(part, Rows) for part in rows):
+        scores = iter(_scores(calls, rows))
 
     def answer(call: Call[EvaluateRequest], rows: Rows | None, scores: np.ndarray | None) -> RecordDict:
         hospital = call.hospital

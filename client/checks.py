@@ -13,6 +13,7 @@ from polyclinic.client.hospital import Hospital
 from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
 from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.messages import BESIDE, CONTROL, LOCAL, STANDARDISER
 from polyclinic.training.preparation import Standardiser
 from polyclinic.training.task import Arrays, TrainSettings
 
@@ -71,16 +72,31 @@ def train_settings(
 
 
 def model_arrays(content: RecordDict) -> tuple[str, Arrays]:
-    """The strategy's ArrayRecord, under whatever key it uses."""
-    for key, record in content.array_records.items():
-        if key != "standardiser":
-            return key, from_record(record)
+    """The strategy's ArrayRecord, under whatever key it uses, and with it what of the model stays at hospitals."""
+    records = content.array_records
+    for key, record in records.items():
+        if key not in BESIDE:
+            return key, from_record(record) | (from_record(records[LOCAL]) if LOCAL in records else {})
     raise ConfigError("The message carries no ArrayRecord with the model.")
+
+
+def control_variate(content: RecordDict, config: RunConfig, arrays: Arrays) -> Arrays:
+    """The server's control variate; empty without SCAFFOLD. Raises ConfigError where it is missing or unlike the model."""
+    if config.strategy != "scaffold":
+        return {}
+    record = content.array_records.get(CONTROL)
+    if record is None:
+        raise ConfigError(f"The message carries no ArrayRecord named {CONTROL!r}, which strategy scaffold needs.")
+    control = from_record(record)
+    for name, value in control.items():
+        if name not in arrays or value.shape != arrays[name].shape or not np.isfinite(value).all():
+            raise ConfigError(f"The message's control variate {name!r} is not finite, or not of the model's shape.")
+    return control
 
 
 def standardiser(content: RecordDict, features: int) -> Standardiser | None:
     """Mean and std, (features,) each. Raises ConfigError for any other shape: one fitted to rows would ask how many there are."""
-    record = content.array_records.get("standardiser")
+    record = content.array_records.get(STANDARDISER)
     if record is None:
         return None
     if set(record) != {"mean", "std"}:

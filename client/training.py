@@ -10,13 +10,14 @@ from dp_accounting import DpEvent
 from flwr.app import RecordDict
 from torch import nn
 
-from polyclinic.arrays import Arrays, size_of
+from polyclinic.arrays import Arrays, size_of, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import charged
 from polyclinic.client.checks import (
     check_names,
     check_policy,
     check_size,
+    control_variate,
     model_arrays,
     standardiser,
     train_settings,
@@ -30,12 +31,12 @@ from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
-from polyclinic.messages import RECORD, TrainRequest
-from polyclinic.plugins import build_model, task_named
+from polyclinic.messages import CONTROL, LOCAL, RECORD, TrainRequest
+from polyclinic.plugins import build_model, task_of
 from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import Standardiser, standardised
-from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
@@ -44,7 +45,10 @@ STACK_BYTES = 1 << 31
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others."""
+    """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others.
+
+    ``arrays``: the whole model; ``local``: those of its arrays that stay at hospitals. ``control``: SCAFFOLD's variate.
+    """
 
     config: RunConfig
     request: TrainRequest
@@ -52,8 +56,14 @@ class _Question:
     settings: TrainSettings
     key: str
     arrays: Arrays
+    local: tuple[str, ...]
+    control: Arrays
     scale: Standardiser | None
     digest: str
+
+    def shared(self, arrays: Arrays) -> Arrays:
+        """Of a model's arrays those that leave."""
+        return {name: value for name, value in arrays.items() if name not in self.local}
 
 
 def train(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
@@ -86,7 +96,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
-    task, build = task_named(config.task), build_model(config, question.schema)
+    task, build = task_of(config), build_model(config, question.schema)
     _check(question, task, build)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
@@ -99,13 +109,13 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return digest(*asked, call.hospital.shard().digest, states[id(call)])
 
     def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
-        work = [_work(call, question.scale, kept[id(call)]) for call in calls]
+        work = [_work(question, call, kept[id(call)]) for call in calls]
         updates = task.train(build, question.arrays, work, question.settings)
         uploads = [
             _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
         ]
         figures = [_figures(call, site, update) for call, site, update in zip(calls, work, updates, strict=True)]
-        return _replies(question, calls, uploads, figures, spent)
+        return _replies(question, calls, uploads, [update.control for update in updates], figures, spent)
 
     def event(call: Call[TrainRequest]) -> DpEvent:
         return task.event(question.settings, begun(kept[id(call)], question.settings))
@@ -127,21 +137,26 @@ def _question(call: Call[TrainRequest]) -> _Question:
     settings = train_settings(config, call.request.noise_multiplier, call.content, not call.hospital.simulated)
     key, arrays = model_arrays(call.content)
     scale = standardiser(call.content, len(feature_names(schema)))
-    told_apart = digest(config.decisive(), repr(settings), arrays, scale and {"mean": scale[0], "std": scale[1]})
-    return _Question(config, call.request, schema, settings, key, arrays, scale, told_apart)
+    local = tuple(call.content.array_records.get(LOCAL, ()))
+    control = control_variate(call.content, config, arrays)
+    told_apart = digest(
+        config.decisive(), repr(settings), arrays, local, control, scale and {"mean": scale[0], "std": scale[1]}
+    )
+    return _Question(config, call.request, schema, settings, key, arrays, local, control, scale, told_apart)
 
 
 def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     noise = question.request.noise_multiplier
     check_names(call.hospital, question.config)
-    check_policy(call.hospital, question.config.task, noise, question.settings.local_steps)
+    models = 2 if question.config.strategy == "ditto" else 1
+    check_policy(call.hospital, question.config.task, noise, models * question.settings.local_steps)
     check_size(call.hospital, question.arrays)
     if noise is not None and call.request.public_patients is None:
         raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
     if call.hospital.policy.only_secure_aggregation and not question.config.secure_aggregation:
         raise BudgetRefused(f"{call.hospital.site}: the policy allows secure aggregation only.")
     if question.config.secure_aggregation:
-        check_upload(call, question.arrays)
+        check_upload(call, question.shared(question.arrays))
 
 
 def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:
@@ -166,29 +181,31 @@ def _check(question: _Question, task: Task, build: Callable[[], nn.Module]) -> N
     _checked.add(key)
 
 
-def _work(call: Call[TrainRequest], scale: Standardiser | None, state: Arrays) -> SiteWork:
+def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(hospital.shard().train, scale),
+        rows=standardised(hospital.shard().train, question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
         kept={name: value for name, value in state.items() if name != RESIDUAL},
         layers=hospital.stream("layers", request.round),
+        own={name: value for name, value in own_arrays(state).items() if name in question.local},
+        control=question.control,
     )
 
 
 def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, state: Arrays) -> Arrays:
     """What leaves of the site's model; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
-    how, upload, kept = compression(config), update.arrays, update.kept
+    trained, given = question.shared(update.arrays), question.shared(question.arrays)
+    how, upload, kept = compression(config), trained, update.kept
+    kept = kept | {OWN + name: update.arrays[name] for name in question.local}
     if how.active:
-        upload, left_out = encode(
-            update.arrays, question.arrays, how, hospital.stream("rounding", number), state.get(RESIDUAL)
-        )
+        upload, left_out = encode(trained, given, how, hospital.stream("rounding", number), state.get(RESIDUAL))
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}
     if config.secure_aggregation:
-        upload = masked(call, update.arrays, question.arrays)
+        upload = masked(call, trained, given)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
     write_state(hospital.home, question.request.run, number, kept, config.rounds_kept, durable=not hospital.simulated)
     return upload
@@ -207,7 +224,7 @@ def _figures(call: Call[TrainRequest], site: SiteWork, update: SiteUpdate) -> di
 
 
 def _replies(
-    question: _Question, calls: Sequence[Call[TrainRequest]], uploads: Sequence[Arrays],
+    question: _Question, calls: Sequence[Call[TrainRequest]], uploads: Sequence[Arrays], controls: Sequence[Arrays],
     figures: Sequence[dict[str, float]], spent: Sequence[float],
 ) -> list[RecordDict]:  # fmt: skip
     """Each site's reply with its model; or of simulated sites, where the server allows it, one with the mean of all."""
@@ -217,7 +234,11 @@ def _replies(
         reply(call.hospital, {} if merging else upload, metrics, epsilon, question.key)
         for call, upload, metrics, epsilon in zip(calls, uploads, figures, spent, strict=True)
     ]
+    for content, change in zip(replies, controls, strict=True):
+        if change:
+            content[CONTROL] = to_record(change)
     if merging:
-        models = [decode(upload, question.arrays, how) for upload in uploads] if how.active else uploads
+        given = question.shared(question.arrays)
+        models = [decode(upload, given, how) for upload in uploads] if how.active else uploads
         join(replies, question.key, uploads, models, [metrics[merge_by] for metrics in figures])
     return replies

@@ -124,6 +124,19 @@ class RunConfig(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and rmsprop.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
+    control_variate: Literal["update", "gradient"] = Field(
+        "update",
+        description="Strategy scaffold: a hospital's control variate from its update (option II), or from one more gradient over "
+        "all its patients, which is charged (option I).",
+    )
+    personal_mu: float = Field(
+        0.1, ge=0, description="Strategy ditto: how strongly a hospital's personal model is held near the shared one."
+    )
+    local_layers: str = Field(
+        "",
+        description="Arrays that stay at each hospital, by patterns of their names: `head.*, *.bias`. Strategy fedbn adds "
+        "normalisation layers.",
+    )
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(
         "auto",
         description="How per-patient gradients are had: linear (closed form), functional (torch.func) or opacus; auto "
@@ -413,6 +426,32 @@ class RunConfig(BaseModel):
                 "strategy is 'qfedavg' but dp is true: it weights hospitals by their training loss, which does not leave a "
                 "private run; set dp to false or take another strategy"
             )
+        if self.strategy == "scaffold" and (self.optimizer != "sgd" or self.momentum):
+            raise ValueError(
+                f"strategy is 'scaffold' but optimizer is {self.optimizer!r} with momentum {self.momentum:g}: control variates "
+                "correct plain gradient steps; set optimizer to 'sgd' and momentum to 0"
+            )
+        if self.control_variate == "gradient" and self.strategy != "scaffold":
+            raise ValueError(
+                f"control-variate is 'gradient' but strategy is {self.strategy!r}: only scaffold has control variates; leave "
+                "control-variate at 'update'"
+            )
+        looks_again = self.strategy == "ditto" or self.control_variate == "gradient"
+        if looks_again and self.batching == "cyclic":
+            raise ValueError(
+                f"strategy is {self.strategy!r} but batching is 'cyclic': what it computes of the patients beside the shared "
+                "model is charged for Poisson batches only; set batching to 'poisson'"
+            )
+        if self.one_release and (self.strategy in ("scaffold", "ditto", "fedbn") or self.local_layers):
+            raise ValueError(
+                f"task is {self.task!r} but strategy is {self.strategy!r} with local-layers {self.local_layers!r}: one release "
+                "of a whole model has no steps to correct and no part to keep; take another strategy, without local-layers"
+            )
+        if self.strategy == "ditto" and self.local_layers:
+            raise ValueError(
+                "strategy is 'ditto' but local-layers are given: a personal model is a hospital's own as a whole; leave "
+                "local-layers empty or take strategy 'fedavg'"
+            )
         return self
 
     @property
@@ -434,7 +473,17 @@ class RunConfig(BaseModel):
     def keeps_state(self) -> bool:
         """Whether a hospital keeps something of a round (moments, momentum, what was not sent) for its next one."""
         stepwise = self.optimizer != "sgd" or self.momentum > 0 or self.batching == "cyclic" or self.denoise != "none"
-        return self.upload_share < 1 or (stepwise and not self.one_release)
+        stays = self.evaluates_own or self.strategy == "scaffold"
+        return self.upload_share < 1 or stays or (stepwise and not self.one_release)
+
+    @property
+    def evaluates_own(self) -> bool:
+        """Whether a hospital has arrays of its own, with which it evaluates."""
+        return bool(self.local_layers) or self.strategy in ("fedbn", "ditto")
+
+    @property
+    def local_patterns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (part.strip() for part in self.local_layers.split(","))))
 
     @property
     def one_release(self) -> bool:

@@ -23,6 +23,9 @@ QUERY = "query.query"
 SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_shares", "query.secure_unmask"
 # The record of arrays beside a secure sum's requests, and of its answers.
 SECURE = "secure"
+# Records of arrays beside the model's: how to standardise, what stays at hospitals, and SCAFFOLD's control variate.
+STANDARDISER, LOCAL, CONTROL = "standardiser", "local", "control"
+BESIDE = (STANDARDISER, LOCAL, CONTROL)
 
 # Codes of Flower's Error replies; Flower itself uses codes below 100.
 REFUSED = 403

@@ -24,6 +24,8 @@ from polyclinic.errors import ConfigError, PolyclinicError, nearest
 from polyclinic.models import tabular
 from polyclinic.strategies.registry import BUILT_IN
 from polyclinic.training import classification, convex
+from polyclinic.training.control import Controlled
+from polyclinic.training.personal import Personal
 
 Builder = Callable[[], nn.Module]
 GROUPS = ("datasets", "models", "strategies", "tasks")
@@ -147,6 +149,16 @@ def strategy_named(name: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
     return found
+
+
+def task_of(config: RunConfig) -> Any:
+    """The run's task, as the run's strategy has hospitals do it."""
+    task = task_named(config.task)
+    if config.strategy == "scaffold":
+        return Controlled(task, config.control_variate)
+    if config.strategy == "ditto":
+        return Personal(task, config.personal_mu)
+    return task
 
 
 def task_named(name: str) -> Any:

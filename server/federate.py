@@ -6,6 +6,7 @@ together spend at most epsilon at every hospital.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.messages import RECORD, STATISTICS, StatisticsRequest, site_home, state_file
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model, model_named, strategy_named, task_named
+from polyclinic.plugins import build_model, model_named, strategy_named, task_named, task_of
 from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.statements import statements
@@ -43,7 +44,7 @@ from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy
 from polyclinic.strategies.state import restore_strategy
-from polyclinic.training.modules import load
+from polyclinic.training.modules import load, normalisation_arrays
 from polyclinic.training.preparation import combine
 from polyclinic.training.stacked.engines import Engine, choose
 
@@ -117,10 +118,11 @@ def check_names(config: RunConfig) -> None:
     check_summable(config, strategy)
 
 
-def _strategy(config: RunConfig) -> Strategy:
+def _strategy(config: RunConfig, hospitals: int = 1) -> Strategy:
     """The run's strategy, told those of the run's settings that it takes."""
     told = {
         "proximal_mu": config.proximal_mu, "client_learning_rate": config.learning_rate, "train_loss_key": "train-loss",
+        "hospitals": hospitals,
     }  # fmt: skip
     return make_strategy(strategy_named(config.strategy), config.options, told)
 
@@ -129,7 +131,8 @@ def check_model(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a model that hospitals would refuse to train; touches no record and costs no privacy."""
     arrays = _first_arrays(config, schema)
     features = len(feature_names(schema))
-    task_named(config.task).check(build_model(config, schema), arrays, features, config.engine)
+    task_of(config).check(build_model(config, schema), arrays, features, config.engine)
+    _local(config, schema)
 
 
 def federate(
@@ -145,7 +148,6 @@ def federate(
     """
     watcher = progress or Silent()
     check_names(config)
-    strategy = _strategy(config)
     enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
     unfit = {site.name: why for site in enrolled if (why := _unlike(site, config)) is not None}
     absent += unfit.items()
@@ -156,6 +158,7 @@ def federate(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
+    strategy = _strategy(config, len(sites))
     privacy = calibrate(config) if config.dp else None
     if config.central:
         central_plan(config, [site.name for site in sites])
@@ -204,9 +207,9 @@ def federate(
     if not resume:
         save(state)
     run_rounds(grid, taking_part, strategy, state, config, run, str(home), after_round, sums)
-    central = central_statement(strategy, state.arrays) if isinstance(strategy, CentralDP) else None
+    central = central_statement(strategy, state.model) if isinstance(strategy, CentralDP) else None
     if sums is not None:
-        central = secure_statement(config, sums, cohort_size(config, len(sites)), state.arrays)
+        central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)
     return Outcome(config, run, tuple(sites), privacy, engine, state, central)
 
 
@@ -280,7 +283,7 @@ def _plan(config: RunConfig) -> PrivacyPlan:
 
 def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
     """What all rounds together spend at a hospital that takes part in each of them."""
-    task, settings = task_named(config.task), train_settings(config, noise_multiplier)
+    task, settings = task_of(config), train_settings(config, noise_multiplier)
     first, later = (task.event(settings, begun) for begun in (False, True))
     return ComposedDpEvent([first, SelfComposedDpEvent(later, config.rounds - 1)])
 
@@ -288,6 +291,29 @@ def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
 def _first_arrays(config: RunConfig, schema: Schema) -> Arrays:
     build = build_model(config, schema)
     return {name: value.numpy() for name, value in initialise(build, torch_seed(config.seed, "model")).items()}
+
+
+def _local(config: RunConfig, schema: Schema) -> list[str]:
+    """The model's arrays that stay at hospitals. Raises ConfigError where there are none to stay, or none to share."""
+    module = load(build_model(config, schema), _first_arrays(config, schema))
+    names = list(module.state_dict())
+    local = set(normalisation_arrays(module)) if config.strategy == "fedbn" else set()
+    if config.strategy == "fedbn" and not local:
+        raise ConfigError(
+            f"Configuration key 'strategy' has the value 'fedbn', but the model {config.model!r} has no normalisation layers "
+            "to keep at hospitals; take strategy 'fedavg', with local-layers if you like."
+        )
+    for pattern in config.local_patterns:
+        found = fnmatch.filter(names, pattern)
+        if not found:
+            raise ConfigError(
+                f"Configuration key 'local-layers' names {pattern!r}, which no array of the model matches; they are "
+                f"{', '.join(names)}."
+            )
+        local.update(found)
+    if local >= set(names):
+        raise ConfigError("Configuration key 'local-layers' leaves no array of the model to share.")
+    return [name for name in names if name in local]
 
 
 def _engine(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
@@ -302,7 +328,8 @@ def _first_state(
     grid: Grid, sites: Sequence[Site], config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
 ) -> RunState:
     arrays = _first_arrays(config, sites[0].schema)
-    state = RunState(arrays, noise_multiplier=privacy.noise_multiplier if privacy else None)
+    noise = privacy.noise_multiplier if privacy else None
+    state = RunState(arrays, noise_multiplier=noise, local=_local(config, sites[0].schema))
     if config.standardise:
         _standardise(grid, sites, state, config, run, home, privacy)
     elif privacy:

@@ -22,7 +22,7 @@ from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig, compression
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
 from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.messages import RECORD, EvaluateRequest, TrainRequest
+from polyclinic.messages import CONTROL, LOCAL, RECORD, STANDARDISER, EvaluateRequest, TrainRequest
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import composed, from_text
 from polyclinic.server.cohort import sample_cohort
@@ -46,7 +46,8 @@ class RunState:
 
     ``stopped``: why there will be no further round though some were left. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
-    hospital's protection. ``charged``: how often real hospitals were charged what, as they told last.
+    hospital's protection. ``charged``: how often real hospitals were charged what, as they told last. ``local``: the arrays
+    that stay at hospitals; here they are as they were at first.
     """
 
     arrays: Arrays
@@ -65,6 +66,7 @@ class RunState:
     trained: dict[str, int] = field(default_factory=dict)
     hospital_epsilon: float | None = None
     charged: dict[str, str] = field(default_factory=dict)
+    local: list[str] = field(default_factory=list)
 
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""
@@ -81,12 +83,20 @@ class RunState:
         rows = takewhile(lambda row: row["round"] == self.round, reversed(self.rows))
         return list(rows)[::-1]
 
-    def shared(self) -> dict[str, ArrayRecord]:
+    @property
+    def model(self) -> Arrays:
+        """The arrays that strategies see and hospitals send: all but the local ones."""
+        return {name: value for name, value in self.arrays.items() if name not in self.local}
+
+    def beside(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""
-        if self.standardiser is None:
-            return {}
-        mean, std = self.standardiser
-        return {"standardiser": to_record({"mean": mean, "std": std})}
+        found = {}
+        if self.standardiser is not None:
+            mean, std = self.standardiser
+            found[STANDARDISER] = to_record({"mean": mean, "std": std})
+        if self.local:
+            found[LOCAL] = to_record({name: self.arrays[name] for name in self.local})
+        return found
 
 
 def run_rounds(
@@ -153,11 +163,12 @@ def _train(
     cohort = sample_cohort(sites, config, number, state.sampled)
     state.sampled |= {site.name: number for site in cohort}
     always = isinstance(strategy, CentralDP) and strategy.plan.never_skips
+    given = state.model
     if not cohort and config.site_sampling == "poisson" and not always:
         return {}
     if config.secure_aggregation:
         try:
-            secure, gone = begin(grid, cohort, state.arrays, state.public_patients, config, run, home, number, ledger)
+            secure, gone = begin(grid, cohort, given, state.public_patients, config, run, home, number, ledger)
         except SumRefused:
             if not config.loses_replies:
                 raise
@@ -165,10 +176,10 @@ def _train(
         _note(state, number, gone)
         cohort = list(secure.parties)
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
-    view = SiteGrid(grid, cohort or sites, request, state.shared())
-    messages = strategy.configure_train(number, to_record(state.arrays), ConfigRecord(), view)
+    view = SiteGrid(grid, cohort or sites, request, state.beside())
+    messages = strategy.configure_train(number, to_record(given), ConfigRecord(), view)
     exchange = view.exchange(messages if cohort else [], config.timeout)
-    replies = _accept(exchange, state, number, _unlike(state.arrays, compression(config), secure))
+    replies = _accept(exchange, state, number, _unlike(given, compression(config), secure))
     threshold = secure.terms.threshold if secure else 1
     if cohort and len(replies) < max(min(config.min_sites, len(cohort)), threshold):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config, threshold)
@@ -187,7 +198,7 @@ def _train(
     models = [reply for _, reply in replies]
     if secure and key:
         try:
-            opened = secure.open(replies, state.arrays, key)
+            opened = secure.open(replies, given, key)
         except SumRefused:
             if not config.loses_replies:
                 raise
@@ -199,7 +210,7 @@ def _train(
         raise RunFailed(f"Round {number}: the strategy {type(strategy).__name__} returned no model.")
     state.joined |= {name: state.joined.get(name, 0) + 1 for name in told}
     state.trained |= dict.fromkeys(told, number)
-    state.arrays = _as_before(from_record(arrays), state.arrays)
+    state.arrays = state.arrays | _as_before(from_record(arrays), given)
     if isinstance(strategy, CentralDP):
         state.hospital_epsilon = strategy.epsilon
     return told
@@ -231,9 +242,9 @@ def _evaluate(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro)."""
     view = SiteGrid(
-        grid, sites, lambda site: EvaluateRequest(run=run, site=site.index, home=home, round=number), state.shared()
+        grid, sites, lambda site: EvaluateRequest(run=run, site=site.index, home=home, round=number), state.beside()
     )
-    messages = strategy.configure_evaluate(number, to_record(state.arrays), ConfigRecord(), view)
+    messages = strategy.configure_evaluate(number, to_record(state.model), ConfigRecord(), view)
     exchange = view.exchange(messages, config.timeout)
     replies = _accept(exchange, state, number, lambda reply: _problem(reply, None))
     rows: list[dict[str, Any]] = []
@@ -303,7 +314,7 @@ def _unpacked(reply: Message, like: Arrays, how: Compression) -> str | None:
     if not how.active or is_merged(reply):
         return None
     for key, record in reply.content.items():
-        if isinstance(record, ArrayRecord):
+        if isinstance(record, ArrayRecord) and key != CONTROL:
             try:
                 reply.content[key] = to_record(decode(from_record(record), like, how))
             except ConfigError as error:
@@ -321,9 +332,16 @@ def _problem(reply: Message, like: Arrays | None) -> str | None:
     array_records = arrays_of(reply)
     if is_merged(reply) and not array_records:
         return None
-    if len(array_records) != 1:
-        return "the reply does not carry exactly one ArrayRecord"
-    arrays = from_record(array_records[0][1])
+    models = [from_record(record) for name, record in array_records if name != CONTROL]
+    if len(models) != 1:
+        return "the reply does not carry exactly one ArrayRecord of a model"
+    floats = {name: value for name, value in like.items() if np.issubdtype(value.dtype, np.floating)}
+    changes = [from_record(record) for name, record in array_records if name == CONTROL]
+    return next(filter(None, (_misfit(models[0], like), *(_misfit(change, floats) for change in changes))), None)
+
+
+def _misfit(arrays: Arrays, like: Arrays) -> str | None:
+    """How a reply's arrays are not those that it should carry, or None."""
     for name, value in like.items():
         if name not in arrays or arrays[name].shape != value.shape:
             return f"array {name!r} is missing or does not have shape {value.shape}"

@@ -13,6 +13,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.errors import ConfigError
+from polyclinic.strategies.scaffold import Scaffold
 
 BUILT_IN: dict[str, type[Strategy]] = {
     "fedavg": flower.FedAvg,  # McMahan et al. 2017
@@ -28,6 +29,9 @@ BUILT_IN: dict[str, type[Strategy]] = {
     "multikrum": flower.MultiKrum,
     "bulyan": flower.Bulyan,  # El Mhamdi et al. 2018
     "qfedavg": flower.QFedAvg,  # Li et al. 2020 (q-FFL)
+    "scaffold": Scaffold,  # Karimireddy et al. 2020
+    "fedbn": flower.FedAvg,  # Li et al. 2021: of what the server averages, normalisation layers are no part
+    "ditto": flower.FedAvg,  # Li et al. 2021b: personal models never reach the server
 }
 
 _WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
@@ -55,14 +59,14 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[s
     """
     accepted = inspect.signature(kind).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-    if ours := sorted(set(options) & set(_EVERY_NODE)):
+    if ours := sorted(set(options) & {*_EVERY_NODE, "hospitals"}):
         name = ours[0].replace("_", "-")
         raise ConfigError(
             f"strategy-options names {name!r}, which the round loop decides; use fraction-train or min-sites."
         )
     unknown = [name for name in options if name not in accepted and not open_ended]
     if unknown:
-        allowed = ", ".join(name.replace("_", "-") for name in accepted if name not in _EVERY_NODE)
+        allowed = ", ".join(name.replace("_", "-") for name in accepted if name not in {*_EVERY_NODE, "hospitals"})
         raise ConfigError(
             f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}."
         )

@@ -5,7 +5,7 @@ Clipping one patient bounds that patient's influence only where the module keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -46,8 +46,28 @@ def noised_only(module: nn.Module, received: Arrays) -> Arrays:
     }
 
 
+def flat_parameters(module: nn.Module, given: Mapping[str, np.ndarray]) -> Tensor:
+    """(P,) of the trainable parameters in their order, in their type and on their device: what is given by name, else 0."""
+    parts = [
+        torch.from_numpy(np.array(given[name])).reshape(p.shape).to(p) if name in given else torch.zeros_like(p)
+        for name, p in module.named_parameters() if p.requires_grad
+    ]  # fmt: skip
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
 def dump(module: nn.Module) -> Arrays:
     return {label: value.detach().cpu().numpy().copy() for label, value in module.state_dict().items()}
+
+
+def normalisation_arrays(module: nn.Module) -> list[str]:
+    """The names of the arrays of layer, group and RMS normalisation, in the module's order."""
+    kinds = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+    inside = {
+        f"{label}.{name}" if label else name
+        for label, part in module.named_modules() if isinstance(part, kinds)
+        for name in part.state_dict()
+    }  # fmt: skip
+    return [name for name in module.state_dict() if name in inside]
 
 
 def check_module(module: nn.Module) -> None:

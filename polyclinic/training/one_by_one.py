@@ -16,7 +16,7 @@ from torch.nn import functional
 from polyclinic.privacy.clipping import clipped_sum, privatise
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
-from polyclinic.training.modules import load, noised_only, seeded
+from polyclinic.training.modules import flat_parameters, load, noised_only, seeded
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
 
@@ -28,14 +28,15 @@ def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, se
 
 def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     private = settings.noise_multiplier is not None
-    plain = module = load(build, arrays).to(settings.device)
+    plain = module = load(build, {**arrays, **site.own, **site.begin}).to(settings.device)
     if private:
         from opacus import GradSampleModule  # Opacus takes a second to load
 
         # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
         module = GradSampleModule(plain, loss_reduction="sum", strict=True)
     parameters = [p for p in plain.parameters() if p.requires_grad]
-    start = [p.detach().clone() for p in parameters]
+    origin = _split(flat_parameters(plain, {**arrays, **site.own}), parameters)
+    control = _split(flat_parameters(plain, site.control), parameters)
     optimizer = _optimizer(parameters, settings)
     _restore(optimizer, site.kept)
 
@@ -58,8 +59,8 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
         gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, draws)
         _put(parameters, here)
         estimate = denoiser.filtered(torch.cat([total.flatten() for total in gradient])[None] / divisor)[0]
-        for p, total, origin in zip(parameters, _split(estimate, parameters), start, strict=True):
-            p.grad = total + settings.proximal_mu * (p.detach() - origin)
+        for p, total, pull, shift in zip(parameters, _split(estimate, parameters), origin, control, strict=True):
+            p.grad = total + settings.proximal_mu * (p.detach() - pull) + shift
         optimizer.step()
         denoiser.moved(_flat(parameters)[None] - here)
         if len(batch):

@@ -21,6 +21,8 @@ from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 
 Arrays = dict[str, np.ndarray]
+# Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
+OWN = "own."
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class SiteWork:
     ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` (batches), ``noise`` and
     ``layers`` (dropout and other layers that draw) are the site's own streams; ``kept`` is what the site kept
     from its last round: its optimizer's tensors, and the noise process under way.
+    ``own``: arrays of the site's own in place of the model's; ``begin``: where it begins instead, while a proximal term goes
+    on pulling to the model; ``control``: what is added to every step's gradient. All by the arrays' names.
     """
 
     rows: Rows
@@ -88,17 +92,26 @@ class SiteWork:
     public_patients: float | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     layers: Stream = field(default_factory=system_stream)
+    own: Mapping[str, np.ndarray] = field(default_factory=dict)
+    begin: Mapping[str, np.ndarray] = field(default_factory=dict)
+    control: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, and what it keeps for
-    its next call."""
+    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, what it keeps for its
+    next call, and the change of its control variate where it has one, which leaves beside the model."""
 
     arrays: Arrays
     steps: int
     loss: float
     kept: Arrays
+    control: Arrays = field(default_factory=dict)
+
+
+def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays of a site's own among what it kept, by their names in the model."""
+    return {name.removeprefix(OWN): value for name, value in kept.items() if name.startswith(OWN)}
 
 
 class Task(Protocol):

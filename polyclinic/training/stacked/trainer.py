@@ -7,7 +7,7 @@ Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
-from polyclinic.training.modules import kept_apart, load, reseed
+from polyclinic.training.modules import flat_parameters, kept_apart, load, reseed
 from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, group_sites
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
@@ -95,17 +95,20 @@ def _train_group(
 ) -> list[SiteUpdate]:  # fmt: skip
     parameters = [p for p in module.parameters() if p.requires_grad]
     dtype, shapes = parameters[0].dtype, [p.shape for p in parameters]
-    start = torch.cat([p.detach().flatten() for p in parameters])
-    theta = start.repeat(len(work), 1)
+    origin = _flat_models(module, arrays, [site.own for site in work])
+    begin = _flat_models(module, arrays, [{**site.own, **site.begin} for site in work])
+    theta = begin.expand(len(work), -1).clone()
+    controlled = any(site.control for site in work)
+    control = _flat_models(module, {}, [site.control for site in work])
     state = restore_state([site.kept for site in work], [p.numel() for p in parameters], settings, dtype)
     table = build_table(work, dtype, settings.device)
     divisor = torch.tensor(
         [settings.sample_rate * (site.public_patients or site.rows.patients) for site in work], dtype=dtype
     )[:, None]
     losses, sampled = [], []
-    draws = [Draws(site, settings, len(start)) for site in work]
+    draws = [Draws(site, settings, theta.shape[1]) for site in work]
     denoiser = GradientFilter([site.kept for site in work], settings, theta)
-    for chosen, noise in _draws(draws, work, settings, len(start), dtype, memory_limit):
+    for chosen, noise in _draws(draws, work, settings, theta.shape[1], dtype, memory_limit):
         gradient, loss = _sum_parts(compute, denoiser.ahead(theta), batch_parts(table, chosen, rows_at_once))
         losses.append(loss.double().cpu().numpy())
         sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
@@ -113,7 +116,9 @@ def _train_group(
             gradient.add_(noise.to(gradient.device), alpha=settings.noise_scale)
         gradient = denoiser.filtered(gradient / divisor)
         if settings.proximal_mu:
-            gradient.add_(theta - start, alpha=settings.proximal_mu)
+            gradient.add_(theta - origin, alpha=settings.proximal_mu)
+        if controlled:
+            gradient.add_(control)
         before = theta.clone() if denoiser.looks_ahead else None
         apply_step(theta, gradient, state, settings)
         if before is not None:
@@ -134,6 +139,13 @@ def _train_group(
         )
         for site in range(len(work))
     ]  # fmt: skip
+
+
+def _flat_models(module: nn.Module, arrays: Arrays, own: Sequence[Mapping[str, np.ndarray]]) -> Tensor:
+    """(S, P): ``arrays`` with each site's own in their place; (1, P) where no site has any."""
+    if not any(own):
+        return flat_parameters(module, arrays)[None]
+    return torch.stack([flat_parameters(module, {**arrays, **theirs}) for theirs in own])
 
 
 def _draws(

@@ -52,10 +52,10 @@ _HALF: Options = {"sample_rate": 0.5, "local_steps": 2, "rounds": 15, "momentum"
 def _over_time(name: str, title: str, noise: str, options: str = "") -> Method:
     """DP-FTRL: passes over fixed batches that take turns, with noise that cancels over the steps."""
     base = {"batching": "cyclic", "noise": noise, "noise_options": options, "momentum": 0.0}
-    return Method(name, title, base, _grid(_FEW, _MANY, learning_rate=(0.3, 1.0)))
+    return Method(name, title, base, _grid(_FEW, _MANY, learning_rate=(0.3, 1.0)) + _grid(_FEW, learning_rate=(3.0,)))
 
 
-_ADAM = _grid(_FULL, learning_rate=(0.03, 0.1, 0.3))
+_ADAM = _grid(_FULL, learning_rate=(0.03, 0.1, 0.3, 0.6))
 _KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), learning_rate=(1.0,)) + _grid(
     {"momentum": 0.0}, denoise_gain=(0.3,), learning_rate=(3.0,)
 )
@@ -63,10 +63,10 @@ _KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), l
 METHODS = (
     Method("default", "default"),
     Method("dp-gd", "DP-GD (full batches)", _FULL | {"momentum": 0.9}, _grid(learning_rate=(0.25, 0.5, 1.0, 2.0))),
-    Method("dp-sgd", "DP-SGD (Poisson batches)", {}, _grid(_POISSON, _HALF, learning_rate=(0.1, 0.3, 1.0))),
+    Method("dp-sgd", "DP-SGD (Poisson batches)", {}, _grid(_POISSON, _HALF, learning_rate=(0.1, 0.3, 1.0, 2.0))),
     Method("dp-adam", "DP-Adam", {"optimizer": "adam", "momentum": 0.0}, _ADAM),
     Method("dp-adamw", "DP-AdamW", {"optimizer": "adamw", "momentum": 0.0, "weight_decay": 0.01}, _ADAM),
-    Method("dp-rmsprop", "DP-RMSprop", {"optimizer": "rmsprop", "momentum": 0.0}, _ADAM),
+    Method("dp-rmsprop", "DP-RMSprop", {"optimizer": "rmsprop", "momentum": 0.0}, _ADAM[:-1]),
     _over_time("cyclic", "cyclic batches, independent noise", "independent"),
     _over_time("tree", "DP-FTRL, tree (Honaker)", "tree"),
     _over_time("sqrt-toeplitz", "DP-FTRL, square-root Toeplitz", "sqrt-toeplitz"),
@@ -79,7 +79,7 @@ METHODS = (
     Method("objective-perturbation", "objective perturbation", {"task": "objective-perturbation"},
            _grid(weight_decay=(0.01, 0.03, 0.1), max_grad_norm=(2.0, 4.0))),
     Method("central", "central DP, unit hospital", _FULL | {"momentum": 0.9, "sample_rate": 0.2, "local_steps": 5},
-           _grid(rounds=(2, 6), central_clip_norm=(0.3, 1.0, 3.0), learning_rate=(1.0,)), unit="hospital"),
+           _grid(rounds=(6, 15), central_clip_norm=(0.3, 1.0, 3.0), learning_rate=(1.0,)), unit="hospital"),
     Method("no-dp", "federated, without privacy", _FULL | {"momentum": 0.9},
            _grid(learning_rate=(1.0,)), private=False),
 )  # fmt: skip

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, TypeVar
 
 from benchmarks.utility.methods import METHODS, Method, Options
+from benchmarks.utility.report import standard_error
 from benchmarks.utility.runs import Found, Job, Runs
 
 TUNED_ON, REPORTED = (100, 101), (0, 1, 2, 3, 4)
@@ -110,7 +111,7 @@ def beside_opacus(plan: Plan, runs: Runs, say: Say) -> list[dict[str, Any]]:
             "dataset": data, "noise_multiplier": pair[0], "poisson": pair[1], "learning_rate": chosen[pair],
             "claimed_epsilon": max(one["claimed_epsilon"] for one in other), "true_epsilon": spent[pair],
             "ours_true_epsilon": max(one["true_epsilon"] for one in mine),
-            "theirs_auroc": _mean(other), "ours_auroc": _mean(mine), "won": fmean(won), "won_error": _error(won),
+            "theirs_auroc": _mean(other), "ours_auroc": _mean(mine), "won": fmean(won), "won_error": standard_error(won),
         })  # fmt: skip
     return rows
 
@@ -124,8 +125,8 @@ def row(
     spent = [one["true_epsilon"] for one in found if one["true_epsilon"] is not None]
     return {
         "dataset": dataset, "method": method, "title": title, "epsilon": epsilon,
-        "true_epsilon": max(spent, default=None), "auroc": fmean(aurocs), "auroc_error": _error(aurocs),
-        "macro": fmean(one["macro"] for one in found), "gap": fmean(gaps), "gap_error": _error(gaps),
+        "true_epsilon": max(spent, default=None), "auroc": fmean(aurocs), "auroc_error": standard_error(aurocs),
+        "macro": fmean(one["macro"] for one in found), "gap": fmean(gaps), "gap_error": standard_error(gaps),
         "aurocs": [round(value, 5) for value in aurocs],
     }  # fmt: skip
 
@@ -146,11 +147,6 @@ def _make(what: str, runs: Runs, jobs: Iterable[Job], say: Say) -> None:
 def _mean(found: Iterable[Found]) -> float:
     """Of the pooled AUROC; a model that diverged counts as a coin toss."""
     return fmean(0.5 if one["auroc"] is None else one["auroc"] for one in found)
-
-
-def _error(values: Sequence[float]) -> float | None:
-    """Standard error of the mean; none of a single value."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def quick(plan: Plan) -> Plan:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.utility.splits import TITLES
@@ -13,21 +15,39 @@ Row = Mapping[str, Any]
 
 
 def goals(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The issue's goals on IST, as gaps to the pooled model, for its AUROCs are of another split and other features."""
+    """The issue's goals on IST, as gaps to the pooled model, for its AUROCs are of another split and other features.
+
+    The default is within noise of the best where it is behind by at most two standard errors of their paired difference.
+    """
     found = {(row["method"], row["epsilon"]): row for row in rows if row["dataset"] == "ist"}
     told = []
     for epsilon, most in ((1.0, 0.022), (3.0, 0.004), (10.0, 0.001)):
         if row := found.get(("default", epsilon)):
-            told.append(_goal(f"the default at ε = {epsilon:g}", most, row))
-    private = [row for row in found.values() if row["epsilon"] == 1.0 and row["unit"] == "patient"]
-    if private:
+            told.append(_goal(f"the default to the pooled model, ε = {epsilon:g}", row["gap"], row["gap_error"], most))
+    for epsilon in (1.0, 3.0):
+        private = [row for row in found.values() if row["epsilon"] == epsilon and row["unit"] == "patient"]
+        if (default := found.get(("default", epsilon))) is None:
+            continue
         best = min(private, key=lambda row: row["gap"])
-        told.append(_goal(f"the best at ε = 1 ({best['title']})", 0.014, best))
+        if epsilon == 1.0:
+            told.append(
+                _goal(f"the best ({best['title']}) to the pooled model, ε = 1", best["gap"], best["gap_error"], 0.014)
+            )
+        behind = [a - b for a, b in zip(best["aurocs"], default["aurocs"], strict=True)]
+        error = standard_error(behind)
+        told.append(
+            _goal(f"the default to the best ({best['title']}), ε = {epsilon:g}", fmean(behind), error, 2 * (error or 0))
+        )
     return told
 
 
-def _goal(name: str, most: float, row: Row) -> dict[str, Any]:
-    return {"goal": name, "gap": row["gap"], "gap_error": row["gap_error"], "most": most, "met": row["gap"] <= most}
+def _goal(name: str, gap: float, error: float | None, most: float) -> dict[str, Any]:
+    return {"goal": name, "gap": gap, "gap_error": error, "most": most, "met": gap <= most}
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; none of a single value."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -62,7 +82,7 @@ def _cells(row: Row | None) -> tuple[str, str]:
 
 def goals_table(found: Iterable[Row]) -> str:
     """What was to be reached, and whether it was."""
-    lines = [_line(["gap to the pooled model", "wanted", "measured", "met"]), _line(["---", "---:", "---:", "---"])]
+    lines = [_line(["gap in AUROC of", "wanted", "measured", "met"]), _line(["---", "---:", "---:", "---"])]
     lines += [
         _line([goal["goal"], f"≤ {goal['most']:.3f}", _with_error(goal["gap"], goal["gap_error"]),
                "yes" if goal["met"] else "no"])

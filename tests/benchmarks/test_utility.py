@@ -162,14 +162,17 @@ def test_a_known_run_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_goals_are_gaps_to_the_pooled_model_and_whole_hospitals_do_not_count() -> None:
-    def one(method: str, gap: float, epsilon: float = 1.0, unit: str = "patient") -> dict[str, object]:
+    def one(method: str, aurocs: tuple[float, ...], epsilon: float = 1.0, unit: str = "patient") -> dict[str, object]:
+        gap = 0.8 - sum(aurocs) / len(aurocs)
         return {"dataset": "ist", "method": method, "title": method, "epsilon": epsilon, "unit": unit, "gap": gap,
-                "gap_error": 0.001}  # fmt: skip
+                "gap_error": 0.001, "aurocs": aurocs}  # fmt: skip
 
-    told = goals([one("default", 0.03), one("best", 0.013), one("central", 0.001, unit="hospital"),
-                  one("default", 0.004, 3.0)])  # fmt: skip
-    assert [(goal["most"], goal["met"]) for goal in told] == [(0.022, False), (0.004, True), (0.014, True)]
-    assert "best" in told[-1]["goal"]
+    told = goals([one("default", (0.77, 0.77)), one("best", (0.788, 0.786)), one("central", (0.8, 0.8), unit="hospital"),
+                  one("default", (0.799, 0.797), 3.0), one("best", (0.800, 0.797), 3.0)])  # fmt: skip
+    assert [goal["met"] for goal in told] == [False, True, True, False, True]
+    assert [goal["gap"] for goal in told] == pytest.approx([0.03, 0.002, 0.013, 0.017, 0.0005])
+    assert told[-1]["most"] == pytest.approx(2 * 0.0005)
+    assert all("best" in goal["goal"] for goal in told[2:])
 
 
 def test_the_tables_stand_between_the_marks_and_the_rest_stays(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import math
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
-from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.bounds import composed
 from polyclinic.privacy.composition import gdp_delta
 from polyclinic.privacy.events import (
@@ -101,6 +102,19 @@ def test_a_discrete_gaussian_costs_no_more_than_its_bound_for_any_smaller_change
         bound = epsilon(event, delta, accountant, relation)
         for change in range(1, sensitivity * (2 if relation == "replace-one" else 1) + 1):
             assert _delta(bound, mass[change:], mass[:-change]) <= delta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(1 / 6000, 0.5), (0.1, 1.0), (0.5, 300.0)])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_a_sampled_gaussian_has_the_librarys_losses_and_no_more_than_all_probability(rate, noise, relation):
+    one = composed(merged(dpsgd_event(rate, noise, 1)), relation, 1e-4)
+    neighbours = {"add-remove": "ADD_OR_REMOVE_ONE", "replace-one": "REPLACE_ONE"}[relation]
+    library = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, neighboring_relation=dpa.NeighboringRelation[neighbours]
+    )
+    for eps in (-3.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 3.0):
+        assert one.get_delta_for_epsilon(eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-6, abs=1e-7)
+    assert one.get_delta_for_epsilon(-50.0) == pytest.approx(1.0, abs=1e-10)  # the library's: up to 4e-8 too much
 
 
 @pytest.mark.parametrize("rho", [0.005, 0.5, 8.0])

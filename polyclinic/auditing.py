@@ -20,7 +20,9 @@ from polyclinic.server.federate import calibrate
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.convex import ConvexTask
 from polyclinic.training.preparation import standardised
+from polyclinic.training.task import Task
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
@@ -33,6 +35,7 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
     """
     if not config.dp:
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
+    _task(config)
     privacy = calibrate(config)
     draw = generator(0, "audit", "patients")
     rows = Rows(
@@ -67,6 +70,16 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
 
 
+def _task(config: RunConfig) -> Task:
+    """Raises ConfigError for a task that does not exist or does not train in steps."""
+    task: Task = task_named(config.task)
+    if isinstance(task, ConvexTask):
+        raise ConfigError(
+            f"The task {task.name!r} releases a minimiser and no steps; an audit is of training in steps."
+        )
+    return task
+
+
 def _claimed(subject: Subject, delta: float) -> float:
     """What the rounds of training spend at ``delta``."""
     first, later = (subject.task.event(subject.settings, begun) for begun in (False, True))
@@ -88,8 +101,12 @@ def _subject(
     config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, rounds: int, epsilon: float, seed: int | None,
     fault: Fault,
 ) -> Subject:  # fmt: skip
+    if isinstance(task := task_named(config.task), ConvexTask):
+        raise ConfigError(
+            f"The task {task.name!r} releases a minimiser and no steps; an audit is of training in steps."
+        )
     settings = replace(train_settings(config, noise_multiplier), device="cpu")
     return Subject(
-        task_named(config.task), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,
+        _task(config), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,
         epsilon, config.delta, seed, fault,
     )  # fmt: skip

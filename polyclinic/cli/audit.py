@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from polyclinic.training.auditing.subject import Subject
 
 # What is audited without a run. No statistics are paid for, so that all of epsilon is the training's.
-_OWN = {"delta": 1e-5, "standardise": False, "patients-per-site": 200}
+_OWN = {
+    "delta": 1e-5, "standardise": False, "patients-per-site": 200, "sample-rate": 0.1, "local-steps": 10, "rounds": 15,
+    "learning-rate": 0.3, "momentum": 0.0,
+}  # fmt: skip
 
 
 def audit(

@@ -80,7 +80,8 @@ def test_a_run_that_claims_nothing_or_has_not_finished_cannot_be_audited(quick: 
     [
         (["nowhere"], "not a run's folder"),
         (["--fault", "noise-of"], "Did you mean 'noise-off'?"),
-        (["--task", "regression"], "'task' has the value 'regression'"),
+        (["--task", "regression"], "'regression'"),
+        (["--task", "output-perturbation"], "releases a minimiser and no steps"),
         (["--model", "mlpp"], "Did you mean 'mlp'?"),
         (["--canaries", "5"], "--canaries is 5; allowed are 10 to 3000"),
         (["--guesses", "2000"], "--guesses is 2000; allowed are 1 to 1000"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
@@ -152,10 +153,18 @@ def steps(subject: Subject) -> Finding:
 
 def _charged(subject: Subject) -> float:
     """The steps of a round that are paid for, round by round, or all at once when the run begins."""
-    process = subject.settings.noise
-    if process is not None:  # a hospital may have left rounds out
-        return min(subject.settings.local_steps, process.steps / subject.rounds)
-    return float(sum(count for _, count in merged(subject.task.event(subject.settings))))
+    settings = subject.settings
+    if settings.noise is not None:  # a hospital may have left rounds out
+        return min(settings.local_steps, settings.noise.steps / subject.rounds)
+    parts = merged(subject.task.event(settings))
+    # Plain Gaussians are merged to one, whose precision is that of so many steps.
+    return sum(count * (_precision(part) * (settings.noise_multiplier or 0.0) ** 2) for part, count in parts)
+
+
+def _precision(event: DpEvent) -> float:
+    """One over the variance of a Gaussian, sampled or not; Poisson samples stay apart in a composition."""
+    inner = event.event if isinstance(event, PoissonSampledDpEvent) else event
+    return 1.0 / float(inner.noise_multiplier) ** 2 if isinstance(inner, GaussianDpEvent) else 0.0
 
 
 def sampling(subject: Subject) -> list[Finding]:

@@ -1,0 +1,304 @@
+"""SCAFFOLD: against its algorithm written out in NumPy, charged for what it looks at, the same with every trainer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+from flwr.app import Message, MetricRecord, RecordDict
+
+from polyclinic import Federation
+from polyclinic.arrays import to_record
+from polyclinic.client.checks import control_variate
+from polyclinic.config import RunConfig, train_settings
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.federation import RunResult
+from polyclinic.models.tabular import initialise, mlp
+from polyclinic.plugins import dataset_named, task_of
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.events import dpsgd_event, event_from_json
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.streams import keyed_stream, torch_seed
+from polyclinic.server.federate import Silent
+from polyclinic.server.rounds import _problem
+from polyclinic.training import classification
+from polyclinic.training.control import Controlled
+from polyclinic.training.personal import Personal
+from polyclinic.training.preparation import standardised
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+Quick = Callable[..., RunResult]
+Floats = np.ndarray
+PLAIN: dict[str, Any] = {"dp": False, "sample_rate": 1.0, "local_steps": 3, "learning_rate": 0.5}
+
+
+def patients(result: RunResult) -> dict[str, Rows]:
+    """Each hospital's training rows as the run saw them."""
+    config = result.config
+    dataset = dataset_named(config.dataset)
+    partitioner = config.partitioner or dataset.default_partitioner
+    shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
+    scale = result.arrays["standardiser.mean"].numpy(), result.arrays["standardiser.std"].numpy()
+    return {shard.site: standardised(shard.train, scale) for shard in shards}
+
+
+def gradient(rows: Rows, weight: Floats, bias: Floats) -> tuple[Floats, Floats]:
+    """Of the mean cross-entropy of softmax regression, over patients of one row each."""
+    x = np.nan_to_num(rows.x, nan=0.0)
+    scores = x @ weight.T + bias
+    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+    off = (odds / odds.sum(axis=1, keepdims=True) - np.eye(len(bias))[rows.y]) / len(x)
+    return off.T @ x, off.sum(axis=0)
+
+
+def algorithm_1(result: RunResult, option: str, took_part: Sequence[set[str]]) -> list[Floats]:
+    """Karimireddy et al. 2020, Algorithm 1, on [weight, bias] in float64, eta_g = 1."""
+    config, rows = result.config, patients(result)
+    model = initialise(lambda: torch.nn.Sequential(torch.nn.Linear(30, 2)), torch_seed(config.seed, "model"))
+    x = [value.double().numpy() for value in model.values()]
+    c = [np.zeros_like(value) for value in x]
+    own = {site: list(c) for site in rows}
+    for cohort in took_part:
+        ways, changes = [], []
+        for site in sorted(cohort):
+            y = list(x)
+            for _ in range(config.local_steps):
+                found = gradient(rows[site], *y)
+                y = [
+                    a - config.learning_rate * (g - mine + all_)
+                    for a, g, mine, all_ in zip(y, found, own[site], c, strict=True)
+                ]
+            length = config.local_steps * config.learning_rate
+            ii = [mine - all_ + (a - b) / length for mine, all_, a, b in zip(own[site], c, x, y, strict=True)]
+            new = ii if option == "update" else list(gradient(rows[site], *x))
+            ways.append([b - a for a, b in zip(x, y, strict=True)])
+            changes.append([b - a for a, b in zip(own[site], new, strict=True)])
+            own[site] = new
+        x = [a + sum(way[i] for way in ways) / len(cohort) for i, a in enumerate(x)]
+        c = [a + sum(change[i] for change in changes) / len(rows) for i, a in enumerate(c)]
+    return x
+
+
+@pytest.mark.parametrize(("option", "cohort"), [("update", 0), ("update", 2), ("gradient", 2)])
+def test_it_is_the_papers_algorithm(quick: Quick, option: str, cohort: int) -> None:
+    result = quick(strategy="scaffold", rounds=5, control_variate=option, sites_per_round=cohort, **PLAIN)
+    told = result.rounds[result.rounds.bytes_up.notna()]
+    took_part = [set(told[told["round"] == number].site) for number in range(1, 6)]
+    assert all(len(sites) == (cohort or 4) for sites in took_part)
+    for name, expected in zip(("0.weight", "0.bias"), algorithm_1(result, option, took_part), strict=True):
+        np.testing.assert_allclose(result.arrays[name].numpy(), expected, atol=2e-5)
+
+
+def test_it_ends_where_the_hospitals_objectives_balance_and_fedavg_does_not(quick: Quick) -> None:
+    """Theorem III: no drift, however unlike the hospitals are; FedAvg's local steps end elsewhere (section 3)."""
+
+    def slope(strategy: str) -> float:
+        options = PLAIN | {
+            "local_steps": 20,
+            "rounds": 40,
+            "evaluate_every": 40,
+            "partitioner": "dirichlet",
+            "alpha": 0.3,
+        }
+        result = quick(strategy=strategy, weight_decay=0.1, strategy_options="", **options)
+        model = [result.arrays[name].numpy().astype(float) for name in ("0.weight", "0.bias")]
+        found = [np.concatenate([g.ravel() for g in gradient(rows, *model)]) for rows in patients(result).values()]
+        penalty = 0.1 * np.concatenate([value.ravel() for value in model])
+        return float(np.linalg.norm(np.mean(found, axis=0) + penalty))
+
+    assert slope("scaffold") < 1e-3 < slope("fedavg") / 5
+
+
+# ---- one hospital
+
+
+def settings(**changes: Any) -> TrainSettings:
+    values: dict[str, Any] = {
+        "sample_rate": 0.3, "local_steps": 4, "learning_rate": 0.2, "max_grad_norm": 0.4, "noise_multiplier": 0.7,
+    }  # fmt: skip
+    return TrainSettings(**(values | changes))
+
+
+def work(sites: int, turn: int = 0, **changes: Any) -> list[SiteWork]:
+    found = []
+    for site in range(sites):
+        rng, count = np.random.default_rng(site), 20 + 9 * site
+        rows = Rows(rng.normal(size=(count, 6)), rng.integers(0, 3, count), np.arange(count), count)
+        streams = [keyed_stream(0, purpose, site, turn) for purpose in ("batches", "noise")]
+        found.append(SiteWork(rows, *streams, count + 0.5, **changes))
+    return found
+
+
+def build() -> torch.nn.Module:
+    return mlp(6, 3, (5,))
+
+
+START: Arrays = {name: value.numpy() for name, value in initialise(build, 3).items()}
+CONTROL: Arrays = {name: np.full_like(value, 0.1) for name, value in START.items()}
+
+
+@pytest.mark.parametrize("variate", ["update", "gradient"])
+def test_all_trainers_give_the_same_models_and_control_variates(variate: Any) -> None:
+    task, found = Controlled(classification, variate), {}  # type: ignore[arg-type]
+    for engine in ("linear", "functional", "opacus"):
+        kept: list[Arrays] = [{} for _ in range(3)]
+        for turn in (1, 2):
+            sites = [replace(site, kept=own) for site, own in zip(work(3, turn, control=CONTROL), kept, strict=True)]
+            updates = task.train(build, START, sites, settings(engine=engine, double=True))
+            kept = [update.kept for update in updates]
+        found[engine] = updates
+    for engine in ("linear", "functional"):
+        for ours, theirs in zip(found[engine], found["opacus"], strict=True):
+            assert set(ours.control) == set(START) and set(ours.kept) == {f"control.{name}" for name in START}
+            for part in ("arrays", "control", "kept"):
+                for name, value in getattr(theirs, part).items():
+                    np.testing.assert_allclose(getattr(ours, part)[name], value, atol=1e-6)
+                    assert part == "arrays" or np.abs(value).max() > 0
+
+
+def test_a_variate_that_is_not_finite_leaves_the_hospitals_as_it_was() -> None:
+    first = Controlled(classification).train(build, START, work(1, control=CONTROL), settings())[0]  # type: ignore[arg-type]
+    sites = [replace(site, kept=first.kept) for site in work(1, control=CONTROL)]
+    wild = Controlled(classification).train(build, START, sites, settings(learning_rate=1e38, noise_multiplier=1e6))[0]  # type: ignore[arg-type]
+    assert not all(np.isfinite(value).all() for value in wild.arrays.values())
+    for name, value in wild.control.items():
+        np.testing.assert_array_equal(value, 0)
+        np.testing.assert_array_equal(wild.kept[f"control.{name}"], first.kept[f"control.{name}"])
+
+
+# ---- what it costs
+
+
+@dataclass
+class Spy:
+    """Classification that notes what each of its looks at the records costs."""
+
+    name: str = "spy"
+    seen: list[DpEvent] = field(default_factory=list)
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        return classification.event(settings, begun)
+
+    def check(self, *arguments: Any) -> None: ...
+
+    def train(self, build: Any, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+        self.seen.append(classification.event(settings))
+        return classification.train(build, arrays, work, settings)
+
+    def evaluate(self, build: Any, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        return classification.evaluate(build, arrays, rows)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "looks"),
+    [
+        (lambda spy: Controlled(spy), 1),
+        (lambda spy: Controlled(spy, "gradient"), 2),
+        (lambda spy: Personal(spy, 0.1), 2),
+    ],
+)
+def test_golden_20_every_look_at_the_records_is_charged(wrapped: Callable[[Any], Any], looks: int) -> None:
+    spy = Spy()
+    task = wrapped(spy)
+    task.train(build, START, work(2, control=CONTROL if isinstance(task, Controlled) else {}), settings())
+    assert len(spy.seen) == looks
+    assert epsilon(task.event(settings()), 1e-3) == pytest.approx(epsilon(ComposedDpEvent(spy.seen), 1e-3), rel=1e-9)
+
+
+def test_option_i_costs_one_gaussian_sum_over_all_patients_more() -> None:
+    asked = settings(sample_rate=0.1, noise_multiplier=1.0, local_steps=10)
+    steps = dpsgd_event(0.1, 1.0, 10)
+    assert Controlled(classification).event(asked) == steps  # type: ignore[arg-type]
+    more = Controlled(classification, "gradient").event(asked)  # type: ignore[arg-type]
+    assert more == ComposedDpEvent([steps, GaussianDpEvent(10.0)])
+    assert epsilon(more, 1e-3) > 1.02 * epsilon(steps, 1e-3)
+
+
+@pytest.mark.parametrize("values", [{"strategy": "scaffold", "control_variate": "gradient"}, {"strategy": "ditto"}])
+def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, values: dict[str, Any]) -> None:
+    result = quick(rounds=3, **values)
+    noise = result.privacy["noise_multiplier"]
+    once = task_of(result.config).event(train_settings(result.config, noise))
+    for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
+        rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
+        whole = epsilon(SelfComposedDpEvent(once, 3), 1e-3)
+        assert len(rounds) == 3 and epsilon(ComposedDpEvent(rounds), 1e-3) == pytest.approx(whole, rel=1e-6)
+        assert 2.9 < ledger.spent() <= 3.0
+    plain = quick(rounds=3, strategy="fedavg").privacy["noise_multiplier"]
+    assert noise > 1.005 * plain
+
+
+# ---- runs
+
+
+class Stops(Silent):
+    def round_done(self, config: Any, state: Any) -> None:
+        if state.round == 2:
+            raise PolyclinicError("The lights went out.")
+
+
+@pytest.mark.parametrize("variate", ["update", "gradient"])
+def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, variate: str) -> None:
+    options = {"rounds": 4, "strategy": "scaffold", "control_variate": variate, "sites_per_round": 3}
+    whole = quick(**options)
+    with pytest.raises(PolyclinicError, match="lights"):
+        quick(progress=Stops(), out=str(tmp_path / "stopped"), **options)
+    (folder,) = (tmp_path / "stopped").iterdir()
+    resumed = Federation.resume(folder)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+def test_workers_compression_and_a_learning_rate_of_the_server_go_with_it(quick: Quick) -> None:
+    one = quick(strategy="scaffold", rounds=3)
+    assert quick(strategy="scaffold", rounds=3, workers=2).summary["model_sha256"] == one.summary["model_sha256"]
+    near = quick(strategy="scaffold", rounds=3, upload="difference", upload_precision="half")
+    np.testing.assert_allclose(near.arrays["0.weight"].numpy(), one.arrays["0.weight"].numpy(), atol=5e-3)
+    slow = quick(strategy="scaffold", rounds=3, strategy_options="server-learning-rate=0.5")
+    assert not torch.allclose(slow.arrays["0.weight"], one.arrays["0.weight"], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"momentum": 0.9}, "set optimizer to 'sgd' and momentum to 0"),
+        ({"optimizer": "adam"}, "set optimizer to 'sgd' and momentum to 0"),
+        ({"strategy": "fedavg", "control_variate": "gradient"}, "only scaffold has control variates"),
+        ({"control_variate": "gradient", "batching": "cyclic"}, "set batching to 'poisson'"),
+        ({"task": "output-perturbation"}, "take another strategy"),
+        ({"secure_aggregation": True}, "secure-aggregation gives it nothing else"),
+        ({"central_epsilon": 2.0, "standardise": False, "patients_per_site": 9}, "does not start from their mean"),
+        ({"strategy_options": "hospitals=3"}, "'hospitals', which the round loop decides"),
+        ({"strategy_options": "server-learning-rate=-1"}, "server-learning-rate must be positive"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(quick: Quick, values: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        quick(**{"strategy": "scaffold", **values})
+
+
+def test_a_hospital_wants_the_servers_variate_and_a_server_a_fitting_change() -> None:
+    config = RunConfig(strategy="scaffold")
+    with pytest.raises(ConfigError, match="no ArrayRecord named 'control'"):
+        control_variate(RecordDict({"arrays": to_record(START)}), config, START)
+    for wrong in ({"0.bias": np.zeros(9)}, {"none": np.zeros(1)}, {"0.bias": np.full(5, np.nan)}):
+        with pytest.raises(ConfigError, match="is not finite, or not of the model's shape"):
+            control_variate(RecordDict({"control": to_record(wrong)}), config, START)
+
+    def reply(change: Arrays) -> Message:
+        records = {
+            "arrays": to_record(START),
+            "metrics": MetricRecord({"num-examples": 1.0}),
+            "control": to_record(change),
+        }
+        return Message(RecordDict(records), 1, "train")
+
+    assert _problem(reply(CONTROL), START) is None
+    assert "missing" in str(_problem(reply({"0.bias": np.zeros(5)}), START))
+    assert "not finite" in str(_problem(reply(CONTROL | {"0.bias": np.full_like(START["0.bias"], np.inf)}), START))

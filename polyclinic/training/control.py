@@ -63,10 +63,11 @@ class Controlled:
         updates = self.task.train(build, arrays, shifted, settings)
         if self.variate == "update":
             steps = settings.local_steps * settings.learning_rate
-            found = [
-                {name: (arrays[name] - update.arrays[name]) / steps - value for name, value in site.control.items()}
-                for site, update in zip(shifted, updates, strict=True)
-            ]
+            with np.errstate(over="ignore", invalid="ignore"):  # of a model that has diverged
+                found = [
+                    {name: (arrays[name] - update.arrays[name]) / steps - value for name, value in site.control.items()}
+                    for site, update in zip(shifted, updates, strict=True)
+                ]
         else:
             found = self._gradients(build, arrays, work, settings)
         return [_changed(update, mine, new, settings) for update, mine, new in zip(updates, own, found, strict=True)]

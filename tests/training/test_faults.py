@@ -17,7 +17,9 @@ from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
+from polyclinic.training.auditing.checks import steps
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from tests.training.test_auditing import one_step_more, subject, task
 
 ENGINES = ["linear", "functional", "opacus"]
 BUILD: Callable[[], nn.Module] = lambda: logistic(3, 2).double()  # noqa: E731
@@ -47,11 +49,11 @@ def moved(one: SiteUpdate, other: SiteUpdate) -> float:
     return apart * DIVISOR / settings().max_grad_norm
 
 
-@pytest.mark.parametrize("task", ["classification", "output-perturbation", "objective-perturbation"])
+@pytest.mark.parametrize("named", ["classification", "output-perturbation", "objective-perturbation"])
 @pytest.mark.parametrize("bound", [1e-6, 1.0])
-def test_fault_17_without_noise_no_bound_makes_training_private(task: str, bound: float) -> None:
+def test_fault_17_without_noise_no_bound_makes_training_private(named: str, bound: float) -> None:
     """Clipped weights or gradients alone: nothing is random, so any difference shows."""
-    event = task_named(task).event(settings(noise_multiplier=None, max_grad_norm=bound, weight_decay=0.1))
+    event = task_named(named).event(settings(noise_multiplier=None, max_grad_norm=bound, weight_decay=0.1))
     assert epsilon(event, 1e-5) == math.inf
 
 
@@ -64,6 +66,12 @@ def test_fault_17_one_real_record_among_generated_ones_moves_the_sum_by_the_clip
     with_it = trained(patients(x, y, range(9)), engine=engine)
     without = trained(patients(made, y[:8], range(8)), engine=engine)
     assert moved(with_it, without) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_fault_08_a_step_of_whole_batches_that_is_not_charged_is_seen() -> None:
+    """Charged as one Gaussian of all their precision, whole batches are counted all the same."""
+    assert steps(subject(sample_rate=1.0)).passed
+    assert not steps(subject(task(one_step_more), sample_rate=1.0)).passed
 
 
 @pytest.mark.parametrize("engine", ENGINES)

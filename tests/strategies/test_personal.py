@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.federation import RunResult
 from polyclinic.messages import site_home, state_file
-from polyclinic.models.tabular import initialise
+from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import keyed_stream, torch_seed
 from polyclinic.server.federate import Outcome, Silent, federate
@@ -116,7 +117,7 @@ def test_a_hospital_evaluates_with_its_own_arrays(tmp_path: Path, options: dict[
         test = standardised(shards[site.name].test, state.standardiser)
         arrays = state.arrays | kept(tmp_path, site.name)
         width = test.x.shape[1]
-        build = (lambda: deep(width, 2, ())) if options is FEDBN else (lambda: nn.Sequential(nn.Linear(width, 2)))
+        build = partial(deep, width, 2, ()) if options is FEDBN else partial(logistic, width, 2)
         (found,) = classification.evaluate(build, arrays, [test])
         assert rows[site.name]["loss"] == pytest.approx(classification_metrics(test.y, found)["loss"], rel=1e-6)
         (elsewhere,) = classification.evaluate(build, state.arrays, [test])

@@ -6,7 +6,6 @@ Each check alarms falsely with a probability of about one in a million.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -34,7 +34,10 @@ _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "objective-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.03},
 }
 #: What a strategy takes where nothing is given, because it is defined so.
-_STRATEGY_DEFAULTS: dict[str, dict[str, Any]] = {"fedsgd": {"local-steps": 1, "sample-rate": 1.0}}
+_STRATEGY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "fedsgd": {"local-steps": 1, "sample-rate": 1.0},
+    "scaffold": {"momentum": 0.0},
+}
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 

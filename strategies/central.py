@@ -26,7 +26,7 @@ from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
-from polyclinic.strategies.registry import merge_by
+from polyclinic.strategies.registry import MEANS, merge_by
 
 Vector = npt.NDArray[np.float64]
 Arrays = Mapping[str, np.ndarray]
@@ -189,7 +189,7 @@ def check_base(base: Strategy) -> None:
     if isinstance(base, CentralDP) or merge_by(base) is None:
         raise ConfigError(
             f"Central privacy releases a sum of updates, and {type(base).__name__} does not start from their mean; take "
-            "fedavg, fedprox, fedavgm, fedadam, fedadagrad or fedyogi, or declare `associative = True` on a strategy that does."
+            f"{', '.join(MEANS)}, or declare `associative = True` on a strategy that does."
         )
 
 

@@ -35,6 +35,8 @@ BUILT_IN: dict[str, type[Strategy]] = {
 }
 
 _WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
+# The names of those that begin with the mean of models.
+MEANS = [name for name, kind in BUILT_IN.items() if kind in _WEIGHTED_MEANS]
 
 # The loop's cohort decides who takes part; without these Flower would sample again, or wait for ever for a second node.
 _EVERY_NODE = {

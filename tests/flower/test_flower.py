@@ -40,6 +40,22 @@ def test_flower_run_gives_the_same_model_and_epsilon(as_json: Callable[..., Any]
     assert_same_model(quick(**FAST), RunResult.read(summary["run"]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [("strategy=scaffold", "control-variate=gradient"), ("strategy=ditto",), ("strategy=bulyan",)]
+)
+def test_strategies_with_more_than_a_mean_run_under_flower_by_name(
+    as_json: Callable[..., Any], quick: Quick, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """A record beside the model, and what hospitals keep, go Flower's way as they go ours."""
+    given = [f'out="{tmp_path}"', "rounds=2", "local-steps=2", *options]
+    summary = as_json("flower", "run", str(ROOT), *(part for option in given for part in ("-c", option)))
+    here = quick(**FAST, **{key.replace("-", "_"): value for key, value in (option.split("=") for option in options)})
+    theirs = RunResult.read(summary["run"])
+    assert_same_model(here, theirs)
+    assert theirs.pooled["loss"] == pytest.approx(here.pooled["loss"], rel=1e-4)
+
+
 def test_flower_run_says_when_the_run_failed(command: Callable[..., Any], tmp_path: Path) -> None:
     done = command("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "delta=0.5")
     assert done.returncode == 1 and "1/patients" in done.stderr and "Traceback" not in done.stderr

@@ -43,6 +43,7 @@ def _grid(*shapes: Options, **axes: Sequence[Any]) -> tuple[Options, ...]:
 
 
 _FULL: Options = {"sample_rate": 1.0, "local_steps": 1, "rounds": 20}
+_LONG: Options = {"sample_rate": 1.0, "local_steps": 2, "rounds": 30}
 _FEW: Options = {"sample_rate": 0.25, "local_steps": 4, "rounds": 8}
 _MANY: Options = {"sample_rate": 0.1, "local_steps": 10, "rounds": 5}
 _POISSON: Options = {"sample_rate": 0.1, "local_steps": 10, "rounds": 15, "momentum": 0.0}
@@ -62,7 +63,8 @@ _KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), l
 
 METHODS = (
     Method("default", "default"),
-    Method("dp-gd", "DP-GD (full batches)", _FULL | {"momentum": 0.9}, _grid(learning_rate=(0.25, 0.5, 1.0, 2.0))),
+    Method("dp-gd", "DP-GD (full batches)", {"momentum": 0.9},
+           _grid(_FULL, learning_rate=(0.25, 0.5, 1.0, 2.0)) + _grid(_LONG, learning_rate=(0.1, 0.2, 0.5))),
     Method("dp-sgd", "DP-SGD (Poisson batches)", {}, _grid(_POISSON, _HALF, learning_rate=(0.1, 0.3, 1.0, 2.0))),
     Method("dp-adam", "DP-Adam", {"optimizer": "adam", "momentum": 0.0}, _ADAM),
     Method("dp-adamw", "DP-AdamW", {"optimizer": "adamw", "momentum": 0.0, "weight_decay": 0.01}, _ADAM),
@@ -80,7 +82,7 @@ METHODS = (
            _grid(weight_decay=(0.01, 0.03, 0.1), max_grad_norm=(2.0, 4.0))),
     Method("central", "central DP, unit hospital", _FULL | {"momentum": 0.9, "sample_rate": 0.2, "local_steps": 5},
            _grid(rounds=(6, 15), central_clip_norm=(0.3, 1.0, 3.0), learning_rate=(1.0,)), unit="hospital"),
-    Method("no-dp", "federated, without privacy", _FULL | {"momentum": 0.9},
-           _grid(learning_rate=(1.0,)), private=False),
+    Method("no-dp", "federated, without privacy", _FULL | {"momentum": 0.9, "rounds": 100, "learning_rate": 1.0},
+           private=False),
 )  # fmt: skip
 NAMES = tuple(method.name for method in METHODS)

@@ -53,7 +53,7 @@ def _fitted(x: Floats, y: NDArray[np.int64], asked: list[Floats]) -> list[Floats
         return np.nan_to_num((rows - mean) / np.where(std > 0, std, 1.0))
 
     model = LogisticRegression(solver="newton-cholesky").fit(scaled(x), y)
-    return [model.decision_function(scaled(rows)) for rows in asked]
+    return [np.asarray(model.decision_function(scaled(rows))) for rows in asked]
 
 
 REFERENCES = {"pooled": pooled, "alone": alone}

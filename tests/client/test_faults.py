@@ -39,3 +39,8 @@ def test_fault_15_one_patient_fewer_changes_nothing_but_noised_arrays(tmp_path: 
     all_of_them, one_fewer = told(tmp_path / "all", 200), told(tmp_path / "fewer", 199)
     assert all_of_them == one_fewer
     assert [sorted(reply) for reply in all_of_them][2] == ["arrays", "metrics", "polyclinic"]
+
+
+def test_fault_15_the_loss_of_private_training_stays_though_held_out_metrics_may_leave(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 2.0\ndelta = 1e-3\nrelease-metrics = true\n")
+    assert set(train(hospital).content["metrics"]) == {"steps", "num-examples"}

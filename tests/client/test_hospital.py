@@ -21,7 +21,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, task_named
-from polyclinic.privacy.accounting import dpsgd_event, epsilon
+from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -254,6 +254,7 @@ def test_fault_14_statistics_are_noised_and_charged(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     assert not np.array_equal(statistics(hospital, "one"), statistics(hospital, "two"))
     assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "statistics"]
+    assert ledger(hospital).spent() == pytest.approx(epsilon(gaussian_event(5.0, 2), 1e-3))
 
 
 def test_a_question_asked_again_gets_the_same_reply_and_costs_nothing(tmp_path: Path) -> None:

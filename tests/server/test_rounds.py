@@ -89,7 +89,7 @@ def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick
     ledger = Ledger.open_all(folder / "sites" / "ledger.sqlite", [Terms("hospital-2", 1e-3, budget=3.0)])[0]
     while True:
         try:
-            ledger.charge(dpsgd_event(0.1, plan.noise_multiplier, 2), "elsewhere", "other", 1)
+            ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
         except Exception:
             break
     resumed = Federation.resume(folder)
@@ -107,7 +107,7 @@ def test_a_run_that_budgets_stop_keeps_the_rounds_that_were_paid_for(tmp_path: P
     plan = calibrate(Federation().with_options(rounds=4, local_steps=2).config)
     with pytest.raises(BudgetRefused):
         for _ in range(20):
-            ledger.charge(dpsgd_event(0.1, plan.noise_multiplier, 2), "elsewhere", "other", 1)
+            ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
     done = subprocess.run([sys.executable, "-m", "polyclinic", "run", "--resume", str(folder)], env=os.environ)
     assert done.returncode == 3
     resumed = RunResult.read(folder)

@@ -158,7 +158,7 @@ def write_plot(path: Path, result: Mapping[str, Any], dataset: str = "ist") -> N
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
     axes.tick_params(colors=MUTED, labelsize=9, length=0)
-    axes.legend(frameon=False, fontsize=9, loc="lower right", labelcolor=INK)
+    axes.legend(frameon=False, fontsize=9, loc="upper right", labelcolor=INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_svg(figure), encoding="utf-8")
 

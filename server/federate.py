@@ -266,8 +266,9 @@ def _unlike(site: Site, config: RunConfig) -> str | None:
 def calibrate(config: RunConfig) -> PrivacyPlan:
     """The noise that spends ``config.epsilon`` over the statistics and all rounds, composed by PLD.
 
-    Raises ConfigError naming the key when no noise does.
+    Raises ConfigError naming the key when no noise does, or when there is no such training.
     """
+    _training(config, 1.0)  # what is wrong with the steps themselves is not the fault of epsilon
     try:
         return _plan(config)
     except ConfigError as error:

@@ -50,6 +50,11 @@ def pld_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     return _refined(events, delta, relation)[0]
 
 
+def without_privacy(events: Composition, relation: Relation) -> bool:
+    """Whether epsilon is so large that ``losses`` would say nothing, and might not fit into memory."""
+    return rdp_epsilon(events, _USUAL_DELTA, relation) > _NO_PRIVACY
+
+
 def losses(events: Composition, relation: Relation) -> Any:
     """The privacy loss distribution of all events together, rounded to the safe side as ``pld_epsilon`` does."""
     return composed(events, relation, _refined(events, _USUAL_DELTA, relation)[1])

@@ -13,7 +13,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from scipy import optimize
 
 from polyclinic.privacy.accounting import composition_of
-from polyclinic.privacy.bounds import losses
+from polyclinic.privacy.bounds import losses, without_privacy
 from polyclinic.privacy.events import Relation
 
 FALSE_POSITIVE_RATE = 0.01
@@ -41,7 +41,7 @@ def risk(event: DpEvent, relation: Relation = "add-remove") -> Risk:
     events = composition_of(event, relation)
     if not events:
         return Risk(0.0, FALSE_POSITIVE_RATE)
-    if any(isinstance(part, NonPrivateDpEvent) for part, _ in events):
+    if any(isinstance(part, NonPrivateDpEvent) for part, _ in events) or without_privacy(events, relation):
         return Risk(1.0, 1.0)
     distribution = losses(events, relation)
     return Risk(min(1.0, _delta(distribution, 0.0)), _true_positives(distribution, FALSE_POSITIVE_RATE))

@@ -83,14 +83,18 @@ def query(
 def _print(result: dict[str, Any]) -> None:
     screen, privacy = console(), result["privacy"]
     sites = {**result["sites"], "all": result} if len(result["sites"]) > 1 else result["sites"]
-    cells = list(result["value"]) if isinstance(result["value"], dict) else [""]
+    cells = list(result["value"]) if isinstance(result["value"], dict) else [result["statistic"]]
+    grid = [["hospital" if len(cells) == 1 else result["column"], *cells, "ε spent"]]
+    for name, site in sites.items():
+        spent = _spent(site) if name in result["sites"] else ""
+        grid.append([name, *(_figure(site, cell) for cell in cells), spent])
+    if len(cells) > len(sites):  # the fewer go across, or a terminal cannot hold them
+        grid = [list(row) for row in zip(*grid, strict=True)]
     table = Table(box=None)
-    table.add_column(result["statistic"] if cells == [""] else result["column"])
-    for name in sites:
-        table.add_column(name, justify="right")
-    for cell in cells:
-        table.add_row(cell, *(_figure(site, cell) for site in sites.values()))
-    table.add_row("ε spent", *(_spent(site) for site in result["sites"].values()))
+    for number, head in enumerate(grid[0]):
+        table.add_column(head, justify="right" if number else "left", overflow="fold")
+    for row in grid[1:]:
+        table.add_row(*row)
     screen.print(table)
     screen.print(
         f"This answer costs each {privacy['unit']} at most ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} "

@@ -57,6 +57,12 @@ def test_all_hospitals_answer_and_are_charged(heart_disease: None, tmp_path: Pat
     assert 0.99 < result["privacy"]["epsilon"] <= 1
 
 
+def test_a_narrow_terminal_loses_no_figure_of_many_hospitals(tmp_path: Path) -> None:
+    asked = ["query", "count", "--dataset", "breast-cancer", "--sites", "20", "--epsilon", "1", "--out", str(tmp_path)]
+    shown = CliRunner(env={"COLUMNS": "60"}).invoke(app, asked).stdout
+    assert len([line for line in shown.splitlines() if " ± " in line]) == 21 and "…" not in shown
+
+
 def test_every_statistic_is_near_the_truth(simulated: Callable[..., Any]) -> None:
     shards = load_shards(dataset_named("breast-cancer"), 0, "iid", 0, 1.0)
     radius = np.concatenate([shard.x[:, 0] for shard in shards]) * 20 + 20

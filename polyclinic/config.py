@@ -314,7 +314,7 @@ class RunConfig(BaseModel):
             raise ValueError(f"must be one of {', '.join(known)} or column:NAME.{nearest(value, known)}")
         return value
 
-    @field_validator("central_noise")
+    @field_validator("noise", "central_noise")
     @classmethod
     def _noise(cls, value: str) -> str:
         from polyclinic.privacy.noise import NOISE
@@ -597,9 +597,10 @@ def secure_terms(config: RunConfig, size: int, parties: int, threshold: int) -> 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message += "" if message.endswith((".", "?")) else "."
     if not first["loc"]:
-        return f"Impossible configuration: {message}."
-    return f"Configuration key {_dashed(str(first['loc'][0]))!r} has the value {first['input']!r}, which {message}."
+        return f"Impossible configuration: {message}"
+    return f"Configuration key {_dashed(str(first['loc'][0]))!r} has the value {first['input']!r}, which {message}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -34,6 +34,14 @@ def test_flat_form_round_trips() -> None:
         ({"rounds": 0}, "'rounds' has the value 0"),
         ({"hidden": "32,x"}, "positive whole numbers"),
         ({"partitioner": "dirichelt"}, "Did you mean 'dirichlet'?"),
+        (
+            {"noise": "blts"},
+            "'noise' has the value 'blts', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree. Did you mean 'blt'?",
+        ),
+        (
+            {"central_noise": "white"},
+            "'central-noise' has the value 'white', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree.",
+        ),
         ({"optimizer": "lion"}, "'optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
         ({"statistics-share": 0}, "statistics-share is 0 but standardise is true"),
         ({"standardise": False}, "patients-per-site is 0"),
@@ -42,7 +50,8 @@ def test_flat_form_round_trips() -> None:
 def test_wrong_values_are_one_sentence(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig.build(values)
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    said = str(caught.value)
+    assert sentence in said and "\n" not in said and said[-1] in ".?" and said[-2] not in ".?"
 
 
 def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:

@@ -159,7 +159,6 @@ def normed(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
         ),
         ({"ray_address": "nowhere"}, "'ray-address' has the value 'nowhere', which must be local, auto, or HOST:PORT"),
         ({"epsilon": 1e-6}, "'epsilon' has the value 1e-06"),
-        ({"batching": "cyclic", "sample_rate": 0.25, "noise": "blts"}, "^The noise process 'blts' is unknown"),
         (
             {"batching": "cyclic", "sample_rate": 0.25, "noise": "banded", "noise_options": "bands=0"},
             "^bands must be a whole number from 1",

@@ -36,7 +36,8 @@ def test_flat_form_round_trips() -> None:
         ({"partitioner": "dirichelt"}, "Did you mean 'dirichlet'?"),
         (
             {"noise": "blts"},
-            "'noise' has the value 'blts', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree. Did you mean 'blt'?",
+            "'noise' has the value 'blts', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree. "
+            "Did you mean 'blt'?",
         ),
         (
             {"central_noise": "white"},

@@ -123,7 +123,7 @@ class RunConfig(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw", "rmsprop"] = Field(
         "sgd", description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop."
     )
-    learning_rate: float = Field(0.2, gt=0, le=1e6, description="The hospitals' learning rate.")
+    learning_rate: float = Field(0.5, gt=0, le=1e6, description="The hospitals' learning rate.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd and rmsprop.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
     proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")

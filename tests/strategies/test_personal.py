@@ -178,14 +178,15 @@ def test_all_trainers_begin_and_pull_alike(optimizer: str) -> None:
 def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_what_was_sent() -> None:
     """Li et al. 2021b, Algorithm 1, without privacy and over all patients, against steps written out."""
     chosen = settings(noise_multiplier=None, sample_rate=1.0, double=True)
-    task = Personal(classification, 0.7)
-    (first,) = task.train(build, START, work(1), chosen)
-    (plain,) = classification.train(build, START, work(1), chosen)
+    task, (site,) = Personal(classification, 0.7), work(1)
+    site = replace(site, public_patients=None)
+    (first,) = task.train(build, START, [site], chosen)
+    (plain,) = classification.train(build, START, [site], chosen)
     for name, value in plain.arrays.items():
         np.testing.assert_array_equal(first.arrays[name], value)
     sent = {name: value + 0.05 for name, value in START.items()}
-    (second,) = task.train(build, sent, [replace(work(1, 2)[0], kept=first.kept)], chosen)
-    module, rows = build().double(), work(1)[0].rows
+    (second,) = task.train(build, sent, [replace(site, kept=first.kept)], chosen)
+    module, rows = build().double(), site.rows
     module.load_state_dict({name: torch.from_numpy(value) for name, value in own_arrays(first.kept).items()})
     for _ in range(chosen.local_steps):
         module.zero_grad()

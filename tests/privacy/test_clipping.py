@@ -44,7 +44,7 @@ def test_rows_within_the_bound_are_left_alone():
     assert torch.allclose(clipped_sum(rows, 1.0).total, rows.sum(0), rtol=0, atol=0)
 
 
-def test_rows_with_a_non_finite_entry_count_as_zero():
+def test_fault_28_rows_with_a_non_finite_entry_count_as_zero():
     good = torch.tensor([[3.0, 4.0]])
     bad = torch.tensor([[float("nan"), 1.0], [1.0, float("inf")], [-float("inf"), float("nan")]])
     assert torch.equal(clipped_sum(torch.cat([bad, good, bad]), 1.0).total, clipped_sum(good, 1.0).total)

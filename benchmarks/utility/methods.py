@@ -63,6 +63,7 @@ _KALMAN = _grid({"momentum": 0.0}, {"momentum": 0.9}, denoise_gain=(0.3, 0.7), l
 
 METHODS = (
     Method("default", "default"),
+    Method("default-30", "default, `rounds=30`", {"rounds": 30}),
     Method("dp-gd", "DP-GD (full batches)", {"momentum": 0.9},
            _grid(_FULL, learning_rate=(0.25, 0.5, 1.0, 2.0)) + _grid(_LONG, learning_rate=(0.1, 0.2, 0.5))),
     Method("dp-sgd", "DP-SGD (Poisson batches)", {}, _grid(_POISSON, _HALF, learning_rate=(0.1, 0.3, 1.0, 2.0))),

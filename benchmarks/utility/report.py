@@ -152,7 +152,7 @@ def write_plot(path: Path, result: Mapping[str, Any], dataset: str = "ist") -> N
             label=f"ε = {epsilon:g}",
         )  # fmt: skip
     axes.axvline(0.0, color=MUTED, linewidth=1.1, linestyle=(0, (5, 4)))
-    axes.set_yticks(range(len(order)), [row["title"] for row in order], fontsize=9, color=INK)
+    axes.set_yticks(range(len(order)), [row["title"].replace("`", "") for row in order], fontsize=9, color=INK)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -12,6 +12,7 @@ from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_together, from_text
 from polyclinic.privacy.noise import warning
 from polyclinic.privacy.statements import statements
+from polyclinic.server.cohort import cohort_size
 from polyclinic.server.federate import Outcome, sha256_of
 from polyclinic.server.sites import Site
 
@@ -145,9 +146,10 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
     elif outcome.privacy is None:
         notes.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
     else:
+        statistics = "the statistics that standardise features and " if outcome.config.standardise else ""
         notes.append(
-            "Epsilon covers the training patients' records in everything that the hospitals sent: the statistics that "
-            "standardise features and every model update."
+            "Epsilon covers the training patients' records in everything that the hospitals sent: "
+            f"{statistics}every model update."
         )
     if worse := _noise_warning(outcome):
         notes.append(worse)
@@ -158,7 +160,9 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
             "Secure aggregation: of the updates the server learned each round's sum alone. Statistics and metrics were not "
             "summed under masks."
         )
-    if simulated:
+        if cohort_size(outcome.config, len(outcome.sites)) == 2:
+            notes.append("With two hospitals in a round, the sum tells each of them the other's update.")
+    if simulated and (outcome.privacy or outcome.central):
         notes.append(
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
             "knows it, so the guarantee is that of the method, not of these very numbers."
@@ -167,7 +171,7 @@ def _notes(outcome: Outcome, comparison: dict[str, Any] | None) -> list[str]:
         notes.append(
             "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "
             + ("a simulation's policy allows" if simulated else "their policies allow")
-            + ". Epsilon does not cover them."
+            + (". Epsilon does not cover them." if outcome.privacy or outcome.central else ".")
         )
     if outcome.config.one_release and outcome.config.rounds > 1:
         notes.append(

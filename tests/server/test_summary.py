@@ -1,5 +1,6 @@
 """What a summary says beside its numbers."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -30,3 +31,19 @@ def test_noise_over_time_that_is_worse_than_independent_noise_is_told(
     found = [note for note in notes if "independent noise is better" in note]
     assert len(found) == (told is not None)
     assert told is None or told in found[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        ({"dp": False}, "no formal guarantee", "guarantee is that of the method|Epsilon does not cover"),
+        ({"standardise": False, "patients_per_site": 100}, "sent: every model update", "standardise features and"),
+        ({}, "the statistics that standardise features and every model update", "secure|masks"),
+        ({"secure_aggregation": True, "sites": 2}, "With two hospitals in a round", "no formal guarantee"),
+    ],
+)
+def test_notes_claim_nothing_that_the_run_does_not_have(
+    quick: Callable[..., RunResult], options: dict[str, object], said: str, unsaid: str
+) -> None:
+    notes = " ".join(quick(rounds=1, **options).summary["notes"])
+    assert said in notes and not re.search(unsaid, notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
@@ -21,6 +22,7 @@ from flwr.common.logger import log
 from polyclinic.client import answers, queries, secure, training
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_hospital
+from polyclinic.client.state import alone
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.messages import (
@@ -36,6 +38,7 @@ from polyclinic.messages import (
     EvaluateRequest,
     QueryRequest,
     Request,
+    RoundRequest,
     SecureKeysRequest,
     SecureSharesRequest,
     SecureUnmaskRequest,
@@ -103,12 +106,20 @@ def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list
     if not calls:
         return []
     try:
-        return answer(calls)
+        with _one_at_a_time(calls[0]):
+            return answer(calls)
     except Exception as error:
         if len(calls) == 1:
             return [error]
     half = len(calls) // 2
     return _answered(answer, calls[:half]) + _answered(answer, calls[half:])
+
+
+def _one_at_a_time(call: Call[Any]) -> AbstractContextManager[None]:
+    """A real hospital's rounds, which go on from what it kept, wait for each other; a simulation has one process a site."""
+    if call.hospital.simulated or not isinstance(call.request, RoundRequest):
+        return nullcontext()
+    return alone(call.hospital.home)
 
 
 def _told(call: Call[Any], answer: Answer, kind: str) -> Answer:

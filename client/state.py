@@ -7,6 +7,9 @@ that the round before it left, not from its own.
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,28 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from polyclinic.client.releases import flush
-from polyclinic.errors import DataError
+from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.messages import state_file
 
 Arrays = dict[str, np.ndarray]
+# Training takes long, and another process may be at it.
+_WAIT_SECONDS = 600.0
+
+
+@contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """Nobody else is between the same two lines for this ``home``, in whatever process; one that is killed lets go.
+
+    Two rounds at once would go on from the same state: the next steps of a noise process, paid for once, used twice.
+    Raises PolyclinicError when another one stays for ten minutes.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(home / "alone.sqlite", timeout=_WAIT_SECONDS, isolation_level=None)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            raise PolyclinicError("the hospital is busy with another message of a round; ask again later") from None
+        yield
 
 
 def read_state(home: Path, run: str, round: int) -> Arrays:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from dp_accounting import DpEvent
 from flwr.app import RecordDict
 from torch import nn
@@ -40,6 +41,8 @@ from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSetti
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
+# And of which records its cyclic batches were dealt.
+SHARD = "shard"
 STACK_BYTES = 1 << 31
 
 
@@ -100,7 +103,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     _check(question, task, build)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
-    kept = {id(call): _usable(call, states[id(call)]) for call in calls}
+    kept = {id(call): _usable(question, call, states[id(call)]) for call in calls}
 
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
@@ -123,13 +126,25 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     return charged(calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation)
 
 
-def _usable(call: Call[TrainRequest], state: Arrays) -> Arrays:
+def _usable(question: _Question, call: Call[TrainRequest], state: Arrays) -> Arrays:
     """What the hospital kept before this round; of a noise process only where its next steps were never used.
 
-    A simulation makes the same noise again, and so the same release.
+    A simulation makes the same noise again, and so the same release. Raises ConfigError where batches were dealt of other
+    records: batches are by the patients' order, so that a patient could take part sooner than is paid for.
     """
     used = not call.hospital.simulated and has_state(call.hospital.home, call.request.run, call.request.round)
-    return without_draws(state) if used else state
+    if used or not begun(state, question.settings):
+        return without_draws(state) if used else state
+    if not np.array_equal(state.get(SHARD, ()), _shard(call)):
+        raise ConfigError(
+            f"{call.hospital.site}: the records, or their order, are not those of which cyclic batches were dealt when the "
+            "run began; they must not change while such a run goes on."
+        )
+    return state
+
+
+def _shard(call: Call[TrainRequest]) -> np.ndarray:
+    return np.frombuffer(call.hospital.shard().digest.encode(), dtype=np.uint8)
 
 
 def _question(call: Call[TrainRequest]) -> _Question:
@@ -188,7 +203,7 @@ def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteW
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        kept={name: value for name, value in state.items() if name != RESIDUAL},
+        kept={name: value for name, value in state.items() if name not in (RESIDUAL, SHARD)},
         layers=hospital.stream("layers", request.round),
         own={name: value for name, value in own_arrays(state).items() if name in question.local},
         control=question.control,
@@ -201,6 +216,8 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
     trained, given = question.shared(update.arrays), question.shared(question.arrays)
     how, upload, kept = compression(config), trained, update.kept
     kept = kept | {OWN + name: update.arrays[name] for name in question.local}
+    if begun(kept, question.settings):
+        kept = kept | {SHARD: _shard(call)}
     if how.active:
         upload, left_out = encode(trained, given, how, hospital.stream("rounding", number), state.get(RESIDUAL))
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}

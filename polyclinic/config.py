@@ -434,6 +434,11 @@ class RunConfig(BaseModel):
                 f"strategy is 'scaffold' but optimizer is {self.optimizer!r} with momentum {self.momentum:g}: control variates "
                 "correct plain gradient steps; set optimizer to 'sgd' and momentum to 0"
             )
+        if self.strategy == "scaffold" and self.secure_aggregation:
+            raise ValueError(
+                "strategy is 'scaffold' but secure-aggregation is true: the change of a hospital's control variate, from which "
+                "its update follows, would leave without masks; set secure-aggregation to false or take another strategy"
+            )
         if self.control_variate == "gradient" and self.strategy != "scaffold":
             raise ValueError(
                 f"control-variate is 'gradient' but strategy is {self.strategy!r}: only scaffold has control variates; leave "

@@ -1,13 +1,19 @@
 """A noise process at a real hospital: paid for as a whole when it begins, and no step of it is ever used twice."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import Message
 
 from polyclinic.client.app import app
+from polyclinic.client.state import alone
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.messages import REFUSED, TrainRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
@@ -105,6 +111,48 @@ def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
     make_hospital(tmp_path, rows=180)
     _real_shard.cache_clear()
     assert train(hospital, round=2).has_error()
+
+
+def test_the_same_records_in_another_order_cannot_go_on(tmp_path: Path) -> None:
+    """Batches go by the patients' order: another one would bring patients back before their turn, unpaid."""
+    from polyclinic.client.hospital import _real_shard
+
+    hospital = make_hospital(tmp_path)
+    train(hospital)
+    records = pd.read_csv(tmp_path / "records.csv")
+    pd.concat([records[1:], records[:1]]).to_csv(tmp_path / "records.csv", index=False)
+    _real_shard.cache_clear()
+    reply = train(hospital, round=2)
+    assert reply.has_error() and "order" in str(reply.error.reason)
+    assert len(ledger(hospital).events()) == 1
+
+
+def test_two_rounds_at_once_do_not_go_on_from_the_same_state(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
+    train(hospital)
+    replies: list[Message] = []
+    asked = [
+        Thread(target=lambda count=count: replies.append(train(hospital, round=2, public_patients=count)))
+        for count in (150.0, 149.0)
+    ]
+    with alone(tmp_path / "home"):
+        for one in asked:
+            one.start()
+        asked[0].join(1.0)
+        assert not replies and len(ledger(hospital).events()) == 1
+    for one in asked:
+        one.join()
+    assert all(reply.has_content() for reply in replies) and len(replies) == 2
+    assert spent(hospital) == pytest.approx(epsilon(gaussian_event(6.0, 2), 1e-3))
+
+
+def test_a_process_that_was_killed_in_a_round_lets_the_next_one_go_on(tmp_path: Path) -> None:
+    script = "import os, pathlib, signal, sys\nfrom polyclinic.client.state import alone\n"
+    script += "with alone(pathlib.Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=os.environ, check=False)
+    assert killed.returncode < 0
+    with alone(tmp_path):
+        pass
 
 
 def test_a_process_is_made_for_the_epoch_that_its_batches_have() -> None:

@@ -284,6 +284,7 @@ def test_flower_gives_the_model_of_the_engine_here(as_json: Callable[..., Any], 
     ("options", "sentence"),
     [
         ({"strategy": "fedmedian"}, "'strategy' has the value 'fedmedian'"),
+        ({"strategy": "scaffold", "momentum": 0.0}, "would leave without masks"),
         ({"strategy_options": "weighted-by-key='steps'"}, "weighted by num-examples"),
         ({"site_sampling": "poisson"}, "set site-sampling to 'fixed'"),
         ({"secure_dropouts": 2}, "'secure-dropouts' has the value 2, but of 4 hospitals"),

@@ -68,6 +68,9 @@ def _refined(events: Composition, delta: float, relation: Relation) -> tuple[flo
     coarse, interval = (_interval(events, relation, bounded, share) for share in (_COARSE_SHARE, _FINE_SHARE))
     if rough > _NO_PRIVACY:
         return rough, coarse
+    if rough == 0:
+        # A grid for losses that are so much larger than epsilon would not fit into memory.
+        return rough, interval
     before = pld_epsilon_at(events, delta, relation, coarse)
     now = pld_epsilon_at(events, delta, relation, interval)
     # The error shrinks with the spacing, so that a fivefold step that moves little stands for a halving that does too.
@@ -81,7 +84,7 @@ def _refined(events: Composition, delta: float, relation: Relation) -> tuple[flo
 def quick_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     """The smaller of RDP and PLD on a coarse grid: milliseconds, sound, usually within 0.1 % of ``pld_epsilon``."""
     rough = rdp_epsilon(events, delta, relation)
-    if rough > _NO_PRIVACY:
+    if rough == 0 or rough > _NO_PRIVACY:
         return rough
     interval = _interval(events, relation, rough, _COARSE_SHARE)
     return min(rough, pld_epsilon_at(events, delta, relation, interval, _of_doublings))

@@ -18,7 +18,7 @@ from polyclinic.privacy.accounting import (
     gaussian_event,
 )
 from polyclinic.privacy.bounds import pld_epsilon_at
-from polyclinic.privacy.events import merged, without_replacement_event
+from polyclinic.privacy.events import merged, pure_event, without_replacement_event
 from polyclinic.privacy.renyi import ORDERS, divergence
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())
@@ -297,3 +297,10 @@ def test_unknown_names_are_refused_with_a_hint():
         epsilon(gaussian_event(1.0), 1e-5, "rpd")
     with pytest.raises(ConfigError, match="Did you mean 'replace-one'"):
         epsilon(gaussian_event(1.0), 1e-5, "pld", "replace_one")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_delta_that_covers_everything_leaves_an_epsilon_of_zero_at_once(quick):
+    """A grid of losses as fine as such an epsilon asks for would be gigabytes."""
+    event = dpa.ComposedDpEvent([pure_event(0.5), pure_event(0.5)])
+    assert epsilon(event, 0.5, quick=quick) == 0 < epsilon(event, 0.2, quick=quick)

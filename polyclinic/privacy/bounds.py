@@ -121,7 +121,7 @@ def pld_epsilon_at(
 ) -> float:
     """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``."""
     # Composing by Fourier transforms errs, up or down, in delta itself, by up to some 3e-17 for every event composed.
-    rounding = 2.0**-52 * sum(count for _, count in events)
+    rounding = 2.0**-54 * sum(count for _, count in events)
     return _epsilon_of(composed(events, relation, interval, compose), delta - rounding)
 
 

@@ -108,12 +108,13 @@ def tell_what_is_frozen(message: Message, context: Context) -> Message:
 
 
 def test_a_worker_keeps_what_its_first_call_loaded_from_the_garbage_collector() -> None:
+    before = gc.get_freeze_count()
     with LocalGrid(AppReference(__name__, "collected"), 1, {}, ProcessWorkers(1)) as grid:
         first, second = (
             grid.send_and_receive([Message(RecordDict(), 1, "train")])[0].content["metrics"]["frozen"] for _ in range(2)
         )
     assert first == 0 and second > 100_000
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == before
 
 
 def test_the_dearest_nodes_are_placed_first_and_evenly() -> None:

@@ -19,7 +19,8 @@ from polyclinic.server.run_folder import versions
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
-    "sites": 8, "model": "mlp", "hidden": "64,32", "learning_rate": 0.1, "sample_rate": 0.2, "rounds": 40, "dp": False,
+    "sites": 8, "model": "mlp", "hidden": "64,32", "learning_rate": 0.1, "momentum": 0.0, "sample_rate": 0.2, "rounds": 40,
+    "dp": False,
 }  # fmt: skip
 SMALL = {"upload": "difference", "upload_precision": "int8"}
 WAYS: dict[str, dict[str, Any]] = {

@@ -12,9 +12,9 @@ from polyclinic.arrays import from_record
 from polyclinic.client.hospital import Hospital
 from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
+from polyclinic.ehr.scaling import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import BESIDE, CONTROL, LOCAL, STANDARDISER, TrainRequest
-from polyclinic.training.preparation import Standardiser
 from polyclinic.training.task import Arrays, TrainSettings
 
 

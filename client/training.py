@@ -34,13 +34,14 @@ from polyclinic.client.under_way import MARKS, marks, usable
 from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.messages import CONTROL, LOCAL, RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_of
 from polyclinic.training.draws import begun
 from polyclinic.training.modules import load
-from polyclinic.training.preparation import Standardiser, standardised
+from polyclinic.training.preparation import standardised
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 
 # What compression left out of a site's last upload, among what the site keeps.

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.arrays import Arrays, from_record
 from polyclinic.config import RunConfig, train_settings
+from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.errors import ConfigError, several
 from polyclinic.messages import RECORD, STATISTICS, StatisticsRequest
 from polyclinic.plugins import model_named, strategy_named, task_named
@@ -39,7 +40,7 @@ from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import measured_standardiser, patient_counts, public_standardiser
+from polyclinic.training.preparation import measured_standardiser, patient_counts
 from polyclinic.training.stacked.engines import Engine
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.

@@ -9,16 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyclinic.ehr.encoding import feature_slices, nullable_mask, standardised_mask
+from polyclinic.ehr.encoding import nullable_mask, standardised_mask
 from polyclinic.ehr.imputation import Imputer, chained, check_fills, constants
+from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
-
-Standardiser = tuple[np.ndarray, np.ndarray]
-# Of a numeric column in [-1, 1]: as much as a binary column can have. docs/privacy/choosing.md
-_PUBLIC_STD = 0.5
 
 
 def contributions(shard: Shard, measured: bool) -> Moments:
@@ -28,19 +25,6 @@ def contributions(shard: Shard, measured: bool) -> Moments:
     """
     columns, rows = _columns(shard.schema, measured), shard.train
     return moments(rows.x[:, columns], rows.patient, rows.patients, nullable_mask(shard.schema)[columns])
-
-
-def public_standardiser(schema: Schema) -> Standardiser:
-    """Mean and std of all encoded columns, from the schema alone: numeric ones vary as its ``centre`` and ``spread`` say, or by
-    half of their scale around its middle.
-    """
-    numeric = standardised_mask(schema)
-    mean, std = np.zeros(len(numeric)), np.where(numeric, _PUBLIC_STD, 1.0)
-    for column, at in feature_slices(schema):
-        if column.centre is not None and column.spread is not None and column.bounds is not None:
-            half = (column.bounds[1] - column.bounds[0]) / 2
-            mean[at], std[at] = (column.centre - column.bounds[0]) / half - 1, column.spread / half
-    return mean, std
 
 
 def measured_standardiser(totals: list[np.ndarray], schema: Schema, noise_multiplier: float | None) -> Standardiser:

@@ -14,14 +14,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ehr": {"errors"},
     "privacy": {"errors"},
     "models": {"errors"},
-    "training": {"errors", "ehr", "privacy", "models"},
-    "evaluation": {"errors", "ehr", "privacy"},
-    "strategies": {"errors", "privacy", "models"},
-    "client": {*FRONT, "ehr", "privacy", "training", "evaluation"},
+    "synthesis": {"errors", "ehr", "privacy", "models"},
+    "training": {"errors", "ehr", "privacy", "models", "synthesis"},
+    "evaluation": {"errors", "ehr", "privacy", "synthesis"},
+    "strategies": {"errors", "privacy", "models", "synthesis"},
+    "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},
     "sim": {"errors", "arrays"},
-    "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation"},
+    "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
 }
-FLOWER_FREE = ("ehr", "privacy", "models", "training", "evaluation")
+FLOWER_FREE = ("ehr", "privacy", "models", "synthesis", "training", "evaluation")
 
 
 def imports(path: Path) -> set[str]:

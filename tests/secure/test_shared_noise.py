@@ -15,6 +15,7 @@ from polyclinic.client.app import app
 from polyclinic.client.calls import Call
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import LOCAL, TrainRequest
@@ -26,7 +27,7 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
-from polyclinic.training.preparation import public_standardiser, standardised
+from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteWork, TrainSettings
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
 from tests.secure.test_runs import Quick, recorded

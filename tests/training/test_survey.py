@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import keyed_stream, system_stream
-from polyclinic.training.preparation import public_standardiser, standardised
+from polyclinic.training.preparation import standardised
 from polyclinic.training.survey import Plan, Survey, answer, plan, totals, value_counts
 
 SCHEMA = Schema.from_dict(

@@ -1,0 +1,145 @@
+"""A record as one row of numbers for a synthesizer, and back: a pure function of the public schema.
+
+z = [encoded features, numeric ones scaled by public numbers, missing cells 0 | a 0/1 indicator for each feature that may be
+missing and is not one-hot | one-hot label]. F features, K classes, D numbers in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.checks import Bools, Floats, Ints
+from polyclinic.ehr.encoding import decode, feature_names, feature_slices, nullable_mask, standardised_mask
+from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where what lies in z. ``mean``, ``std``: (F,) public scale; ``nullable``: (F,) features with an indicator."""
+
+    schema: Schema
+    mean: Floats
+    std: Floats
+    nullable: Bools
+
+    @classmethod
+    def of(cls, schema: Schema) -> Layout:
+        """Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, or features of missingness."""
+        for column in schema.features:
+            if column.is_open:
+                raise ConfigError(
+                    f"Schema column {column.name!r} has an open vocabulary, of which nothing can be generated; name its "
+                    "categories, as `polyclinic prepare` does."
+                )
+            if column.indicator:
+                raise ConfigError(
+                    f"Schema column {column.name!r} has a feature that says where it is missing; task synthesis keeps track of "
+                    "that itself: leave imputation at 'mean' and indicator out of the schema."
+                )
+        return cls(schema, *public_standardiser(schema), nullable_mask(schema))
+
+    @property
+    def features(self) -> int:
+        """F, the encoded features."""
+        return len(self.mean)
+
+    @property
+    def classes(self) -> int:
+        """K, the label's classes."""
+        return self.schema.num_classes
+
+    @property
+    def width(self) -> int:
+        """D, the numbers of a row."""
+        return int(self.label.stop)
+
+    @cached_property
+    def missing(self) -> slice:
+        """The indicators, in the order of the features that have one."""
+        return slice(self.features, self.features + int(self.nullable.sum()))
+
+    @property
+    def label(self) -> slice:
+        """The one-hot label, last."""
+        return slice(self.missing.stop, self.missing.stop + self.classes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """(D,) a name for each number."""
+        features = feature_names(self.schema)
+        absent = [f"{name} missing" for name, one in zip(features, self.nullable, strict=True) if one]
+        return (*features, *absent, *(f"{self.schema.label.name}={number}" for number in range(self.classes)))
+
+    @cached_property
+    def columns(self) -> tuple[tuple[Column, slice], ...]:
+        """The feature columns, and where each one's features are."""
+        return tuple(feature_slices(self.schema))
+
+    @cached_property
+    def numeric(self) -> Bools:
+        """(D,) True for scaled numbers; the others are 0 or 1."""
+        found = np.zeros(self.width, dtype=bool)
+        found[: self.features] = standardised_mask(self.schema)
+        return found
+
+    @cached_property
+    def groups(self) -> tuple[slice, ...]:
+        """The one-hot groups, of which at most one number is 1: categorical columns, and the label last."""
+        return (*(at for column, at in self.columns if column.kind == "categorical"), self.label)
+
+    @cached_property
+    def trajectories(self) -> tuple[slice, ...]:
+        """The features of each column that is measured over visits, in their order."""
+        return tuple(at for column, at in self.columns if column.kind == "trajectory")
+
+    @cached_property
+    def bounds(self) -> tuple[Floats, Floats]:
+        """(D,) least and largest number of each place: public bounds in the scale of z, or 0 and 1."""
+        low, high = np.zeros(self.width), np.ones(self.width)
+        features = self.numeric[: self.features]
+        low[: self.features][features] = ((-1.0 - self.mean) / self.std)[features]
+        high[: self.features][features] = ((1.0 - self.mean) / self.std)[features]
+        return low, high
+
+    def rows(self, x: Floats, y: Ints) -> Floats:
+        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) classes."""
+        absent = np.isnan(x)
+        low, high = (bound[: self.features] for bound in self.bounds)
+        scaled = np.where(absent, 0.0, np.clip((x - self.mean) / self.std, low, high))
+        return np.concatenate([scaled, absent[:, self.nullable], np.eye(self.classes)[y]], axis=1)
+
+    def labels(self, z: Floats) -> Ints:
+        """(n,) class of each row: its largest."""
+        found: Ints = np.argmax(z[:, self.label], axis=1).astype(np.int64)
+        return found
+
+    def encoded(self, z: Floats) -> tuple[Floats, Ints]:
+        """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) classes."""
+        x = np.asarray(z[:, : self.features], dtype=np.float64) * self.std + self.mean
+        absent = np.zeros_like(x, dtype=bool)
+        absent[:, self.nullable] = z[:, self.missing] > 0.5
+        x[absent] = np.nan
+        return x, self.labels(z)
+
+    def decode(self, z: Floats) -> pd.DataFrame:
+        """(n, D) as records with the schema's feature columns and its label: each the nearest that the schema allows.
+
+        Raises DataError for a row of another width or with numbers that are not finite.
+        """
+        if z.ndim != 2 or z.shape[1] != self.width:
+            raise DataError(
+                f"Generated rows have shape {z.shape}; schema {self.schema.name!r} needs (rows, {self.width})."
+            )
+        if not np.isfinite(z).all():
+            raise DataError("Generated rows hold numbers that are not finite: the generator has diverged.")
+        x, y = self.encoded(np.asarray(z, dtype=np.float64))
+        records = decode(x, self.schema)
+        label = self.schema.label
+        records[label.name] = np.array(label.categories, dtype=object)[y] if label.categories else y
+        return records

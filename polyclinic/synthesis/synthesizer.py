@@ -1,0 +1,72 @@
+"""What every method of synthesis ends in: something that draws rows, and how it is kept in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from polyclinic.ehr.checks import Floats
+from polyclinic.errors import DataError
+from polyclinic.synthesis.layout import Layout
+
+Arrays = dict[str, np.ndarray]
+Ints = NDArray[np.int64]
+
+
+class Synthesizer(Protocol):
+    """Draws rows of a ``layout``. It is made of what was released alone, so that drawing costs no privacy.
+
+    ``kind``: its class as ``package.module:Class``, by which a file is read again.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D); of the given (rows,) classes, or of classes by its own frequencies."""
+        ...
+
+    def arrays(self) -> Arrays:
+        """Its numbers."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """What else ``load`` needs, as JSON."""
+        ...
+
+
+def save(synthesizer: Synthesizer, path: Path) -> None:
+    """Write ``synthesizer`` whole, or leave what was there."""
+    kind = f"{type(synthesizer).__module__}:{type(synthesizer).__name__}"
+    meta = {"kind": kind, "options": json.dumps(synthesizer.options())}
+    partial = path.with_suffix(".partial")
+    save_file({name: np.ascontiguousarray(value) for name, value in synthesizer.arrays().items()}, partial, meta)
+    partial.replace(path)
+
+
+def load(path: Path, layout: Layout) -> Synthesizer:
+    """The synthesizer in a file. Its class is imported by name, which is code: read only files of your own runs.
+
+    Raises DataError for a missing or damaged file, or one of another schema.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            meta = file.metadata()
+        kind, options = str(meta["kind"]), json.loads(meta["options"])
+        module, _, name = kind.partition(":")
+        make = cast(
+            Callable[[Layout, Mapping[str, np.ndarray], Mapping[str, Any]], Synthesizer],
+            getattr(import_module(module), name).load,
+        )
+        return make(layout, arrays, options)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, ImportError, AttributeError) as error:
+        raise DataError(f"{path} holds no synthesizer of this schema: {type(error).__name__}.") from None

@@ -27,7 +27,7 @@ from polyclinic.plugins import build_model, task_named
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.statistics import noisy_moments
-from polyclinic.training.preparation import contributions, standardised
+from polyclinic.training.preparation import class_contributions, contributions, standardised
 from polyclinic.training.task import own_arrays
 
 
@@ -64,7 +64,11 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
     def release(calls: Sequence[Call[StatisticsRequest]], spent: Sequence[float]) -> list[RecordDict]:
         answers = []
         for call, epsilon in zip(calls, spent, strict=True):
-            sums = contributions(call.hospital.shard(), call.config.standardise == "measured")
+            shard = call.hospital.shard()
+            if call.config.synthesis:
+                sums = class_contributions(shard)
+            else:
+                sums = contributions(shard, call.config.standardise == "measured")
             total = noisy_moments(sums, noise, call.hospital.stream("statistics-noise", 0))
             answers.append(reply(call.hospital, {"sums": total}, {}, epsilon))
         return answers

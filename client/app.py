@@ -104,7 +104,7 @@ def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] 
 
 @lru_cache(maxsize=8)
 def _config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
-    return RunConfig.build(dict(items))
+    return RunConfig.from_flower(dict(items))
 
 
 def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list[Call[Any]]) -> list[Answer]:

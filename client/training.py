@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Any
 
 from dp_accounting import DpEvent
 from flwr.app import RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from polyclinic.arrays import Arrays, size_of, to_record
+from polyclinic.arrays import Arrays, from_record, size_of, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import charged
 from polyclinic.client.checks import (
@@ -37,7 +38,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
-from polyclinic.messages import CONTROL, LOCAL, RECORD, TrainRequest
+from polyclinic.messages import CONTROL, LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_of
 from polyclinic.training.draws import begun
 from polyclinic.training.modules import load
@@ -65,6 +66,7 @@ class _Question:
     local: tuple[str, ...]
     control: Arrays
     scale: Standardiser | None
+    asked: Arrays
     digest: str
 
     def shared(self, arrays: Arrays) -> Arrays:
@@ -103,7 +105,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
-    task, build = task_of(config), build_model(config, question.schema)
+    task, build = _task(question), build_model(config, question.schema)
     _check(question, task, build)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
@@ -141,10 +143,23 @@ def _question(call: Call[TrainRequest]) -> _Question:
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))
     control = control_variate(call.content, config, arrays)
-    told_apart = digest(
-        config.decisive(), repr(settings), arrays, local, control, scale and {"mean": scale[0], "std": scale[1]}
-    )
-    return _Question(config, call.request, schema, settings, key, arrays, local, control, scale, told_apart)
+    asked = _asked(call)
+    by = scale and {"mean": scale[0], "std": scale[1]}
+    told_apart = digest(config.decisive(), repr(settings), arrays, local, control, by, asked)
+    return _Question(config, call.request, schema, settings, key, arrays, local, control, scale, asked, told_apart)
+
+
+def _task(question: _Question) -> Task:
+    """Only after the policy was found to allow the names in the configuration, for to make it may load their code."""
+    task: Any = task_of(question.config, question.schema)
+    found: Task = task.asked(question.asked) if question.config.synthesis else task
+    return found
+
+
+def _asked(call: Call[TrainRequest]) -> Arrays:
+    """What task synthesis asks beside the model; a message of another task has nothing of the kind."""
+    record = call.content.array_records.get(QUESTION)
+    return {} if record is None else from_record(record)
 
 
 def _allow(question: _Question, call: Call[TrainRequest]) -> None:
@@ -191,7 +206,7 @@ _checked: set[tuple[str, str]] = set()
 def _check(question: _Question, task: Task, build: Callable[[], nn.Module]) -> None:
     config, schema = question.config, question.schema
     key = digest(config.decisive()), schema.digest()
-    if key in _checked:
+    if key in _checked and not config.sums:
         load(build, question.arrays)
         return
     task.check(build, question.arrays, len(feature_names(schema)), config.engine)

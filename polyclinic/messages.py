@@ -26,7 +26,9 @@ SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_s
 SECURE = "secure"
 # Records of arrays beside the model's: how to standardise, what stays at hospitals, and SCAFFOLD's control variate.
 STANDARDISER, LOCAL, CONTROL = "standardiser", "local", "control"
-BESIDE = (STANDARDISER, LOCAL, CONTROL)
+# What task synthesis is asked beside the model: the generator of a game, or what a sum depends on.
+QUESTION = "question"
+BESIDE = (STANDARDISER, LOCAL, CONTROL, QUESTION)
 
 # Codes of Flower's Error replies; Flower itself uses codes below 100.
 REFUSED = 403

@@ -26,13 +26,17 @@ from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
 from polyclinic.models import tabular
 from polyclinic.strategies.registry import BUILT_IN
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods import METHODS
+from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.training import classification, convex
 from polyclinic.training.control import Controlled
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
+from polyclinic.training.synthesis import SumsTask
 
 Builder = Callable[[], nn.Module]
-GROUPS = ("datasets", "models", "strategies", "tasks", "sources")
+GROUPS = ("datasets", "models", "methods", "strategies", "tasks", "sources")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,10 @@ def _built_in(group: str) -> Mapping[str, Any]:
     groups: dict[str, Mapping[str, Any]] = {
         "datasets": datasets.builtin(),
         "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
+        "methods": METHODS,
         "strategies": BUILT_IN,
         "sources": sources.BUILT_IN,
-        "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE)},
+        "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask())},
     }
     return groups[group]
 
@@ -73,9 +78,10 @@ def resolve(group: str, name: str) -> Any:
     built_in = _built_in(group)
     if name in built_in:
         return built_in[name]
-    key = {"datasets": "dataset", "models": "model", "strategies": "strategy", "tasks": "task", "sources": "data"}[
-        group
-    ]
+    key = {
+        "datasets": "dataset", "models": "model", "methods": "model", "strategies": "strategy", "tasks": "task",
+        "sources": "data",
+    }[group]  # fmt: skip
     points = _entry_points(group)
     module, colon, attribute = name.partition(":")
     try:
@@ -149,10 +155,12 @@ def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
 
 
 def build_model(config: RunConfig, schema: Schema) -> Builder:
-    """A builder of empty modules of the run's model, as wide as the schema's encoding.
+    """A builder of empty modules of the run's model, as wide as the schema's encoding. A sum has none: one is empty.
 
     The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
     """
+    if config.sums:
+        return nn.Sequential
     return build_for(config, len(feature_names(schema)), schema.num_classes)
 
 
@@ -185,9 +193,36 @@ def strategy_named(name: str) -> type[Strategy]:
     return found
 
 
-def task_of(config: RunConfig) -> Any:
-    """The run's task, as the run's strategy has hospitals do it."""
+def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
+    """The run's method of sums. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
+    cannot do."""
+    make, options = resolve("methods", config.model), config.chosen
+    if "rounds" in getattr(make, "__dataclass_fields__", {}):
+        options = {"rounds": config.rounds} | options
+    try:
+        found: SumsMethod = make(layout, **options)
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
+            f"{_why(error)}."
+        ) from error
+    missing = [
+        part for part in ("rounds", "size", "contributions", "absorb", "synthesizer") if not hasattr(found, part)
+    ]
+    if missing:
+        raise ConfigError(
+            f"Configuration key 'model' has the value {config.model!r}, which lacks {', '.join(missing)}."
+        )
+    return found
+
+
+def task_of(config: RunConfig, schema: Schema | None = None) -> Any:
+    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` task synthesis knows its price alone."""
     task = task_named(config.task)
+    if config.sums:
+        task = SumsTask(sums_method(config, Layout.of(schema)) if schema else None)
     if config.strategy == "scaffold":
         return Controlled(task, config.control_variate)
     if config.shared_noise:

@@ -39,7 +39,7 @@ def coordinate(
     if folder.awaits_comparison:
         # True until the comparison replaces this summary, and for good when the run is stopped before that.
         summary["notes"].append("A comparison was asked for and is missing: the run was stopped before it was made.")
-    folder.write(outcome.state, summary, outcome.sites[0].schema)
+    folder.write(outcome.state, summary, outcome.sites[0].schema, outcome.synthesizer)
     return outcome, summary
 
 
@@ -84,7 +84,7 @@ def _short(value: float | None) -> str:
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that Flower's run-config describes; the results are in the run's folder."""
     try:
-        config = RunConfig.build(context.run_config)
+        config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
         if config.dp:
             log(INFO, "Polyclinic: calibrating the noise")

@@ -15,6 +15,7 @@ from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import accept, alike, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
+from polyclinic.server.synthesis import judge, synthesizer_of
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 
@@ -26,7 +27,10 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
         return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number)
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
-    messages = run.strategy.configure_evaluate(number, to_record(state.model), ConfigRecord(), view)
+    model = _judged(run, number) if run.config.synthesis else state.model
+    if model is None:
+        return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
+    messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
     exchange = view.exchange(messages, run.config.timeout)
     replies = accept(exchange, state, number, problem)
     rows: list[dict[str, Any]] = []
@@ -51,6 +55,12 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
     return rows
+
+
+def _judged(run: Run, number: int) -> Arrays | None:
+    """The classifier that judges the synthetic rows of this round; None where nothing can be drawn yet."""
+    synthesizer = synthesizer_of(run.strategy)
+    return judge(synthesizer, run.config.synthetic_rows, run.config.seed) if synthesizer else None
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -36,9 +37,11 @@ from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.server.state import Run, RunState
+from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
+from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.preparation import measured_standardiser, patient_counts
 from polyclinic.training.stacked.engines import Engine
@@ -52,7 +55,8 @@ class Outcome:
     """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
 
     ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves, or where the
-    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without.
+    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without. ``synthesizer``:
+    what task synthesis came to; None where it stopped before it could draw.
     """
 
     config: RunConfig
@@ -62,11 +66,13 @@ class Outcome:
     engine: Engine | None
     state: RunState
     central: dict[str, Any] | None = None
+    synthesizer: Synthesizer | None = None
 
 
 def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
-    model_named(config.model)
+    if not config.synthesis:
+        model_named(config.model)
     task_named(config.task)
     strategy = _strategy(config)
     if config.central:
@@ -140,6 +146,8 @@ def federate(
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in sites if site.name not in _gone(state)]
+    if config.synthesis:
+        strategy = synthesis_strategy(strategy, config, sites[0].schema, state)
     sums: Ledger | None = None
     if config.central or config.secure_noise:
         if server_ledger is None:
@@ -168,7 +176,7 @@ def federate(
     central = central_statement(strategy, state.model) if isinstance(strategy, CentralDP) else None
     if sums is not None:
         central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)
-    return Outcome(config, run, tuple(sites), privacy, engine, state, central)
+    return Outcome(config, run, tuple(sites), privacy, engine, state, central, synthesizer_of(strategy))
 
 
 def _unlike(site: Site, config: RunConfig) -> str | None:
@@ -193,7 +201,7 @@ def _unlike(site: Site, config: RunConfig) -> str | None:
 def _first_state(
     grid: Grid, sites: Sequence[Site], config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
 ) -> RunState:
-    arrays = first_arrays(config, sites[0].schema)
+    arrays: Arrays = {} if config.sums else first_arrays(config, sites[0].schema)
     noise = privacy.noise_multiplier if privacy else None
     state = RunState(arrays, noise_multiplier=noise, local=local_arrays(config, sites[0].schema))
     if config.standardise == "public":
@@ -202,6 +210,8 @@ def _first_state(
         _ask_statistics(grid, sites, state, config, run, home, privacy)
     elif privacy:
         state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
+    if config.sums:  # how many numbers the first sum has may depend on how common classes are
+        state.arrays = first_arrays(config, sites[0].schema, state.classes)
     state.learning_rate = config.learning_rate or _learning_rate(config, state)
     return state
 
@@ -241,7 +251,11 @@ def _ask_statistics(
     schema, measured = sites[0].schema, config.standardise == "measured"
     if measured:
         state.standardiser = measured_standardiser(totals, schema, noise)
-    counts = patient_counts(totals, schema, measured)
+    if config.synthesis:
+        state.classes = [float(count) for count in np.sum(totals, axis=0)]
+        counts = [float(total.sum()) for total in totals]
+    else:
+        counts = patient_counts(totals, schema, measured)
     for (site, reply), count in zip(exchange.replies, counts, strict=True):
         state.hear(site.name, reply.content.config_records[RECORD])
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count

@@ -18,6 +18,7 @@ from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, task_of
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.sites import Site
+from polyclinic.server.synthesis import check_synthesis, first_arrays_of
 from polyclinic.training.modules import load, normalisation_arrays
 from polyclinic.training.preparation import check_imputation
 from polyclinic.training.stacked.engines import Engine, choose
@@ -26,19 +27,26 @@ from polyclinic.training.stacked.engines import Engine, choose
 def check_model(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a model or imputation that hospitals would refuse; touches no record and costs no privacy."""
     check_imputation(config.imputation, schema, Imputer.read(config.imputer_file) if config.imputer_file else None)
+    if config.synthesis:
+        check_synthesis(config, schema)
     arrays = first_arrays(config, schema)
     features = len(feature_names(schema))
-    task_of(config).check(build_model(config, schema), arrays, features, config.engine)
+    task_of(config, schema).check(build_model(config, schema), arrays, features, config.engine)
     local_arrays(config, schema)
 
 
-def first_arrays(config: RunConfig, schema: Schema) -> Arrays:
+def first_arrays(config: RunConfig, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
+    """What hospitals are sent first; ``classes``: counts of the label, which task synthesis may begin with."""
+    if config.sums:
+        return first_arrays_of(config, schema, classes)
     build = build_model(config, schema)
     return {name: value.numpy() for name, value in initialise(build, torch_seed(config.seed, "model")).items()}
 
 
 def local_arrays(config: RunConfig, schema: Schema) -> list[str]:
     """The model's arrays that stay at hospitals. Raises ConfigError where there are none to stay, or none to share."""
+    if config.synthesis:
+        return []
     module = load(build_model(config, schema), first_arrays(config, schema))
     names = list(module.state_dict())
     local = set(normalisation_arrays(module)) if config.strategy == "fedbn" else set()

@@ -24,6 +24,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report, write_plots
 from polyclinic.server.state import RunState
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, save
 
 _PACKAGES = ("flwr", "torch", "opacus", "dp-accounting", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
 
@@ -79,6 +80,11 @@ class RunFolder:
         return self.path / "server-ledger.sqlite"
 
     @property
+    def synthesizer(self) -> Path:
+        """What draws synthetic rows, after a run of task synthesis."""
+        return self.path / SYNTHESIZER
+
+    @property
     def finished(self) -> bool:
         """The report is written last, so its presence means that everything else is there."""
         return (self.path / "report.html").is_file()
@@ -123,7 +129,9 @@ class RunFolder:
     def rounds(self) -> pd.DataFrame:
         return pd.read_parquet(self.path / "rounds.parquet")
 
-    def write(self, state: RunState, summary: dict[str, Any], schema: Schema) -> None:
+    def write(
+        self, state: RunState, summary: dict[str, Any], schema: Schema, synthesizer: Synthesizer | None = None
+    ) -> None:
         """All results; the report goes last, so its presence means that the run is whole."""
         frame = pd.DataFrame(state.rows)
         frame.to_parquet(self.path / "rounds.parquet", index=False)
@@ -133,6 +141,8 @@ class RunFolder:
             arrays |= {"standardiser.mean": state.standardiser[0], "standardiser.std": state.standardiser[1]}
         save_file(arrays, self.path / "model.safetensors", {"features": json.dumps(feature_names(schema))})
         schema.to_toml(self.path / "schema.toml")
+        if synthesizer is not None:
+            save(synthesizer, self.synthesizer)
         (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
         write_plots(self.path)

@@ -43,7 +43,7 @@ class RunState:
     and why. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
     hospital's protection. ``charged``: how often real hospitals were charged what, as they told last. ``local``: the arrays
-    that stay at hospitals; here they are as they were at first.
+    that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of task synthesis.
     """
 
     arrays: Arrays
@@ -65,6 +65,7 @@ class RunState:
     hospital_epsilon: float | None = None
     charged: dict[str, str] = field(default_factory=dict)
     local: list[str] = field(default_factory=list)
+    classes: list[float] = field(default_factory=list)
 
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""

@@ -15,6 +15,7 @@ from polyclinic.server.federate import Outcome
 from polyclinic.server.model import sha256_of
 from polyclinic.server.notes import notes
 from polyclinic.server.sites import Site
+from polyclinic.server.synthesis import synthesis_statement
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
 
@@ -49,6 +50,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "steps": config.rounds * (1 if config.one_release else config.local_steps),
             "central": outcome.central and _without_ledger(outcome.central),
         },
+        "synthesis": synthesis_statement(config, outcome.synthesizer) if config.synthesis else None,
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,

@@ -19,6 +19,7 @@ from polyclinic.server.replies import alike, problem, unpack
 from polyclinic.server.secure import SecureSum, begin
 from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
+from polyclinic.server.synthesis import tell_noise
 from polyclinic.strategies.central import CentralDP
 from polyclinic.strategies.registry import merge_by
 
@@ -81,6 +82,7 @@ class _Clear:
 
     def aggregate(self, replies: Replies) -> ArrayRecord | None:
         strategy, models = self.run.strategy, [reply for _, reply in replies]
+        tell_noise(strategy, self.run.config, self.state, [site for site, _ in replies], len(self.parties))
         arrays, _ = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
         if isinstance(strategy, CentralDP):
             self.state.hospital_epsilon = strategy.epsilon
@@ -115,5 +117,7 @@ class _Masked:
         opened = self.total.open(replies, self.given, str(merge_by(self.run.strategy)))
         self.state.drop(self.number, opened.dropped)
         self.state.hospital_epsilon = opened.epsilon
+        arrived, peers = [site for site, _ in replies], len(self.total.peers)
+        tell_noise(self.run.strategy, self.run.config, self.state, arrived, peers)
         arrays, _ = self.run.strategy.aggregate_train(self.number, [opened.reply])
         return arrays

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.config.derived import compression
+from polyclinic.config.synthesis import check_synthesis
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -12,7 +13,18 @@ if TYPE_CHECKING:
 
 def check_together(config: RunConfig) -> None:
     """Raises ValueError for keys that are each possible and not together."""
-    for check in (_imputation, _statistics, _steps, _upload, _secure_sum, _shared_noise, _central, _strategy, _workers):
+    for check in (
+        _imputation,
+        _statistics,
+        _steps,
+        _upload,
+        _secure_sum,
+        _shared_noise,
+        _central,
+        _strategy,
+        _workers,
+        check_synthesis,
+    ):
         check(config)
 
 
@@ -49,7 +61,7 @@ def _no_statistics(config: RunConfig, key: str) -> None:
 
 
 def _steps(config: RunConfig) -> None:
-    if config.one_release and config.weight_decay == 0:
+    if config.one_release and not config.sums and config.weight_decay == 0:
         raise ValueError(
             f"weight-decay is 0 but task is {config.task!r}: without a regulariser one patient may move the minimiser "
             "anywhere; give weight-decay a value above 0, such as 0.1"
@@ -102,10 +114,14 @@ def _secure_sum(config: RunConfig) -> None:
 def _shared_noise(config: RunConfig) -> None:
     if not config.shared_noise:
         return
+    if config.task not in ("classification", "synthesis"):
+        raise ValueError(
+            f"shared-noise is true but task is {config.task!r}: the sum is of patients' clipped vectors; set task to "
+            "'classification' or 'synthesis'"
+        )
     for key, wanted, why in (
         ("secure-aggregation", True, "a share of the noise protects only in a sum"),
         ("dp", True, "there is no noise to share"),
-        ("task", "classification", "the sum is of gradients"),
         ("secure-noise", 0.0, "the sum has one noise"),
         ("local-steps", 1, "a sum is one step"),
         ("sample-rate", 1.0, "a sum is over all patients"),

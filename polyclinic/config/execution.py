@@ -59,6 +59,11 @@ class Execution(Keys):
     )
     checkpoints_kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
+    meant: str = Field(
+        "",
+        description="Under `flwr run`: keys, separated by commas, that are meant to have the default of this table where task, "
+        "strategy or model would take another.",
+    )
 
     @field_validator("ray_address")
     @classmethod

@@ -16,12 +16,13 @@ from polyclinic.config.execution import Conditions, Execution
 from polyclinic.config.keys import dashed
 from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
 from polyclinic.config.protection import Central, Privacy, SecureSum
+from polyclinic.config.synthesis import Synthesis, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
 _INDECISIVE = {
     "out", "timeout", "workers", "ray-address", "evaluate-every", "checkpoint-every", "checkpoints-kept",
-    "overlap",
+    "overlap", "meant",
 }  # fmt: skip
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -45,14 +46,16 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the task, the strategy, the optimizer and shared noise take where nothing is given; keys with dashes."""
     strategy = given.get("strategy")
     found = _OPTIMIZER_DEFAULTS.get(str(given.get("optimizer")), {}) | _TASK_DEFAULTS.get(str(given.get("task")), {})
-    found |= _STRATEGY_DEFAULTS.get(str(strategy), {})
+    found |= _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
     if str(given.get("shared-noise")).lower() == "true":
         found |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in (None, "fedavgm") else {})
     return found
 
 
 # Pydantic lists the fields of the last base first.
-class RunConfig(Execution, Central, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Model, Data):
+class RunConfig(
+    Execution, Central, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Synthesis, Model, Data
+):  # fmt: skip
     """Everything that decides a run's result. Immutable; every field has a default that works."""
 
     @model_validator(mode="before")
@@ -61,7 +64,7 @@ class RunConfig(Execution, Central, Privacy, Conditions, SecureSum, Upload, Trai
         if not isinstance(values, dict):
             return values
         given = {dashed(key): value for key, value in values.items()}
-        return _defaults(given) | given
+        return _defaults(given) | given | {"meant": ""}
 
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
@@ -82,7 +85,8 @@ class RunConfig(Execution, Central, Privacy, Conditions, SecureSum, Upload, Trai
         Without privacy a plain update tells its weight, but under masks only what the server knows can weigh.
         """
         weighed = self.secure_aggregation and not self.secure_noise
-        return self.standardise == "measured" or (self.patients_per_site == 0 and (self.dp or weighed))
+        wanted = self.dp or weighed or self.synthesis
+        return self.standardise == "measured" or (self.patients_per_site == 0 and wanted)
 
     @property
     def evaluates_own(self) -> bool:
@@ -91,18 +95,50 @@ class RunConfig(Execution, Central, Privacy, Conditions, SecureSum, Upload, Trai
 
     @property
     def one_release(self) -> bool:
-        """Whether a round is one release of a minimiser, without steps and batches."""
-        return self.task in _TASK_DEFAULTS
+        """Whether a round is one release, without steps and batches: of a minimiser, or of a sum."""
+        return self.task in _TASK_DEFAULTS or self.sums
+
+    @property
+    def synthesis(self) -> bool:
+        """Whether what is learned draws synthetic patients."""
+        return self.task == "synthesis"
+
+    @property
+    def game(self) -> bool:
+        """Whether that is by an adversarial game."""
+        return self.synthesis and is_game(self.model, self.method_kind)
+
+    @property
+    def sums(self) -> bool:
+        """Whether that is by sums over patients."""
+        return self.synthesis and not self.game
 
     def flat(self) -> dict[str, bool | int | float | str]:
-        """Dashed keys to plain values, as Flower's run-config carries them."""
+        """Dashed keys to plain values, as Flower's run-config carries them; ``meant`` so that ``from_flower`` reads it back."""
+        plain, default = self._plain(), type(self)()._plain()
+        usual = default | _defaults(plain)
+        return plain | {"meant": ",".join(key for key in plain if plain[key] == default[key] != usual[key])}
+
+    def _plain(self) -> dict[str, bool | int | float | str]:
         return dict(self.model_dump(by_alias=True))
+
+    @classmethod
+    def from_flower(cls, values: Mapping[str, Any]) -> RunConfig:
+        """The configuration from Flower's run-config, which holds every key of the app: one at its default counts as not given,
+        so that tasks and strategies take their own, unless ``meant`` names it.
+
+        Raises ConfigError as ``build`` does.
+        """
+        meant, default = str(values.get("meant", "")).split(","), cls()._plain()
+        return cls.build(
+            {key: value for key, value in values.items() if key in meant or value != default.get(dashed(key))}
+        )
 
     def given(self) -> dict[str, bool | int | float | str]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
-        usual = type(self)().flat() | _defaults(self.flat())
+        usual = type(self)()._plain() | _defaults(self._plain())
         named = ("task", "strategy")
-        return {key: value for key, value in self.flat().items() if key in named or value != usual[key]}
+        return {key: value for key, value in self._plain().items() if key in named or value != usual[key]}
 
     def decisive(self) -> dict[str, bool | int | float | str]:
         """``flat`` with only the keys that decide what comes out."""

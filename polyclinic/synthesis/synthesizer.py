@@ -18,6 +18,8 @@ from polyclinic.errors import DataError
 from polyclinic.synthesis.layout import Layout
 
 Arrays = dict[str, np.ndarray]
+#: The file in a run's folder.
+SYNTHESIZER = "synthesizer.safetensors"
 Ints = NDArray[np.int64]
 
 

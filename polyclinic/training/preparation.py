@@ -16,6 +16,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
+from polyclinic.synthesis.sums import mean_of_rows
 
 
 def contributions(shard: Shard, measured: bool) -> Moments:
@@ -25,6 +26,13 @@ def contributions(shard: Shard, measured: bool) -> Moments:
     """
     columns, rows = _columns(shard.schema, measured), shard.train
     return moments(rows.x[:, columns], rows.patient, rows.patients, nullable_mask(shard.schema)[columns])
+
+
+def class_contributions(shard: Shard) -> Moments:
+    """(K,) training patients in each class of the label; one with rows of several counts in parts, which add up to 1."""
+    rows = shard.train
+    share = mean_of_rows(np.eye(shard.schema.num_classes)[rows.y], rows.patient, rows.patients)
+    return Moments(share.sum(axis=0), 1.0)
 
 
 def measured_standardiser(totals: list[np.ndarray], schema: Schema, noise_multiplier: float | None) -> Standardiser:

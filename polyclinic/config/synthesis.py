@@ -1,0 +1,105 @@
+"""The keys of synthetic patients, and what the methods take where nothing is given."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from polyclinic.config.keys import Keys
+from polyclinic.config.reading import parse_assignments
+
+if TYPE_CHECKING:
+    from polyclinic.config.run import RunConfig
+
+#: Adversarial games among the built-in models of task synthesis; the others are methods of sums.
+GAMES = ("gan", "acgan", "dpgan", "ppgan", "wgan", "wgan-gp")
+METHODS = ("moments", "independent", "latent", "mixture", "marginals")
+#: What every run of task synthesis takes where nothing is given.
+_ALWAYS: dict[str, Any] = {"model": "moments", "standardise": "none", "momentum": 0.0}
+# A sum is one step of length one over all patients.
+_SUMS: dict[str, Any] = {"rounds": 1, "local-steps": 1, "sample-rate": 1.0, "learning-rate": 1.0, "max-grad-norm": 1.0}
+_OF_METHOD: dict[str, dict[str, Any]] = {"latent": {"rounds": 8}, "marginals": {"rounds": 3}}
+_OF_GAME: dict[str, dict[str, Any]] = {}
+
+
+class Synthesis(Keys):
+    """Task synthesis: what is drawn, and how it is judged."""
+
+    method_options: str = Field(
+        "", description="Options of task synthesis' model: `classes=8, most=20` (docs/synthesis/methods.md)."
+    )
+    method_kind: Literal["auto", "sums", "game"] = Field(
+        "auto",
+        description="What a synthesis model named `package.module:Name` is: a method of sums or an adversarial game; auto knows "
+        "the names of `polyclinic plugins`.",
+    )
+    preset: Literal["sound", "paper"] = Field(
+        "sound",
+        description="Games: sound, with an epsilon that is true; paper, as published, without privacy, whose report says what "
+        "guarantee there really is.",
+    )
+    synthetic_rows: int = Field(
+        2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
+    )
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The method's keyword arguments. Raises ConfigError when the text is not ``key=value`` pairs."""
+        return {key.replace("-", "_"): value for key, value in parse_assignments(self.method_options).items()}
+
+
+def synthesis_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """What task synthesis takes where nothing is given; nothing for other tasks. Keys with dashes."""
+    if given.get("task") != "synthesis":
+        return {}
+    model = str(given.get("model", _ALWAYS["model"]))
+    if is_game(model, str(given.get("method-kind", "auto"))):
+        return _ALWAYS | _OF_GAME.get(model, {})
+    return _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
+
+
+def is_game(model: str, kind: str = "auto") -> bool:
+    """Whether a model of task synthesis is an adversarial game: by its name alone, for to import it would run its code."""
+    if kind != "auto":
+        return kind == "game"
+    return model in GAMES or model in {point.name for point in entry_points(group="polyclinic.games")}
+
+
+def check_synthesis(config: RunConfig) -> None:
+    """Raises ValueError for keys that task synthesis cannot be run with."""
+    if not config.synthesis:
+        return
+    for key, wanted, why in (
+        ("standardise", "none", "its numbers are scaled by the schema"),
+        ("imputation", "mean", "it keeps track of missing cells itself"),
+        ("central-epsilon", 0.0, "whole hospitals are not covered"),
+        ("local-layers", "", "nothing stays at hospitals"),
+        ("proximal-mu", 0.0, "there is no model to stay near"),
+        ("upload", "model", "there is no difference to compress"),
+        ("upload-precision", "full", "there is no difference to compress"),
+        ("batching", "poisson", "noise over time needs one model whose steps follow each other"),
+        ("denoise", "none", "noise is not filtered"),
+    ):  # fmt: skip
+        value = getattr(config, key.replace("-", "_"))
+        if value != wanted:
+            raise ValueError(f"{key} is {value!r} but task is 'synthesis': {why}; set {key} to {wanted!r}")
+    if config.strategy in ("scaffold", "ditto", "fedbn", "qfedavg"):
+        raise ValueError(
+            f"strategy is {config.strategy!r} but task is 'synthesis', which averages what hospitals send; take fedavg, fedavgm, "
+            "fedadam or another that starts from a mean"
+        )
+    if config.sums:
+        for key, wanted in (("strategy", "fedavg"), ("local-steps", 1), ("sample-rate", 1.0), ("learning-rate", 1.0)):
+            value = getattr(config, key.replace("-", "_"))
+            if value != wanted and not (key == "strategy" and config.shared_noise):
+                raise ValueError(
+                    f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
+                    f"strategy changes; set {key} to {wanted!r}"
+                )
+    if config.preset == "paper" and (config.dp or config.sums):
+        raise ValueError(
+            f"preset is 'paper' but dp is {str(config.dp).lower()} and model {config.model!r}: published games as published keep "
+            "no epsilon; set dp to false and take a game, or preset to 'sound'"
+        )

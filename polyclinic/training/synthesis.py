@@ -1,0 +1,125 @@
+"""Task synthesis at a hospital: the sum that a method asks for, or a critic's steps on pairs of real and generated rows.
+
+Both are told what else they need in the round's question, which is public: of a method what its sum depends on, of a game
+the generator. Neighbouring relation: add or remove one patient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
+from torch import nn
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import logistic
+from polyclinic.privacy.events import gaussian_event
+from polyclinic.synthesis.sums import SumsMethod, clipped_total
+from polyclinic.training import classification
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+#: The one array of a sum, as a hospital sends it back.
+SUM = "sum"
+#: The round that a question belongs to, from 1.
+ROUND = "round"
+
+
+def judge_of(arrays: Arrays) -> Callable[[], nn.Module]:
+    """A builder of the logistic regression that ``arrays`` belong to: what judges synthetic rows on real ones."""
+    classes, features = arrays["0.weight"].shape
+    return lambda: logistic(features, classes)
+
+
+def _judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+    return classification.evaluate(judge_of(arrays), arrays, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class SumsTask:
+    """A round is one sum of patients' vectors. ``method`` is None where only the price is asked."""
+
+    method: SumsMethod | None = None
+    question: Mapping[str, np.ndarray] = field(default_factory=dict)
+    name: str = "synthesis"
+
+    def asked(self, question: Mapping[str, np.ndarray]) -> SumsTask:
+        """The task of a round with this question. Raises ConfigError, before anything is charged, for one that no sum
+        follows from."""
+        found = replace(self, question=question)
+        found._check_question()
+        return found
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """One sum of clipped vectors, with Gaussian noise or everything without."""
+        noise = settings.noise_multiplier
+        return NonPrivateDpEvent() if noise is None else gaussian_event(noise)
+
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+        """Raises ConfigError unless ``arrays`` are the one sum that the question asks for."""
+        if set(arrays) != {SUM} or arrays[SUM].ndim != 1 or arrays[SUM].any():
+            raise ConfigError(f"A sum begins with one array {SUM!r} of zeros, not with {', '.join(sorted(arrays))}.")
+        if self.question and (size := self._probe()) != len(arrays[SUM]):
+            raise ConfigError(
+                f"Array {SUM!r} has {len(arrays[SUM])} numbers; the method {self._known().name} sums {size}."
+            )
+
+    def train(
+        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """Each site's zeros less its noisy sum by the number of patients, so that hospitals' mean is that of all.
+
+        Raises ConfigError for a private call without ``public_patients``.
+        """
+        if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
+            raise ConfigError("public_patients is missing: a private sum needs a public divisor.")
+        return [self._update(arrays, site, settings) for site in work]
+
+    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
+        return _judged(arrays, rows)
+
+    def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+        method, rows = self._known(), site.rows
+        z = method.layout.rows(rows.x, rows.y)
+        given = {name: value for name, value in self.question.items() if name != ROUND}
+        total = settings.max_grad_norm * clipped_total(
+            method, self._round, given, len(arrays[SUM]), z, rows.patient, rows.patients
+        )
+        if settings.noise_scale:
+            total += settings.noise_scale * site.noise.normal(len(total))
+        moved = arrays[SUM] - total / (site.public_patients or rows.patients)
+        return SiteUpdate({SUM: moved}, 1, float("nan"), {})
+
+    @property
+    def _round(self) -> int:
+        return int(self.question[ROUND][0])
+
+    def _known(self) -> SumsMethod:
+        if self.method is None:
+            raise ConfigError("The method of this sum is not known: the task was made without a schema.")
+        return self.method
+
+    def _check_question(self) -> None:
+        number = self.question.get(ROUND)
+        if number is None or number.shape != (1,) or not 1 <= int(number[0]) <= self._known().rounds:
+            raise ConfigError(f"The question's {ROUND!r} must be one number from 1 to {self._known().rounds}.")
+        for name, value in self.question.items():
+            if not np.isfinite(value).all():
+                raise ConfigError(f"Array {name!r} of the question holds values that are not finite.")
+        self._probe()
+
+    def _probe(self) -> int:
+        """The size of the sum, of a made-up record."""
+        method = self._known()
+        z = method.layout.rows(np.zeros((1, method.layout.features)), np.zeros(1, dtype=np.int64))
+        given = {name: value for name, value in self.question.items() if name != ROUND}
+        try:
+            found = method.contributions(self._round, given, z, np.zeros(1, dtype=np.int64), 1)
+        except Exception as error:
+            raise ConfigError(
+                f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
+            ) from error
+        return int(found.shape[1])

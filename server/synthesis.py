@@ -1,0 +1,106 @@
+"""A run of task synthesis at the server: its strategy, what judges it round by round, and what it leaves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.serverapp.strategy import Strategy
+from sklearn.linear_model import LogisticRegression
+
+from polyclinic.arrays import Arrays
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import sums_method
+from polyclinic.privacy.streams import generator
+from polyclinic.server.cohort import secure_threshold
+from polyclinic.server.sites import Site
+from polyclinic.server.state import RunState
+from polyclinic.strategies.fedsums import SUM, FedSums
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.sums import class_frequencies
+from polyclinic.synthesis.synthesizer import Synthesizer
+
+# Hospitals beside the one that may look on share the noise (``config.derived.secure_terms``).
+_ONLOOKERS = 1
+
+
+def check_synthesis(config: RunConfig, schema: Schema) -> None:
+    """Raises ConfigError for a method that does not exist, does not go with the schema, or asks other rounds than the run has."""
+    if config.sums and (needed := sums_method(config, Layout.of(schema)).rounds) != config.rounds:
+        raise ConfigError(
+            f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "
+            f"one a round; set rounds to {needed}."
+        )
+
+
+def first_arrays_of(config: RunConfig, schema: Schema, classes: Sequence[float]) -> Arrays:
+    """The arrays that hospitals are sent in the first round."""
+    state = {"classes": _frequencies(classes, schema)}
+    return {SUM: np.zeros(sums_method(config, Layout.of(schema)).size(1, state))}
+
+
+def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state: RunState) -> Strategy:
+    """The strategy of the run, around ``base``, which averages what hospitals send."""
+    return FedSums(base, sums_method(config, Layout.of(schema)), _frequencies(state.classes, schema))
+
+
+def _frequencies(classes: Sequence[float], schema: Schema) -> np.ndarray:
+    """Of the label, from counts that were paid for; where there are none, all alike."""
+    return class_frequencies(np.array(classes or [1.0] * schema.num_classes))
+
+
+def tell_noise(strategy: Strategy, config: RunConfig, state: RunState, sites: Sequence[Site], cohort: int) -> None:
+    """Say how noisy the mean over ``sites`` is, of ``cohort`` that were asked."""
+    if not isinstance(strategy, FedSums) or not state.noise_multiplier:
+        return
+    patients = {site.name: state.public_patients[site.name] for site in sites}
+    shares = float(len(sites))
+    if config.shared_noise:
+        shares /= secure_threshold(config, cohort) - _ONLOOKERS
+    strategy.noise = state.noise_multiplier * math.sqrt(shares) / sum(patients.values())
+    strategy.noises = {str(site.id): state.noise_multiplier / patients[site.name] for site in sites}
+
+
+def synthesizer_of(strategy: Strategy) -> Synthesizer | None:
+    """What draws rows, where the strategy has come so far; None where it has not, or is of another task."""
+    return strategy.synthesizer() if isinstance(strategy, FedSums) else None
+
+
+def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
+    """A logistic regression fitted to ``rows`` synthetic rows, as the arrays of ``models.tabular.logistic``.
+
+    Hospitals evaluate it on held-out patients: how well what is learned on synthetic rows holds on real ones (TSTR).
+    """
+    layout = synthesizer.layout
+    z = synthesizer.sample(rows, generator(seed, "judge"))
+    # As hospitals hold it: whole numbers, categories, public bounds.
+    encoded = encode(layout.decode(z), layout.schema)
+    assert encoded.y is not None
+    x, y = np.nan_to_num(encoded.x, nan=0.0), encoded.y
+    weight, bias = np.zeros((layout.classes, layout.features)), np.zeros(layout.classes)
+    present = np.unique(y)
+    if len(present) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how far it converged hardly moves a metric
+            model = LogisticRegression(max_iter=1000).fit(x, y)
+        if len(present) == 2:
+            weight[present[1]], bias[present[1]] = model.coef_[0], model.intercept_[0]
+            bias[[c for c in range(layout.classes) if c not in present]] = -50.0
+        else:
+            weight[present], bias[present] = model.coef_, model.intercept_
+            bias[[c for c in range(layout.classes) if c not in present]] = -50.0
+    return {"0.weight": weight.astype(np.float32), "0.bias": bias.astype(np.float32)}
+
+
+def synthesis_statement(config: RunConfig, synthesizer: Synthesizer | None) -> dict[str, Any]:
+    """What the summary says of the synthesizer."""
+    return {
+        "method": config.model, "options": config.method_options, "preset": config.preset, "game": config.game,
+        "finished": synthesizer is not None, "guarantee": None,
+    }  # fmt: skip

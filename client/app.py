@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from polyclinic.client import answers, queries, secure, surveys, training
+from polyclinic.client import answers, queries, secure, selection, surveys, training
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import open_hospital
 from polyclinic.client.state import alone
@@ -34,6 +34,7 @@ from polyclinic.messages import (
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
+    SELECT,
     STATISTICS,
     SURVEY,
     EnrolRequest,
@@ -45,6 +46,7 @@ from polyclinic.messages import (
     SecureKeysRequest,
     SecureSharesRequest,
     SecureUnmaskRequest,
+    SelectRequest,
     StatisticsRequest,
     SurveyRequest,
     TrainRequest,
@@ -58,6 +60,7 @@ _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[An
     QUERY: (QueryRequest, queries.query),
     SURVEY: (SurveyRequest, surveys.survey),
     RELATIONS: (RelationsRequest, surveys.relations),
+    SELECT: (SelectRequest, selection.select),
     MessageType.TRAIN: (TrainRequest, training.train),
     SECURE_KEYS: (SecureKeysRequest, secure.keys),
     SECURE_SHARES: (SecureSharesRequest, secure.shares),
@@ -87,7 +90,7 @@ def _one(message: Message, context: Context) -> Message:
     return app.call_stack([message], [context])[0]
 
 
-for _query in (ENROL, STATISTICS, QUERY, SURVEY, RELATIONS, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
+for _query in (ENROL, STATISTICS, QUERY, SURVEY, RELATIONS, SELECT, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
     app.query(_query.removeprefix("query."))(_one)
 app.train()(_one)
 app.evaluate()(_one)

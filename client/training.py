@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
 
 from dp_accounting import DpEvent
 from flwr.app import RecordDict
@@ -151,8 +150,7 @@ def _question(call: Call[TrainRequest]) -> _Question:
 
 def _task(question: _Question) -> Task:
     """Only after the policy was found to allow the names in the configuration, for to make it may load their code."""
-    task: Any = task_of(question.config, question.schema)
-    found: Task = task.asked(question.asked) if question.config.synthesis else task
+    found: Task = task_of(question.config, question.schema, question.asked)
     return found
 
 

@@ -21,6 +21,7 @@ ENROL = "query.enrol"
 STATISTICS = "query.statistics"
 QUERY = "query.query"
 SURVEY, RELATIONS = "query.survey", "query.relations"
+SELECT = "query.select"
 SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_shares", "query.secure_unmask"
 # The record of arrays beside a secure sum's requests, and of its answers.
 SECURE = "secure"
@@ -131,6 +132,16 @@ class TrainRequest(RoundRequest):
     merge_by: str = ""
     secure_parties: list[int] | None = None
     secure_weight: float = Field(1.0, gt=0, le=1)
+
+
+class SelectRequest(RoundRequest):
+    """The best ``selected`` of candidate generators, by classifiers that the record ``question`` holds beside it.
+
+    ``epsilon`` None asks for the exact best, which a policy must allow. Answered with ``chosen``, (selected,) int64.
+    """
+
+    selected: int = Field(ge=1, le=1000)
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class SecureKeysRequest(RoundRequest):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -26,6 +28,9 @@ from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
 from polyclinic.models import tabular
 from polyclinic.strategies.registry import BUILT_IN
+from polyclinic.synthesis.games.builders import GAMES
+from polyclinic.synthesis.games.builders import make as make_game
+from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods import METHODS
 from polyclinic.synthesis.sums import SumsMethod
@@ -33,10 +38,10 @@ from polyclinic.training import classification, convex
 from polyclinic.training.control import Controlled
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
-from polyclinic.training.synthesis import SumsTask
+from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
-GROUPS = ("datasets", "models", "methods", "strategies", "tasks", "sources")
+GROUPS = ("datasets", "models", "methods", "games", "strategies", "tasks", "sources")
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ def _built_in(group: str) -> Mapping[str, Any]:
         "datasets": datasets.builtin(),
         "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
         "methods": METHODS,
+        "games": {name: partial(make_game, name=name) for name in GAMES},
         "strategies": BUILT_IN,
         "sources": sources.BUILT_IN,
         "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask())},
@@ -79,7 +85,7 @@ def resolve(group: str, name: str) -> Any:
     if name in built_in:
         return built_in[name]
     key = {
-        "datasets": "dataset", "models": "model", "methods": "model", "strategies": "strategy", "tasks": "task",
+        "datasets": "dataset", "models": "model", "methods": "model", "games": "model", "strategies": "strategy", "tasks": "task",
         "sources": "data",
     }[group]  # fmt: skip
     points = _entry_points(group)
@@ -161,6 +167,10 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
     """
     if config.sums:
         return nn.Sequential
+    if config.game:
+        layout = Layout.of(schema)
+        game = game_of(config, layout)
+        return lambda: game.critic(layout)
     return build_for(config, len(feature_names(schema)), schema.num_classes)
 
 
@@ -218,11 +228,39 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
     return found
 
 
-def task_of(config: RunConfig, schema: Schema | None = None) -> Any:
-    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` task synthesis knows its price alone."""
-    task = task_named(config.task)
+def game_of(config: RunConfig, layout: Layout) -> Game:
+    """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it cannot do."""
+    make = resolve("games", config.model)
+    try:
+        found = make(layout, preset=config.preset, **config.chosen)
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
+            f"{_why(error)}."
+        ) from error
+    if not isinstance(found, Game):
+        raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
+    return found
+
+
+def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask:
     if config.sums:
-        task = SumsTask(sums_method(config, Layout.of(schema)) if schema else None)
+        return SumsTask(sums_method(config, layout) if layout else None)
+    return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
+
+
+def task_of(
+    config: RunConfig, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None
+) -> Any:
+    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` task synthesis knows its price alone;
+    ``question``: what it is asked in a round."""
+    task = task_named(config.task)
+    if config.synthesis:
+        task = _synthesis(config, Layout.of(schema) if schema else None)
+        if question is not None:
+            task = task.asked(question)
     if config.strategy == "scaffold":
         return Controlled(task, config.control_variate)
     if config.shared_noise:

@@ -10,6 +10,7 @@ from polyclinic.config import RunConfig, train_settings
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import task_of
 from polyclinic.privacy.accounting import PrivacyPlan, plan
+from polyclinic.privacy.selection import choice_event
 
 
 @lru_cache(maxsize=8)
@@ -36,4 +37,7 @@ def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
     """What all rounds together spend at a hospital that takes part in each of them."""
     task, settings = task_of(config), train_settings(config, noise_multiplier)
     first, later = (task.event(settings, begun) for begun in (False, True))
-    return ComposedDpEvent([first, SelfComposedDpEvent(later, config.rounds - 1)])
+    steps = [first, SelfComposedDpEvent(later, config.rounds - 1)]
+    if config.selection_cost:
+        steps.append(choice_event(config.selection_cost, config.selected))
+    return ComposedDpEvent(steps)

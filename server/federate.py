@@ -36,9 +36,11 @@ from polyclinic.server.replies import too_few
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.sites import Site, SiteGrid, enrol
+from polyclinic.server.selection import select
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
 from polyclinic.strategies.central import CentralDP, check_base
+from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
@@ -172,7 +174,11 @@ def federate(
 
     if not resume:
         save(state)
-    run_rounds(Run(grid, taking_part, strategy, config, run, str(home), sums), state, after_round)
+    whole = Run(grid, taking_part, strategy, config, run, str(home), sums)
+    run_rounds(whole, state, after_round)
+    if config.candidates and isinstance(strategy, FedGAN):
+        watcher.doing("choosing among the generators")
+        select(whole, state, strategy)
     central = central_statement(strategy, state.model) if isinstance(strategy, CentralDP) else None
     if sums is not None:
         central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)

@@ -16,11 +16,12 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import sums_method
+from polyclinic.plugins import game_of, sums_method
 from polyclinic.privacy.streams import generator
 from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
+from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import class_frequencies
@@ -32,6 +33,8 @@ _ONLOOKERS = 1
 
 def check_synthesis(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a method that does not exist, does not go with the schema, or asks other rounds than the run has."""
+    if config.game:
+        game_of(config, Layout.of(schema))
     if config.sums and (needed := sums_method(config, Layout.of(schema)).rounds) != config.rounds:
         raise ConfigError(
             f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "
@@ -47,7 +50,14 @@ def first_arrays_of(config: RunConfig, schema: Schema, classes: Sequence[float])
 
 def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state: RunState) -> Strategy:
     """The strategy of the run, around ``base``, which averages what hospitals send."""
-    return FedSums(base, sums_method(config, Layout.of(schema)), _frequencies(state.classes, schema))
+    layout, classes = Layout.of(schema), _frequencies(state.classes, schema)
+    if config.sums:
+        return FedSums(base, sums_method(config, layout), classes)
+    rate = state.learning_rate or 0.0
+    return FedGAN(
+        base, game_of(config, layout), layout, classes, rounds=config.rounds, critic_steps=config.local_steps, rate=rate,
+        decay=rate * config.weight_decay if config.shared_noise else 0.0, candidates=config.candidates, seed=config.seed,
+    )  # fmt: skip
 
 
 def _frequencies(classes: Sequence[float], schema: Schema) -> np.ndarray:
@@ -69,7 +79,7 @@ def tell_noise(strategy: Strategy, config: RunConfig, state: RunState, sites: Se
 
 def synthesizer_of(strategy: Strategy) -> Synthesizer | None:
     """What draws rows, where the strategy has come so far; None where it has not, or is of another task."""
-    return strategy.synthesizer() if isinstance(strategy, FedSums) else None
+    return strategy.synthesizer() if isinstance(strategy, FedSums | FedGAN) else None
 
 
 def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:

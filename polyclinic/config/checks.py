@@ -127,7 +127,6 @@ def _shared_noise(config: RunConfig) -> None:
         ("sample-rate", 1.0, "a sum is over all patients"),
         ("optimizer", "sgd", "the step is taken on the sum; a server's strategy, as fedadam, may do more with it"),
         ("momentum", 0.0, "the step is taken on the sum; strategy fedavgm has server-momentum"),
-        ("weight-decay", 0.0, "the step is taken on the sum"),
         ("proximal-mu", 0.0, "hospitals take no step of their own"),
         ("batching", "poisson", "noise over time is not shared"),
         ("denoise", "none", "no hospital has a noised gradient to filter"),
@@ -137,6 +136,11 @@ def _shared_noise(config: RunConfig) -> None:
         value = getattr(config, key.replace("-", "_"))
         if value != wanted:
             raise ValueError(f"shared-noise is true but {key} is {value!r}: {why}; set {key} to {wanted!r}")
+    if config.weight_decay and not config.game:
+        raise ValueError(
+            f"shared-noise is true but weight-decay is {config.weight_decay!r}: the step is taken on the sum; set weight-decay to "
+            "0.0"
+        )
     if config.strategy in ("ditto", "scaffold", "fedbn"):
         raise ValueError(
             f"shared-noise is true but strategy is {config.strategy!r}, which keeps something of each hospital's own; take "

@@ -113,6 +113,11 @@ class RunConfig(
         """Whether that is by sums over patients."""
         return self.synthesis and not self.game
 
+    @property
+    def selection_cost(self) -> float:
+        """Pure epsilon of the choice among candidates; 0 without a choice, or without privacy."""
+        return (self.selection_epsilon or self.epsilon / 10) if self.candidates and self.dp else 0.0
+
     def flat(self) -> dict[str, bool | int | float | str]:
         """Dashed keys to plain values, as Flower's run-config carries them; ``meant`` so that ``from_flower`` reads it back."""
         plain, default = self._plain(), type(self)()._plain()

@@ -40,6 +40,21 @@ class Synthesis(Keys):
         description="Games: sound, with an epsilon that is true; paper, as published, without privacy, whose report says what "
         "guarantee there really is.",
     )
+    candidates: int = Field(
+        0,
+        ge=0,
+        description="Games: how many of the rounds' generators are kept, evenly over the run, for hospitals to choose among by "
+        "report-noisy-max; 0 draws from the last one.",
+    )
+    selected: int = Field(1, ge=1, description="How many of the candidates rows are drawn from, alike.")
+    selection_epsilon: float = Field(
+        0.0, ge=0, description="What the choice among candidates costs, of epsilon and at delta 0; 0 takes a tenth of epsilon."
+    )
+    baselines: bool = Field(
+        True,
+        description="Games in a simulation: show moments and independent at the same epsilon beside the game; extra training that "
+        "no budget of the run covers.",
+    )
     synthetic_rows: int = Field(
         2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
     )
@@ -98,6 +113,21 @@ def check_synthesis(config: RunConfig) -> None:
                     f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
                     f"strategy changes; set {key} to {wanted!r}"
                 )
+    if config.candidates and (not config.game or config.candidates < 2 or config.selected >= config.candidates):
+        raise ValueError(
+            f"candidates is {config.candidates} with selected {config.selected} and model {config.model!r}: a choice is among at "
+            "least 2 generators of a game, and of fewer than there are; set candidates to 0 for none"
+        )
+    if config.candidates > config.rounds:
+        raise ValueError(
+            f"candidates is {config.candidates} but rounds is {config.rounds}: a round gives one generator; set candidates to at "
+            "most rounds"
+        )
+    if config.candidates and config.dp and config.selection_epsilon >= config.epsilon:
+        raise ValueError(
+            f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; make it "
+            "smaller, such as a tenth"
+        )
     if config.preset == "paper" and (config.dp or config.sums):
         raise ValueError(
             f"preset is 'paper' but dp is {str(config.dp).lower()} and model {config.model!r}: published games as published keep "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
@@ -40,3 +41,28 @@ def best_of(
     if scores.shape != (candidates,) or scores.dtype.kind not in "iu":
         raise TypeError(f"counts must give {candidates} whole numbers.")
     return int(mechanism.choose(scores.astype(np.int64), stream).value)
+
+
+def choice_event(epsilon: float, selected: int) -> DpEvent:
+    """What ``best_few`` costs: as many choices of one, which together are pure ``epsilon``."""
+    return SelfComposedDpEvent(report_noisy_max(epsilon / selected, monotone=True).event, selected)
+
+
+def best_few(counts: Sequence[int], selected: int, epsilon: float | None, stream: Stream) -> list[int]:
+    """The indices of about the best ``selected`` candidates, best first, by whole counts; call after ``choice_event`` is charged.
+
+    One candidate is chosen after the other by report-noisy-max, each with fresh noise and its share of ``epsilon`` (peeling:
+    Durfee and Rogers 2019). counts: as in ``best_of``. ``epsilon`` None: the best as they are, without privacy.
+    """
+    scores = np.asarray(counts)
+    if scores.ndim != 1 or len(scores) <= selected or scores.dtype.kind not in "iu":
+        raise TypeError(f"counts must be more than {selected} whole numbers.")
+    left, found = list(range(len(scores))), []
+    for _ in range(selected):
+        if epsilon is None:
+            place = int(np.argmax(scores[left]))
+        else:
+            mechanism = report_noisy_max(epsilon / selected, monotone=True)
+            place = int(mechanism.choose(scores[left].astype(np.int64), stream).value)
+        found.append(left.pop(place))
+    return found

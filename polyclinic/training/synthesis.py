@@ -17,6 +17,9 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic
 from polyclinic.privacy.events import gaussian_event
+from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, clipped_total
 from polyclinic.training import classification
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
@@ -123,3 +126,80 @@ class SumsTask:
                 f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
             ) from error
         return int(found.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class GameTask:
+    """A round is steps of a game's critic on every patient's real rows and as many generated ones of the same labels.
+
+    Each step has generated rows of its own. ``question``: the generator's arrays. ``clips``: whether the critic's weights are
+    kept within the game's bound here; where hospitals send gradients, the server does it.
+    """
+
+    game: Game | None = None
+    layout: Layout | None = None
+    question: Mapping[str, np.ndarray] = field(default_factory=dict)
+    clips: bool = True
+    name: str = "synthesis"
+
+    def asked(self, question: Mapping[str, np.ndarray]) -> GameTask:
+        """The task of a round with this generator. Raises ConfigError, before anything is charged, for one that generates
+        nothing here."""
+        found = replace(self, question={name: value for name, value in question.items() if name != ROUND})
+        game, layout = found._known()
+        labels = np.zeros(1, dtype=np.int64)
+        try:
+            rows = fake_rows(generator_of(game, layout, found.question), game, layout, labels, np.random.default_rng(0))
+        except Exception as error:
+            raise ConfigError(
+                f"The message's generator is not one of the game {game.name}: {type(error).__name__}."
+            ) from error
+        if not np.isfinite(rows).all():
+            raise ConfigError("The message's generator gives numbers that are not finite: it has diverged.")
+        return found
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """The critic's steps: those of private classification."""
+        return classification.event(settings, begun)
+
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+        """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
+        classification.check(build, arrays, self._known()[1].width, engine)
+
+    def train(
+        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """Each site's critic after its steps. A patient's rows and the generated ones beside them are in a batch together,
+        and their summed gradient is clipped once."""
+        game, layout = self._known()
+        generator = generator_of(game, layout, self.question)
+        one = replace(settings, local_steps=1, loss=game.loss)
+        real = [layout.rows(site.rows.x, site.rows.y) for site in work]
+        draws = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
+        updates: list[SiteUpdate] = []
+        losses = []
+        for step in range(settings.local_steps):
+            now = []
+            for index, (site, z, rng) in enumerate(zip(work, real, draws, strict=True)):
+                fakes = fake_rows(generator, game, layout, site.rows.y, rng)
+                rows = pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes)
+                before = {"own": updates[index].arrays, "kept": updates[index].kept} if step else {}
+                now.append(replace(site, rows=rows, **before))
+            updates = classification.train(build, arrays, now, one)
+            if self.clips:
+                updates = [replace(update, arrays=game.clipped(update.arrays)) for update in updates]
+            losses.append([update.loss for update in updates])
+        means = np.mean(losses, axis=0)
+        return [
+            replace(update, steps=settings.local_steps, loss=float(mean))
+            for update, mean in zip(updates, means, strict=True)
+        ]
+
+    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
+        return _judged(arrays, rows)
+
+    def _known(self) -> tuple[Game, Layout]:
+        if self.game is None or self.layout is None:
+            raise ConfigError("The game of this task is not known: the task was made without a schema.")
+        return self.game, self.layout

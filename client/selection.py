@@ -1,0 +1,82 @@
+"""What a hospital says of candidate generators: the best few, by how many of its training patients a classifier that was
+fitted to each one's rows gets right. Charged before a record is looked at; only the choice leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from dp_accounting import NonPrivateDpEvent
+from flwr.app import RecordDict
+
+from polyclinic.arrays import from_record
+from polyclinic.client.calls import Answer, Call, reply
+from polyclinic.client.charging import charged
+from polyclinic.client.checks import check_names, check_policy
+from polyclinic.client.hospital import filled_rows
+from polyclinic.client.releases import digest
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.messages import QUESTION, SelectRequest
+from polyclinic.privacy.selection import best_few, choice_event
+from polyclinic.training.task import Arrays
+
+
+def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
+    """Each hospital's choice, best first."""
+    request = calls[0].request
+    event = NonPrivateDpEvent() if request.epsilon is None else choice_event(request.epsilon, request.selected)
+
+    def allow(call: Call[SelectRequest]) -> None:
+        check_names(call.hospital, call.config)
+        check_policy(call.hospital, call.config.task, None if request.epsilon is None else float("inf"))
+        _judges(call)
+
+    def identify(call: Call[SelectRequest]) -> str:
+        asked = call.request.model_dump(exclude={"site", "home"})
+        return digest(call.config.decisive(), asked, _judges(call), call.hospital.shard().digest)
+
+    def release(calls: Sequence[Call[SelectRequest]], spent: Sequence[float]) -> list[RecordDict]:
+        answers = []
+        for call, epsilon in zip(calls, spent, strict=True):
+            counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.imputation)[0])
+            stream = call.hospital.stream("selection", call.request.round)
+            chosen = best_few(counts, call.request.selected, call.request.epsilon, stream)
+            answers.append(reply(call.hospital, {"chosen": np.array(chosen, dtype=np.int64)}, {}, epsilon))
+        return answers
+
+    return charged(calls, allow, lambda call: event, "selection", request.round, identify, release)
+
+
+def right_patients(judges: Arrays, rows: Rows) -> list[int]:
+    """For each of C linear classifiers, (C, K, F) and (C, K), how many patients have more than half of their rows right.
+
+    One patient added or removed changes each count by at most 1.
+    """
+    x = np.nan_to_num(rows.x, nan=0.0)
+    size = np.bincount(rows.patient, minlength=rows.patients)
+    found = []
+    for weight, bias in zip(judges["weight"], judges["bias"], strict=True):
+        right = np.argmax(x @ weight.T + bias, axis=1) == rows.y
+        found.append(int((2 * np.bincount(rows.patient, right, rows.patients) > size).sum()))
+    return found
+
+
+def _judges(call: Call[SelectRequest]) -> Arrays:
+    """Raises ConfigError unless the message carries one classifier for each of more candidates than are to be chosen."""
+    record = call.content.array_records.get(QUESTION)
+    arrays = {} if record is None else from_record(record)
+    schema = call.hospital.schema
+    wanted = (schema.num_classes, len(feature_names(schema)))
+    weight, bias = arrays.get("weight"), arrays.get("bias")
+    if (
+        weight is None or bias is None or len(arrays) != 2 or weight.ndim != 3 or weight.shape[1:] != wanted
+        or bias.shape != weight.shape[:2] or len(weight) <= call.request.selected
+        or not np.isfinite(weight).all() or not np.isfinite(bias).all()
+    ):  # fmt: skip
+        raise ConfigError(
+            f"The message's classifiers must be finite, of shapes (candidates, {wanted[0]}, {wanted[1]}) and (candidates, "
+            f"{wanted[0]}), and more than {call.request.selected}."
+        )
+    return {"weight": weight, "bias": bias}

@@ -1,0 +1,57 @@
+"""The choice among a game's generators by all hospitals, after the last round: each names its best, and the server counts."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from polyclinic.arrays import from_record, to_record
+from polyclinic.messages import QUESTION, SELECT, SelectRequest
+from polyclinic.server.evaluation import evaluate
+from polyclinic.server.replies import accept, problem
+from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.state import Run, RunState
+from polyclinic.server.synthesis import judge
+from polyclinic.strategies.fedgan import FedGAN
+
+
+def select(run: Run, state: RunState, strategy: FedGAN) -> None:
+    """Have the hospitals choose ``selected`` of the strategy's candidates; it then draws from those.
+
+    A hospital's first choice weighs most, and a hospital by its patients that were paid for. Without any reply, or fewer
+    candidates than are to be chosen (rounds that diverged), the last generator stays.
+    """
+    config, rounds = run.config, sorted(strategy.candidates)
+    if len(rounds) <= config.selected:
+        return
+    judges = [judge(strategy.candidate(number), config.synthetic_rows, config.seed) for number in rounds]
+    beside = to_record({
+        "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
+    })  # fmt: skip
+
+    def request(site: Site) -> SelectRequest:
+        return SelectRequest(
+            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=config.selected,
+            epsilon=config.selection_cost or None,
+        )  # fmt: skip
+
+    view = SiteGrid(run.grid, run.sites, request, {})
+    messages = [Message(RecordDict({QUESTION: beside}), site.id, SELECT) for site in run.sites]
+    exchange = view.exchange(messages, config.timeout)
+    votes = np.zeros(len(rounds))
+    for site, reply in accept(exchange, state, config.rounds, problem):
+        chosen = _chosen(reply, config.selected, len(rounds))
+        weight = state.public_patients.get(site.name, 1.0)
+        votes[chosen] += weight * (config.selected - np.arange(len(chosen)))
+    if votes.any():
+        strategy.selected = [rounds[index] for index in np.argsort(-votes, kind="stable")[: config.selected]]
+        state.rows = [row for row in state.rows if row["round"] != state.round] + evaluate(run, state, state.round)
+
+
+def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:
+    """Indices of candidates in a reply; none of one that does not name as many different ones as were asked for."""
+    record = reply.content.get("arrays")
+    found = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None
+    if found is None or found.shape != (selected,) or found.dtype.kind not in "iu" or len(set(found.tolist())) < selected:
+        return np.zeros(0, dtype=np.int64)
+    return found if 0 <= found.min() and found.max() < candidates else np.zeros(0, dtype=np.int64)

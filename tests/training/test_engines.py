@@ -125,6 +125,22 @@ def test_a_patient_whose_gradient_is_not_finite_adds_nothing(engine: Engine, row
     torch.testing.assert_close(compute(theta, batch)[0], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["linear", "functional"])
+@pytest.mark.parametrize("cell", [1.0, 1e38, float("inf")])
+def test_an_infinite_activation_of_one_patient_leaves_the_others_alone(engine: Engine, cell: float) -> None:
+    batch = made(2, 6, 3, torch.float32)  # three rows are padded to four
+    module, theta = models(wide, 2, torch.float32)
+    theta[:, : FEATURES * 80].mul_(10)  # with which a large cell is an infinite activation
+    compute = sums(module, engine, 0.2, 99)
+    without = Batch(batch.x, batch.y, batch.weight.clone(), batch.member, batch.patients, False)
+    without.weight[0, :3] = 0
+    expected = compute(theta, without)[0]
+    assert float(expected[0].norm()) > 0.2
+    batch.x[0, :3] = cell
+    moved = torch.linalg.vector_norm(compute(theta, batch)[0] - expected, dim=1)
+    assert float(moved.max()) <= 0.2 * (1 + 1e-5)
+
+
 def test_a_long_gradient_that_is_finite_is_clipped_not_dropped() -> None:
     batch = made(1, 2, 1, torch.float32)
     module, theta = models(lambda: logistic(FEATURES, 3), 1, torch.float32)

@@ -51,8 +51,8 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
 
 def _squares(part: LayerRows, index: Tensor, mask: Tensor) -> Tensor:
     """(K,) squared norms of the layer's gradients summed over each patient's rows: index (K, R), mask (K, R, 1)."""
-    a = part.input.flatten(0, 1)[index]
-    g = torch.where(mask, part.output.flatten(0, 1)[index], 0.0)
+    # Padding points at some other patient's row, and 0 * inf is NaN: both factors are masked.
+    a, g = (torch.where(mask, value.flatten(0, 1)[index], 0.0) for value in (part.input, part.output))
     layer = part.layer
     gram_is_cheaper = 2 * index.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
     # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.

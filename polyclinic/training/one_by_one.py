@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from polyclinic.privacy.clipping import clipped_sum, privatise
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
+from polyclinic.training.losses import row_losses
 from polyclinic.training.modules import flat_parameters, load, noised_only, seeded
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
@@ -79,7 +79,7 @@ def _batch_gradient(
         loss = 0.0
     else:
         weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
-        summed = (functional.cross_entropy(module(x), y, reduction="none") * weight).sum()
+        summed = (row_losses(settings.loss, module(x), y) * weight).sum()
         loss = float(summed.detach())
         module.zero_grad(set_to_none=True)
         torch.autograd.backward(summed)

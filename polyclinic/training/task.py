@@ -36,7 +36,7 @@ class TrainSettings:
     release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
     whatever the model's dtype, so that rounding is far below the noise. ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones.
+    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``.
     """
 
     sample_rate: float
@@ -57,6 +57,7 @@ class TrainSettings:
     denoise_gain: float = 0.7
     perturbation: Kind = "gaussian"
     release_delta: float = 0.0
+    loss: str = "cross-entropy"
 
     @property
     def epoch(self) -> int:

@@ -12,6 +12,7 @@ from typing import Literal, cast, get_args
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.linear import linear_sums
@@ -51,7 +52,9 @@ def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
     )
 
 
-def sums(module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int) -> Sums:
+def sums(
+    module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: str = CROSS_ENTROPY
+) -> Sums:
     """A function of (S, P) parameters and a batch: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
 
     Raises ConfigError for an engine that cannot take the module or does not stack sites.
@@ -60,7 +63,7 @@ def sums(module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once
         layers = plan(module)
         if isinstance(layers, str):
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
-        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm)
+        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm, loss)
     if engine == "functional":
-        return lambda theta, batch: functional_sums(module, theta, batch, max_norm, rows_at_once)
+        return lambda theta, batch: functional_sums(module, theta, batch, max_norm, rows_at_once, loss)
     raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from polyclinic.training.losses import CROSS_ENTROPY, losses_and_gradients
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_factors, clip_rows, longest_factor
 from polyclinic.training.stacked.ghost_norms import patient_norms
@@ -21,13 +22,15 @@ from polyclinic.training.stacked.layers import Affine, LayerRows, Plan
 AT_ONCE = 1 << 24  # numbers in gradients built at once, where they have to be
 
 
-def linear_sums(layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None) -> tuple[Tensor, Tensor]:
+def linear_sums(
+    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: str = CROSS_ENTROPY
+) -> tuple[Tensor, Tensor]:
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P). The loss is the weighted cross-entropy; with a bound, a patient whose gradient is not finite counts
-    as zero.
+    theta: (S, P). Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite
+    counts as zero.
     """
-    parts, losses = _factors(layers, theta, batch)
+    parts, losses = _factors(layers, theta, batch, loss)
     if max_norm is None:
         return _products(parts, None, theta), losses
     rows, longest = _row_norms(parts)
@@ -82,15 +85,13 @@ def _guarded(
     return total
 
 
-def _factors(layers: Plan, theta: Tensor, batch: Batch) -> tuple[list[LayerRows], Tensor]:
+def _factors(layers: Plan, theta: Tensor, batch: Batch, loss: str) -> tuple[list[LayerRows], Tensor]:
     """Each linear layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
     values = [batch.x]
     for layer in layers:
         values.append(_forward(layer, theta, values[-1]))
-    chances = torch.log_softmax(values[-1], -1)
-    label = batch.y[..., None]
-    losses = -(chances.gather(2, label)[..., 0] * batch.weight).sum(1)
-    gradient = chances.exp_().scatter_add_(2, label, chances.new_full((), -1.0).expand(label.shape))
+    losses, gradient = losses_and_gradients(loss, values[-1], batch.y)
+    losses = (losses * batch.weight).sum(1)
     gradient *= batch.weight[..., None]
     parts: list[LayerRows] = []
     for index in range(len(layers) - 1, -1, -1):

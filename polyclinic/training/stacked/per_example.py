@@ -12,8 +12,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
 
+from polyclinic.training.losses import CROSS_ENTROPY, row_losses
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_rows
 
@@ -28,22 +28,25 @@ def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:
 
 
 def functional_sums(
-    module: nn.Module, theta: Tensor, batch: Batch, max_norm: float | None, rows_at_once: int
-) -> tuple[Tensor, Tensor]:
+    module: nn.Module, theta: Tensor, batch: Batch, max_norm: float | None, rows_at_once: int,
+    loss: str = CROSS_ENTROPY,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P). rows_at_once: how many rows of each site have gradients at one time. The loss is the weighted
-    cross-entropy; with a bound, a patient whose gradient is not finite counts as zero.
+    theta: (S, P). rows_at_once: how many rows of each site have gradients at one time. Losses (``training.losses``) are
+    weighted; with a bound, a patient whose gradient is not finite counts as zero.
     """
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
 
-    def loss(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        logits = functional_call(module, (split_flat(flat, module), fixed), (x,))
-        return (functional.cross_entropy(logits, y, reduction="none") * weight).sum()
+    def weighted(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        outputs = functional_call(module, (split_flat(flat, module), fixed), (x,))
+        return (row_losses(loss, outputs, y) * weight).sum()
 
-    whole = vmap(grad_and_value(loss), randomness="different")
-    by_row = vmap(vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0), randomness="different"), randomness="different")
+    whole = vmap(grad_and_value(weighted), randomness="different")
+    by_row = vmap(
+        vmap(grad_and_value(weighted), in_dims=(None, 0, 0, 0), randomness="different"), randomness="different"
+    )
     pieces = zip(
         *(torch.split(t, rows_at_once, 1) for t in (batch.x, batch.y, batch.weight, batch.member)), strict=True
     )

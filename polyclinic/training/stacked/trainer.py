@@ -67,7 +67,7 @@ def _train(
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, part // (row_bytes * len(group)))
-        compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once)
+        compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once, settings.loss)
         some = [work[index] for index in group]
         reseed(int(some[0].layers.uniform(1)[0] * 2**53), settings.device)
         trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)

@@ -1,0 +1,102 @@
+"""The losses that hospitals train with, each in two forms: differentiable, and with its gradient at the output.
+
+A loss is one number a row, of outputs (..., O) and labels (...) int64. "cross-entropy": O logits, y the class.
+"logistic": one logit, y 1 or 0 (a critic's real and generated; Goodfellow et al. 2014). "wasserstein": one score, high
+for y 1 (Arjovsky et al. 2017). "auxiliary": a logit of real and the logits of K labels, y = 2 * label + real, the two
+entropies weighed alike (Odena et al. 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.errors import ConfigError, nearest
+
+CROSS_ENTROPY = "cross-entropy"
+Pair = tuple[Tensor, Tensor]
+
+
+def row_losses(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
+    """(n,) losses of (n, O) outputs and (n,) labels; differentiable. Raises ConfigError as ``check_loss`` does."""
+    check_loss(loss, outputs.shape[-1])
+    return _DIFFERENTIABLE[loss](outputs, labels)
+
+
+def losses_and_gradients(loss: str, outputs: Tensor, labels: Tensor) -> Pair:
+    """(...) losses of (..., O) outputs and (...) labels, and their gradients at the outputs, (..., O), in closed form.
+
+    Raises ConfigError as ``check_loss`` does.
+    """
+    check_loss(loss, outputs.shape[-1])
+    return _CLOSED[loss](outputs, labels)
+
+
+def check_loss(loss: str, outputs: int) -> None:
+    """Raises ConfigError for an unknown loss, and for one that does not take a model of so many outputs."""
+    if loss not in _OUTPUTS:
+        known = ", ".join(_OUTPUTS)
+        raise ConfigError(f"The loss {loss!r} is unknown; allowed are {known}.{nearest(loss, tuple(_OUTPUTS))}")
+    fits, allowed = _OUTPUTS[loss]
+    if not fits(outputs):
+        raise ConfigError(f"The loss {loss!r} takes a model with {allowed}; this one has {outputs}.")
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def _logistic(outputs: Tensor, labels: Tensor) -> Tensor:
+    score = outputs[..., 0]
+    return functional.binary_cross_entropy_with_logits(score, labels.to(score.dtype), reduction="none")
+
+
+def _wasserstein(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs[..., 0] * (1 - 2 * labels)
+
+
+def _auxiliary(outputs: Tensor, labels: Tensor) -> Tensor:
+    return _logistic(outputs[..., :1], labels % 2) + _cross_entropy(outputs[..., 1:], labels // 2)
+
+
+def _cross_entropy_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    chances = torch.log_softmax(outputs, -1)
+    label = labels[..., None]
+    losses = -chances.gather(-1, label)[..., 0]
+    return losses, chances.exp_().scatter_add_(-1, label, chances.new_full((), -1.0).expand(label.shape))
+
+
+def _logistic_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    return _logistic(outputs, labels), outputs.sigmoid() - labels[..., None]
+
+
+def _wasserstein_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    return _wasserstein(outputs, labels), (1 - 2 * labels)[..., None].to(outputs.dtype)
+
+
+def _auxiliary_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    (real, at_real), (label, at_label) = (
+        _logistic_closed(outputs[..., :1], labels % 2),
+        _cross_entropy_closed(outputs[..., 1:], labels // 2),
+    )
+    return real + label, torch.cat([at_real, at_label], -1)
+
+
+_DIFFERENTIABLE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    CROSS_ENTROPY: _cross_entropy, "logistic": _logistic, "wasserstein": _wasserstein, "auxiliary": _auxiliary,
+}  # fmt: skip
+_CLOSED: Mapping[str, Callable[[Tensor, Tensor], Pair]] = {
+    CROSS_ENTROPY: _cross_entropy_closed, "logistic": _logistic_closed, "wasserstein": _wasserstein_closed,
+    "auxiliary": _auxiliary_closed,
+}  # fmt: skip
+# Which numbers of outputs a loss takes, and how that is said.
+_OUTPUTS: Mapping[str, tuple[Callable[[int], bool], str]] = {
+    CROSS_ENTROPY: (lambda outputs: outputs >= 1, "an output for each class"),
+    "logistic": (lambda outputs: outputs == 1, "one output"),
+    "wasserstein": (lambda outputs: outputs == 1, "one output"),
+    "auxiliary": (lambda outputs: outputs >= 2, "one output and another for each label"),
+}
+LOSSES = tuple(_OUTPUTS)

@@ -199,7 +199,7 @@ def shared() -> nn.Module:
         (lambda: nn.Linear(FEATURES, 3), "linear"),
         (lambda: logistic(FEATURES, 3), "linear"),
         (lambda: nn.Sequential(nn.Dropout(0.0), mlp(FEATURES, 3, (4,))), "linear"),
-        (lambda: nn.Sequential(nn.Dropout(0.5), mlp(FEATURES, 3, (4,))), "functional"),
+        (lambda: nn.Sequential(nn.Dropout(0.5), mlp(FEATURES, 3, (4,))), "linear"),
         (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, 3)), "functional"),
         (lambda: Doubled(nn.Linear(FEATURES, 3)), "functional"),
         (frozen, "functional"),
@@ -224,7 +224,7 @@ def test_choosing_leaves_the_module_and_the_global_generator() -> None:
     ("build", "engine", "reason"),
     [
         (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.LayerNorm(4)), "linear", "'linear'.*LayerNorm is not"),
-        (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, 3)), "linear", "Dropout is not"),
+        (lambda: nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(FEATURES, 3)), "linear", "AlphaDropout is not"),
         (frozen, "linear", "frozen"),
         (shared, "linear", "share parameters"),
         (Branching, "functional", "'functional' cannot take this model"),
@@ -238,13 +238,14 @@ def test_an_engine_that_cannot_take_the_module_is_refused(
         choose(build(), FEATURES, engine)
 
 
-def test_dropout_differs_between_sites_and_rows() -> None:
+@pytest.mark.parametrize("engine", ["linear", "functional"])
+def test_dropout_differs_between_sites_and_rows(engine: Engine) -> None:
     module, theta = models(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, 3)), 1)
     theta, batch = theta.repeat(2, 1), made(2, 5, 1)
     batch.x.fill_(1.0)
     batch.y.zero_()
     batch.weight.fill_(1.0)
-    gradient = sums(module, "functional", None, 9)(theta, batch)[0]
+    gradient = sums(module, engine, None, 9)(theta, batch)[0]
     assert not torch.equal(gradient[0], gradient[1])
 
 

@@ -1,12 +1,12 @@
 """The three ways to per-patient gradients, and which one a module gets.
 
-``linear``: closed form for stacks of linear layers, all sites at once (linear.py). ``functional``: torch.func, all
-sites at once (per_example.py). ``opacus``: site by site with Opacus' hooks (classification.py), for the rest.
+``linear``: closed form for stacks of linear layers and convolutions, all sites at once (linear.py). ``functional``:
+torch.func, all sites at once (per_example.py). ``opacus``: site by site with Opacus' hooks (classification.py), for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.linear import linear_sums
+from polyclinic.training.stacked.masks import Masks
 from polyclinic.training.stacked.per_example import fits, functional_sums
 
 Engine = Literal["linear", "functional", "opacus"]
@@ -53,17 +54,20 @@ def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
 
 
 def sums(
-    module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: str = CROSS_ENTROPY
-) -> Sums:
+    module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: str = CROSS_ENTROPY,
+    seeds: Sequence[int] | None = None,
+) -> Sums:  # fmt: skip
     """A function of (S, P) parameters and a batch: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
 
+    seeds: of what the layers of each site draw (dropout), with the engine "linear", from one batch to the next.
     Raises ConfigError for an engine that cannot take the module or does not stack sites.
     """
     if engine == "linear":
         layers = plan(module)
         if isinstance(layers, str):
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
-        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm, loss)
+        masks = Masks(seeds)
+        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm, loss, masks)
     if engine == "functional":
         return lambda theta, batch: functional_sums(module, theta, batch, max_norm, rows_at_once, loss)
     raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

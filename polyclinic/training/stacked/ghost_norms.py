@@ -1,4 +1,4 @@
-"""Norms of the gradients of patients who have several rows, for stacked linear layers.
+"""Norms of the gradients of patients who have several rows, or pictures, for stacked linear layers and convolutions.
 
 A patient's gradient is a sum of outer products, one for each row. Its norm comes from two small Gram matrices
 (Li et al. 2022, arXiv:2110.05679) where that is cheaper than the sum itself. S sites, B rows, M patients.
@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.training.stacked.affine import LayerRows
 from polyclinic.training.stacked.batches import Batch
-from polyclinic.training.stacked.layers import LayerRows
+
+AT_ONCE = 1 << 24  # numbers in gradients built at once, where they have to be
 
 
 def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Tensor:
     """(S, M + 1) norms of the patients' gradients, in the dtype of ``rows``; the last column, of padding, is 0.
 
-    rows: (S, B) norms of the rows' gradients. What rounding may hide where a patient's rows cancel is added to the norm.
+    rows: (S, B) norms of the rows' gradients, or more. What rounding may hide where a patient's rows cancel is added to the norm.
     """
     sites, width = batch.weight.shape
     slots = batch.patients + 1
@@ -51,14 +53,19 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
 
 def _squares(part: LayerRows, index: Tensor, mask: Tensor) -> Tensor:
     """(K,) squared norms of the layer's gradients summed over each patient's rows: index (K, R), mask (K, R, 1)."""
+    mask = mask.view(*mask.shape, *[1] * (part.input.dim() - 3))
     # Padding points at some other patient's row, and 0 * inf is NaN: both factors are masked.
-    a, g = (torch.where(mask, value.flatten(0, 1)[index], 0.0) for value in (part.input, part.output))
+    a, g = (
+        torch.where(mask, value.flatten(0, 1)[index], 0.0).flatten(1, -2) for value in (part.input, part.output)
+    )  # positions of a convolution are like more rows
     layer = part.layer
-    gram_is_cheaper = 2 * index.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
+    gram_is_cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
     # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.
     if gram_is_cheaper and a.dtype != torch.float64:
         a, g = a.double(), g.double()
         grams = torch.bmm(a, a.mT)
         return (torch.bmm(g, g.mT) * (grams + 1 if layer.bias else grams)).sum((1, 2))
-    squares = torch.bmm(g.mT, a).square().sum((1, 2))
+    at_once = max(1, AT_ONCE // (layer.inputs * layer.outputs))
+    built = zip(torch.split(g, at_once), torch.split(a, at_once), strict=True)
+    squares = torch.cat([torch.bmm(some.mT, inputs).square().sum((1, 2)) for some, inputs in built])
     return squares + g.sum(1).square().sum(1) if layer.bias else squares

@@ -20,8 +20,10 @@ from polyclinic.training.draws import Draws
 from polyclinic.training.modules import flat_parameters, kept_apart, load, reseed
 from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, group_sites
 from polyclinic.training.stacked.engines import Engine, Sums, sums
+from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
 from polyclinic.training.stacked.per_example import split_flat
+from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
 Floats = npt.NDArray[np.float64]
@@ -57,19 +59,20 @@ def _train(
 ) -> list[SiteUpdate]:  # fmt: skip
     """``draws``: whether the module's layers draw random numbers themselves."""
     private = settings.noise_multiplier is not None
-    row_bytes = _row_bytes(module, engine, private)
+    row_bytes = _row_bytes(module, engine, private, work[0].rows.x.shape[1])
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     groups = group_sites(work, settings.sample_rate, row_bytes, held)
-    if draws:
+    if draws and engine != "linear":
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, part // (row_bytes * len(group)))
-        compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once, settings.loss)
         some = [work[index] for index in group]
-        reseed(int(some[0].layers.uniform(1)[0] * 2**53), settings.device)
+        seeds = [int(site.layers.uniform(1)[0] * 2**53) for site in (some if draws else some[:1])]
+        reseed(seeds[0], settings.device)
+        compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once, settings.loss, seeds)
         trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]
@@ -83,11 +86,17 @@ def _draws_itself(module: nn.Module, features: int) -> bool:
         return not torch.equal(before, torch.random.get_rng_state())
 
 
-def _row_bytes(module: nn.Module, engine: Engine, private: bool) -> int:
+def _row_bytes(module: nn.Module, engine: Engine, private: bool, features: int) -> int:
     """What one row of a batch holds at most: its gradient, built and added up; or the inputs and outputs of layers."""
     sizes = [p.numel() for p in module.parameters() if p.requires_grad]
     widths = sum(sum(p.shape) for p in module.parameters() if p.dim() == 2)
-    numbers = 2 * sum(sizes) if engine == "functional" and private else 4 * widths
+    layers = plan(module) if engine == "linear" else ""
+    if engine == "functional" and private:
+        numbers = 2 * sum(sizes)
+    else:
+        numbers = 4 * (
+            widths if isinstance(layers, str) else max(widths, held_by_pictures(layers, sum(sizes), features))
+        )
     return max(1, numbers) * next(module.parameters()).element_size()
 
 

@@ -1,0 +1,106 @@
+"""Parts of generators and critics, and small ones of any width.
+
+A generator's forward takes (latent (n, L), label (n,) int64) and gives (n, columns). A critic is a plain stack, without
+batch norm, from (n, columns) rows to (n, outputs): hospitals train it, and each patient must count alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Leading(nn.Module):
+    """The first ``columns`` of each row: (n, any) to (n, columns), for a critic that does not see the label."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : self.columns]
+
+
+class Planes(nn.Module):
+    """Rows as pictures: (n, height * width + labels) to (n, 1 + labels, height, width), each label column a whole plane.
+
+    Mirza and Osindero 2014 (conditional GAN), as convolutions take a label.
+    """
+
+    def __init__(self, height: int, width: int, labels: int = 0) -> None:
+        super().__init__()
+        self.height, self.width, self.labels = height, width, labels
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = self.height * self.width
+        picture = x[:, :pixels].reshape(-1, 1, self.height, self.width)
+        planes = x[:, pixels : pixels + self.labels, None, None].expand(-1, -1, self.height, self.width)
+        return torch.cat([picture, planes], 1)
+
+
+class Products(nn.Module):
+    """Appends the products of a row's columns, squares among them, of which a linear critic compares the means.
+
+    columns: of a row; the last ``label_columns`` of them are a one-hot label. Without a label a row of f columns becomes
+    its f columns and their f (f + 1) / 2 products; with one, the label, and both for each label, zero for the others: a
+    linear critic then compares each label's first and second moments. ``width``: the columns of what comes out.
+    """
+
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, columns: int, label_columns: int = 0) -> None:
+        super().__init__()
+        self.features, self.labels = columns - label_columns, label_columns
+        first, second = torch.triu_indices(self.features, self.features)
+        # Constants, not arrays of the model.
+        self.register_buffer("first", first, persistent=False)
+        self.register_buffer("second", second, persistent=False)
+        moments = self.features + len(first)
+        self.width = label_columns + label_columns * moments if label_columns else moments
+
+    def forward(self, x: Tensor) -> Tensor:
+        features, label = x[:, : self.features], x[:, self.features :]
+        moments = torch.cat([features, features[:, self.first] * features[:, self.second]], 1)
+        if not self.labels:
+            return moments
+        return torch.cat([label, (label[:, :, None] * moments[:, None]).flatten(1)], 1)
+
+
+class Generator(nn.Module):
+    """A stack that takes the latent row, with the one-hot of one of ``labels`` beside it where there are any."""
+
+    def __init__(self, body: nn.Module, labels: int = 0) -> None:
+        super().__init__()
+        self.body, self.labels = body, labels
+
+    def forward(self, latent: Tensor, label: Tensor) -> Tensor:
+        if self.labels:
+            latent = torch.cat([latent, functional.one_hot(label, self.labels).to(latent.dtype)], 1)
+        out: Tensor = self.body(latent)
+        return out
+
+
+def mlp_generator(columns: int, latent: int = 16, labels: int = 0, widths: Sequence[int] = (64, 64)) -> Generator:
+    """A perceptron with a linear output: (n, latent) and (n,) to (n, columns)."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((latent + labels, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.2)]
+    return Generator(nn.Sequential(*layers, nn.Linear(widths[-1] if widths else latent + labels, columns)), labels)
+
+
+def mlp_critic(columns: int, outputs: int = 1, widths: Sequence[int] = (32,)) -> nn.Sequential:
+    """A perceptron, small by default, for noise grows with the root of its parameters: (n, columns) to (n, outputs)."""
+    layers: list[nn.Module] = []
+    for inputs, units in zip((columns, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(inputs, units), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1] if widths else columns, outputs))
+
+
+def moment_critic(columns: int, outputs: int = 1, label_columns: int = 0) -> nn.Sequential:
+    """Linear in the columns and their products, of each label: its scores match first and second moments."""
+    products = Products(columns, label_columns)
+    return nn.Sequential(products, nn.Linear(products.width, outputs))

@@ -1,0 +1,122 @@
+"""Through a plan and back: what the gradients of its linear layers and convolutions are made of.
+
+S sites with parameters of their own, B rows of each; a row is one of numbers, or channels of a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.training.losses import losses_and_gradients
+from polyclinic.training.stacked.affine import Affine, LayerRows
+from polyclinic.training.stacked.batches import Batch
+from polyclinic.training.stacked.convolution import Convolution
+from polyclinic.training.stacked.layers import ROW_BY_ROW, Plan
+from polyclinic.training.stacked.masks import Dropped, Masks
+
+
+def factors_of(
+    layers: Plan, theta: Tensor, batch: Batch, loss: str, masks: Masks | None
+) -> tuple[list[LayerRows], Tensor]:
+    """Each affine layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
+    value, taken = batch.x, list[Tensor]()
+    values = [value]
+    for number, layer in enumerate(layers):
+        if isinstance(layer, Affine):
+            rows, value = _affine(layer, theta, value)
+            taken.append(rows)
+        elif isinstance(layer, Dropped):
+            assert masks is not None
+            taken.append(masks.mask(number, layer.rate, value, batch.weight > 0))
+            value = value * taken[-1]
+        else:
+            value = _forward(layer, value)
+        values.append(value)
+    losses, gradient = losses_and_gradients(loss, value, batch.y)
+    losses = (losses * batch.weight).sum(1)
+    gradient *= batch.weight[..., None]
+    first = next(index for index, layer in enumerate(layers) if isinstance(layer, Affine))
+    parts: list[LayerRows] = []
+    for index in range(len(layers) - 1, first - 1, -1):
+        layer = layers[index]
+        if isinstance(layer, Affine):
+            gradient = _by_position(layer, gradient)
+            parts.append(LayerRows(layer, taken.pop(), gradient))
+            gradient = _before(layer, theta, gradient, values[index]) if index > first else gradient
+        elif isinstance(layer, Dropped):
+            gradient = gradient * taken.pop()
+        else:
+            gradient = _backward(layer, values[index], values[index + 1], gradient)
+    return parts[::-1], losses
+
+
+def _affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The layer's input as ``LayerRows`` has it, and its output: (S, B, outputs), or (S, B, outputs, height, width)."""
+    rows, weight = value, layer.weight(theta).mT
+    shape = value.shape[:2]
+    if isinstance(layer, Convolution):
+        patches, grid = layer.patches(value.flatten(0, 1))
+        rows = _of_sites(patches, shape)
+        value = rows.flatten(1, 2)
+    value = torch.baddbmm(layer.offset(theta)[:, None], value, weight) if layer.bias else torch.bmm(value, weight)
+    return rows, value.view(*shape, *grid, -1).movedim(-1, 2) if isinstance(layer, Convolution) else value
+
+
+def _by_position(layer: Affine, gradient: Tensor) -> Tensor:
+    """The gradient at a layer's output as ``LayerRows`` has it."""
+    return gradient.flatten(3).mT.contiguous() if isinstance(layer, Convolution) else gradient
+
+
+def _before(layer: Affine, theta: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
+    """The gradient at a layer's input, (S, B, ...) as ``value``, from the one at its output."""
+    if not isinstance(layer, Convolution):
+        return torch.bmm(gradient, layer.weight(theta))
+    patches = torch.bmm(gradient.flatten(1, 2), layer.weight(theta)).view(-1, gradient.shape[2], layer.inputs)
+    return layer.folded(patches, (value.shape[3], value.shape[4])).reshape(value.shape)
+
+
+def _forward(layer: nn.Module, value: Tensor) -> Tensor:
+    if type(layer) is nn.Tanh and value.dtype == torch.float32 and value.device.type == "cpu":
+        # 2 sigmoid(2x) - 1, equal to 2 roundings of 1: on a CPU torch's sigmoid takes a sixth of its tanh's time.
+        return (value * 2).sigmoid_().mul_(2).sub_(1)
+    if isinstance(layer, ROW_BY_ROW):
+        return _of_sites(cast(Tensor, layer(value.flatten(0, 1))), value.shape[:2])
+    # What a layer writes in place is still needed: slopes are taken there.
+    return cast(Tensor, layer(value.clone() if getattr(layer, "inplace", False) else value))
+
+
+def _backward(layer: nn.Module, before: Tensor, after: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient before a layer without parameters from the one after it."""
+    if type(layer) is nn.Tanh:
+        return cast(Tensor, torch.ops.aten.tanh_backward(gradient, after))
+    if type(layer) is nn.ReLU:
+        return cast(Tensor, torch.ops.aten.threshold_backward(gradient, after, 0))
+    if type(layer) is nn.LeakyReLU:
+        return cast(Tensor, torch.ops.aten.leaky_relu_backward(gradient, before, layer.negative_slope, False))
+    with torch.enable_grad():
+        before = before.detach().requires_grad_()
+        return torch.autograd.grad(_forward(layer, before), before, gradient)[0]
+
+
+def _of_sites(rows: Tensor, sites: Sequence[int]) -> Tensor:
+    """(S, B, ...) of (S * B, ...)."""
+    return rows.view(*sites, *rows.shape[1:])
+
+
+def held_by_pictures(layers: Plan, parameters: int, features: int) -> int:
+    """How many numbers a row of ``features`` takes in the inputs and outputs of layers, 0 for a stack of rows alone."""
+    if not any(isinstance(layer, (Convolution, *ROW_BY_ROW)) for layer in layers):
+        return 0
+    theta, value, numbers = torch.zeros(1, parameters), torch.zeros(1, 1, features), 0
+    for layer in layers:
+        if isinstance(layer, Affine):
+            rows, value = _affine(layer, theta, value)
+            numbers += rows.numel()
+        elif not isinstance(layer, Dropped):
+            value = _forward(layer, value)
+        numbers += value.numel()
+    return numbers

@@ -251,9 +251,7 @@ def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask:
     return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
 
 
-def task_of(
-    config: RunConfig, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None
-) -> Any:
+def task_of(config: RunConfig, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Any:
     """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` task synthesis knows its price alone;
     ``question``: what it is asked in a round."""
     task = task_named(config.task)

@@ -35,8 +35,8 @@ from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.replies import too_few
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
-from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.server.selection import select
+from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
 from polyclinic.strategies.central import CentralDP, check_base

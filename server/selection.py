@@ -52,6 +52,11 @@ def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:
     """Indices of candidates in a reply; none of one that does not name as many different ones as were asked for."""
     record = reply.content.get("arrays")
     found = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None
-    if found is None or found.shape != (selected,) or found.dtype.kind not in "iu" or len(set(found.tolist())) < selected:
+    if (
+        found is None
+        or found.shape != (selected,)
+        or found.dtype.kind not in "iu"
+        or len(set(found.tolist())) < selected
+    ):
         return np.zeros(0, dtype=np.int64)
-    return found if 0 <= found.min() and found.max() < candidates else np.zeros(0, dtype=np.int64)
+    return found if found.min() >= 0 and found.max() < candidates else np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Federated adversarial training as a Flower strategy: hospitals train critics, the server averages them and trains the generator.
+"""Federated adversarial training as a Flower strategy: hospitals train critics, the server their mean's generator.
 
 Only critics see records, so that the generator's steps are post-processing of what hospitals paid for. In a secure sum the
 hospitals' noised gradients are added up instead, which is the pooled critic's own step.

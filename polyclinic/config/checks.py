@@ -138,8 +138,7 @@ def _shared_noise(config: RunConfig) -> None:
             raise ValueError(f"shared-noise is true but {key} is {value!r}: {why}; set {key} to {wanted!r}")
     if config.weight_decay and not config.game:
         raise ValueError(
-            f"shared-noise is true but weight-decay is {config.weight_decay!r}: the step is taken on the sum; set weight-decay to "
-            "0.0"
+            f"shared-noise is true but weight-decay is {config.weight_decay!r}: the step is taken on the sum; set it to 0.0"
         )
     if config.strategy in ("ditto", "scaffold", "fedbn"):
         raise ValueError(

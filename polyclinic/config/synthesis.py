@@ -48,12 +48,14 @@ class Synthesis(Keys):
     )
     selected: int = Field(1, ge=1, description="How many of the candidates rows are drawn from, alike.")
     selection_epsilon: float = Field(
-        0.0, ge=0, description="What the choice among candidates costs, of epsilon and at delta 0; 0 takes a tenth of epsilon."
+        0.0,
+        ge=0,
+        description="What the choice among candidates costs, of epsilon and at delta 0; 0 takes a tenth of epsilon.",
     )
     baselines: bool = Field(
         True,
-        description="Games in a simulation: show moments and independent at the same epsilon beside the game; extra training that "
-        "no budget of the run covers.",
+        description="Games in a simulation: show moments and independent at the same epsilon beside the game; extra training "
+        "that no budget of the run covers.",
     )
     synthetic_rows: int = Field(
         2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
@@ -125,8 +127,8 @@ def check_synthesis(config: RunConfig) -> None:
         )
     if config.candidates and config.dp and config.selection_epsilon >= config.epsilon:
         raise ValueError(
-            f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; make it "
-            "smaller, such as a tenth"
+            f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; take "
+            "less, such as a tenth"
         )
     if config.preset == "paper" and (config.dp or config.sums):
         raise ValueError(

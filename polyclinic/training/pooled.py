@@ -48,7 +48,10 @@ class Pooled:
         exact = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in arrays.items()}
         alone = [replace(site, public_patients=1.0) for site in work]
         return self.task.train(
-            build, exact, alone, replace(settings, learning_rate=1.0, noise_multiplier=0.0, weight_decay=0.0, double=True)
+            build,
+            exact,
+            alone,
+            replace(settings, learning_rate=1.0, noise_multiplier=0.0, weight_decay=0.0, double=True),
         )
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:

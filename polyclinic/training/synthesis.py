@@ -183,8 +183,9 @@ class GameTask:
             for index, (site, z, rng) in enumerate(zip(work, real, draws, strict=True)):
                 fakes = fake_rows(generator, game, layout, site.rows.y, rng)
                 rows = pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes)
-                before = {"own": updates[index].arrays, "kept": updates[index].kept} if step else {}
-                now.append(replace(site, rows=rows, **before))
+                if step:
+                    site = replace(site, own=updates[index].arrays, kept=updates[index].kept)
+                now.append(replace(site, rows=rows))
             updates = classification.train(build, arrays, now, one)
             if self.clips:
                 updates = [replace(update, arrays=game.clipped(update.arrays)) for update in updates]

@@ -1,0 +1,157 @@
+"""Column by column, and pair by pair: is each distributed as in the real table?
+
+Definitions follow SDMetrics (KSComplement, TVComplement, BoundaryAdherence, CategoryAdherence,
+MissingValueSimilarity, ContingencySimilarity); 1 is best everywhere but in the Wasserstein-1 distance, in the column's unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from polyclinic.errors import DataError, several
+from polyclinic.evaluation.synthetic.resampling import Floats
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers; missing values count only in ``missing``.
+
+    ks: 1 - the Kolmogorov-Smirnov distance.  wasserstein: in the column's unit.  boundary: share of synthetic values
+    within the real smallest and largest.  missing: 1 - the difference of the shares of missing values.
+    ``None`` where a table has no value.
+    """
+
+    ks: float | None
+    wasserstein: float | None
+    boundary: float | None
+    missing: float
+    mean_real: float | None
+    mean_synthetic: float | None
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of categories; missing values count only in ``missing``.
+
+    tv: 1 - the total variation distance.  category: share of synthetic values that the real column has too.
+    ``None`` where a table has no value.
+    """
+
+    tv: float | None
+    category: float | None
+    missing: float
+
+
+def columns(
+    real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = ()
+) -> dict[str, Numeric | Categorical]:
+    """Each column of the real table judged, those in ``categorical`` as categories and the others as numbers.
+
+    Raises DataError if a column is not in both tables, if a table has no rows, or if a number cannot be read as one.
+    """
+    _checked(real, synthetic, categorical)
+    return {
+        str(name): (category if name in categorical else number)(real[name], synthetic[name]) for name in real.columns
+    }
+
+
+def number(real: pd.Series, synthetic: pd.Series) -> Numeric:
+    """One column of numbers, NaN where missing, judged.  Raises DataError if an entry is not a number."""
+    from scipy.stats import ks_2samp, wasserstein_distance
+
+    a, b = (_numbers(column) for column in (real, synthetic))
+    missing = _missing(real, synthetic)
+    if not a.size or not b.size:
+        return Numeric(None, None, None, missing, _mean(a), _mean(b))
+    return Numeric(
+        float(1 - ks_2samp(a, b, method="asymp").statistic),
+        float(wasserstein_distance(a, b)),
+        float(((b >= a.min()) & (b <= a.max())).mean()),
+        missing,
+        _mean(a),
+        _mean(b),
+    )
+
+
+def category(real: pd.Series, synthetic: pd.Series) -> Categorical:
+    """One column of categories, judged."""
+    a, b = (column.dropna() for column in (real, synthetic))
+    missing = _missing(real, synthetic)
+    if not len(a) or not len(b):
+        return Categorical(None, None, missing)
+    shares = [column.astype(object).value_counts(normalize=True) for column in (a, b)]
+    apart = shares[0].sub(shares[1], fill_value=0.0).abs().sum()
+    return Categorical(float(1 - apart / 2), float(shares[1].index.isin(shares[0].index) @ shares[1]), missing)
+
+
+def pairs(
+    real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = (), bins: int = BINS
+) -> pd.DataFrame:
+    """(F, F) by column name: 1 - the total variation distance of each pair's contingency tables; on the diagonal, of one.
+
+    Numbers fall into ``bins`` parts of equal share in the real table (fewer where values repeat); a missing value
+    is a category of its own. All pairs come from one product of indicator tables.  Raises DataError as ``columns``.
+    """
+    from scipy.sparse import csr_array
+
+    _checked(real, synthetic, categorical)
+    coded = [_levels(real[name], synthetic[name], None if name in categorical else bins) for name in real.columns]
+    sizes = np.array([int(max(a.max(), b.max())) + 1 for a, b in coded])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    joint = []
+    for side in (0, 1):
+        places = np.stack([pair[side] for pair in coded], axis=1) + starts
+        rows, width = places.shape
+        ones = csr_array(
+            (np.ones(places.size), places.ravel(), np.arange(0, places.size + 1, width)), shape=(rows, int(sizes.sum()))
+        )
+        joint.append((ones.T @ ones).toarray() / rows)
+    apart = np.add.reduceat(np.add.reduceat(abs(joint[0] - joint[1]), starts, axis=0), starts, axis=1)
+    return pd.DataFrame(1 - apart / 2, index=real.columns, columns=real.columns)
+
+
+def _levels(real: pd.Series, synthetic: pd.Series, bins: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The two columns as whole numbers from 0 that mean the same in both; the missing are 0."""
+    if bins is None:
+        both = pd.concat([real.astype(object), synthetic.astype(object)], ignore_index=True)
+        levels = pd.factorize(both)[0] + 1
+        return levels[: len(real)], levels[len(real) :]
+    values = _numbers(real)
+    inner = np.unique(np.quantile(values, np.arange(1, bins) / bins)) if values.size else np.empty(0)
+    found = []
+    for column in (real, synthetic):
+        entries = _numbers(column, keep_missing=True)
+        found.append(np.where(np.isnan(entries), 0, np.searchsorted(inner, entries, side="right") + 1).astype(np.int64))
+    return found[0], found[1]
+
+
+def _numbers(column: pd.Series, keep_missing: bool = False) -> Floats:
+    try:
+        values = pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (ValueError, TypeError):
+        raise DataError(f"column {column.name!r} has entries that are not numbers; name it in categorical.") from None
+    return np.asarray(values if keep_missing else values[~np.isnan(values)])
+
+
+def _missing(real: pd.Series, synthetic: pd.Series) -> float:
+    return float(1 - abs(real.isna().mean() - synthetic.isna().mean()))
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if values.size else None
+
+
+def _checked(real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str]) -> None:
+    if unlike := sorted({*map(str, real.columns)} ^ {*map(str, synthetic.columns)}):
+        raise DataError(f"the tables must have the same columns; only one of them has {several(unlike)}.")
+    if unknown := sorted(set(categorical) - {*map(str, real.columns)}):
+        raise DataError(f"categorical names {several(unknown)}, which no table has.")
+    if not len(real) or not len(synthetic) or not len(real.columns):
+        raise DataError("the tables must have rows and columns.")

@@ -17,6 +17,8 @@ from polyclinic.evaluation.synthetic.codes import tables
 from polyclinic.evaluation.synthetic.resampling import Floats, ratio
 
 STEPS = 300
+AT_ONCE = 2048  # rows whose scores stay in the processor's cache
+LARGEST = 500.0  # a logit whose odds are still finite
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,11 @@ def fit(table: NDArray[np.bool_], targets: NDArray[np.int64]) -> tuple[Floats, F
 
     rows, width = table.shape
     x: Any = csr_array(table).astype(np.float64)
-    y = table[:, targets].astype(np.float64)
+    parts = [x[begin : begin + AT_ONCE] for begin in range(0, rows, AT_ONCE)]
     share = table.mean(axis=0)
     prior = share[targets].clip(0.5 / rows, 1 - 0.5 / rows)
+    # What the labels add is linear in the weights and the same in every step: their joint frequencies, centred.
+    labels = x.T @ table[:, targets].astype(np.float64) / rows - np.outer(share, share[targets])
     variance, spread = share * (1 - share), prior * (1 - prior)
     # Curvature where the search begins; weights in units of its inverse root make codes of all frequencies alike.
     scale = 1 / np.sqrt(np.outer(variance, spread) + 1 / rows)
@@ -98,13 +102,17 @@ def fit(table: NDArray[np.bool_], targets: NDArray[np.int64]) -> tuple[Floats, F
 
     def loss(flat: Floats) -> tuple[float, Floats]:
         weights, offset = unpack(flat)
-        z = x @ weights + (offset - share @ weights)
-        error = np.exp(-abs(z))
-        value = (np.log1p(error) + np.maximum(z, 0) - y * z).sum() / rows + (weights**2).sum() / (2 * rows)
-        error = np.where(z >= 0, 1.0, error) / (1 + error) - y
-        mean = error.mean(axis=0)
-        slope = (x.T @ error) / rows - np.outer(share, mean) + weights / rows
-        return float(value), np.concatenate([(slope * scale).ravel(), mean * step])
+        centred = offset - share @ weights
+        value, slope, mean = 0.0, np.zeros_like(weights), np.zeros_like(offset)
+        for part in parts:
+            odds = np.exp(np.minimum(part @ weights + centred, LARGEST))
+            value += np.log1p(odds).sum() / rows
+            odds /= 1 + odds
+            slope += part.T @ odds / rows
+            mean += odds.sum(axis=0) / rows
+        value += (weights**2).sum() / (2 * rows) - (labels * weights).sum() - share[targets] @ offset
+        slope += weights / rows - labels - np.outer(share, mean)
+        return float(value), np.concatenate([(slope * scale).ravel(), (mean - share[targets]) * step])
 
     start = np.concatenate([np.zeros(width * len(targets)), np.log(prior / (1 - prior)) / step])
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "ftol": 1e-9, "gtol": 1e-5})

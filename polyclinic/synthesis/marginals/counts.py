@@ -1,0 +1,126 @@
+"""Counts of cells as sums over patients: what a hospital adds, and how cells are merged where counts are lost in noise."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.synthesis.marginals.cells import Attribute, Table
+
+Number = TypeVar("Number", bound=np.generic)
+
+# Cells below this many deviations of their noise are merged (McKenna et al. 2021, section 4.1).
+_LOST = 3.0
+# Into how many groups a column is cut to see which columns depend on one another.
+_GROUPS = 4
+
+
+def indicators(codes: Ints, sizes: Ints, patient: Ints, patients: int) -> Floats:
+    """(patients, sum of sizes) of (n, m) ``codes``, the cell of each row in each of m marginals of (m,) ``sizes``.
+
+    A row is one-hot in each marginal, over sqrt(m): its L2 norm is 1. A patient's is the mean of its rows', of norm at most 1.
+    """
+    total = int(sizes.sum())
+    places = codes + (np.cumsum(sizes) - sizes)
+    rows = np.bincount(patient, minlength=patients)
+    weight = 1.0 / (np.maximum(rows, 1)[patient] * np.sqrt(len(sizes)))
+    flat = (patient[:, None] * total + places).ravel()
+    found = np.bincount(flat, np.repeat(weight, len(sizes)), minlength=patients * total)
+    return np.asarray(found, dtype=np.float64).reshape(patients, total)
+
+
+def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
+    """The marginals that lie one behind another in ``values``."""
+    return np.split(values, np.cumsum(sizes)[:-1])
+
+
+def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
+    """(n, A) cells after ``merged``, (all cells,) which gives for each cell of each column its number afterwards."""
+    return merged[table.starts + cells]
+
+
+def merged_sizes(merged: Ints, table: Table) -> Ints:
+    """(A,) how many cells are left of each column."""
+    found: Ints = np.maximum.reduceat(merged, table.starts) + 1
+    return found
+
+
+def pair_sizes(pairs: Ints, sizes: Ints) -> Ints:
+    """(m,) cells of the marginals of (m, 2) ``pairs``; a column with itself stands for the column alone."""
+    first, second = pairs.T
+    return np.where(first == second, sizes[first], sizes[first] * sizes[second]).astype(np.int64)
+
+
+def pair_codes(cells: Ints, pairs: Ints, sizes: Ints) -> Ints:
+    """(n, m) cell of each row in the marginal of each of (m, 2) ``pairs``."""
+    first, second = pairs.T
+    alone = cells[:, first]
+    return np.where(first == second, alone, alone * sizes[second] + cells[:, second]).astype(np.int64)
+
+
+def parts(table: Table, frequencies: Floats, noise: float) -> Ints:
+    """(all cells,) a number within its column for each cell, of which several have the same where noise hides their counts.
+
+    Neighbouring bins are merged until they hold more than three deviations ``noise`` of a cell, rare categories with one
+    another. Flags, the label and the cell of the missing stay as they are.
+    """
+    found = [
+        _parts(attribute, own, _LOST * noise)
+        for attribute, own in zip(table.attributes, split(frequencies, table.sizes), strict=True)
+    ]
+    return np.concatenate(found)
+
+
+def _parts(attribute: Attribute, frequencies: Floats, least: float) -> Ints:
+    numbers = np.arange(attribute.size)
+    if attribute.kind == "flag" or attribute.label or least <= 0:
+        return numbers
+    known = frequencies[: attribute.known]
+    merged = _neighbours(known, least) if attribute.kind == "number" else _rare(known, least)
+    return np.append(merged, merged.max() + 1) if attribute.nullable else merged
+
+
+def _neighbours(frequencies: Floats, least: float) -> Ints:
+    found, part, held = np.zeros(len(frequencies), dtype=np.int64), 0, 0.0
+    for cell, frequency in enumerate(frequencies):
+        found[cell] = part
+        held += frequency
+        if held >= least and frequencies[cell + 1 :].sum() >= least:
+            part, held = part + 1, 0.0
+    return found
+
+
+def _rare(frequencies: Floats, least: float) -> Ints:
+    rare = frequencies < least
+    if rare.sum() < 2:
+        return np.arange(len(frequencies))
+    found = np.cumsum(~rare) - 1
+    found[rare] = int((~rare).sum())
+    return found.astype(np.int64)
+
+
+def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
+    """(all cells,) the group of each cell, about equally many patients in each: coarser than ``merged``, to see dependence by."""
+    found = []
+    shares = zip(table.attributes, split(frequencies, table.sizes), split(merged, table.sizes), strict=True)
+    for attribute, own, numbers in shares:
+        mass = np.bincount(numbers, np.maximum(own, 0.0))
+        found.append(_groups(attribute, mass)[numbers])
+    return np.concatenate(found)
+
+
+def _groups(attribute: Attribute, mass: Floats) -> Ints:
+    count = len(mass) - attribute.nullable
+    if attribute.label or count <= _GROUPS:
+        return np.arange(len(mass))
+    known = mass[:count]
+    if attribute.kind == "number":
+        middle = (np.cumsum(known) - known / 2) / max(known.sum(), 1e-12)
+        numbers = np.unique(np.minimum((middle * _GROUPS).astype(np.int64), _GROUPS - 1), return_inverse=True)[1]
+    else:
+        rank = np.argsort(np.argsort(-known, kind="stable"), kind="stable")
+        numbers = np.minimum(rank, _GROUPS - 1)
+    return np.append(numbers, numbers.max() + 1) if attribute.nullable else numbers

@@ -1,0 +1,243 @@
+"""Federated MST and AIM: noisy marginals summed over hospitals, and a graphical model that fits them.
+
+Sources: McKenna, Miklau and Sheldon 2021, "Winning the NIST contest" (MST); McKenna, Mullins, Sheldon and Miklau 2022, "AIM".
+Here every number that a hospital gives is part of a sum with Gaussian noise, and which marginals are asked next follows from noisy
+sums alone, so that the noise of the sums is all there is to account for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.streams import generator
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.marginals.cells import Table
+from polyclinic.synthesis.marginals.counts import (
+    groups,
+    indicators,
+    mapped,
+    merged_sizes,
+    pair_codes,
+    pair_sizes,
+    parts,
+    split,
+)
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
+from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
+from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worst
+from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+
+_ALONE, _SCREEN, _FIRST = 1, 2, 3
+# So that sums without noise have weights too.
+_LEAST = 1e-9
+# Drawn rows by which a model's own pairs are known; their error is far below a sum's noise.
+_POOL = 1 << 15
+
+
+@dataclass(frozen=True, eq=False)
+class Marginals:
+    """A SumsMethod. Round 1 asks every column's counts, round 2 those of every pair of columns in groups of cells, which shows
+    what depends on what, and each later round pairs that are chosen by then, in full.
+
+    rounds: 3 or more. picks: how many pairs an aim round chooses. model: how many numbers an aim model's tables may have.
+    """
+
+    layout: Layout
+    table: Table
+    algorithm: str
+    bins: int
+    rounds: int
+    picks: int
+    model: int
+    name: str = "marginals"
+
+    def question(self, round: int, state: Arrays) -> Arrays:
+        """Nothing, the groups, or how cells are merged and which pairs are asked. Raises ConfigError without the extra."""
+        if round == _ALONE:
+            library("mbi")
+            return {}
+        if round == _SCREEN:
+            return {"groups": state["groups"]}
+        return {"merged": state["merged"], "pairs": state[f"pairs {round}"]}
+
+    def size(self, round: int, state: Arrays) -> int:
+        return int(self._sizes(round, self.question(round, state) if round > _ALONE else {}).sum())
+
+    def _sizes(self, round: int, question: Arrays) -> Ints:
+        """(m,) cells of each marginal of a round."""
+        if round == _ALONE:
+            return self.table.sizes
+        if round == _SCREEN:
+            return pair_sizes(self._pairs, merged_sizes(question["groups"], self.table))
+        return pair_sizes(question["pairs"], merged_sizes(question["merged"], self.table))
+
+    @property
+    def _pairs(self) -> Ints:
+        return all_pairs(len(self.table.sizes))
+
+    def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+        """(patients, size) one-hot in each of the round's m marginals, over sqrt(m): norm 1, or less for rows that differ.
+
+        Neighbouring relation: add or remove one patient with all rows.
+        """
+        cells, sizes = self.table.cells(z), self._sizes(round, question)
+        if round > _ALONE:
+            merged = question["groups" if round == _SCREEN else "merged"]
+            pairs = self._pairs if round == _SCREEN else question["pairs"]
+            cells = pair_codes(mapped(cells, merged, self.table), pairs, merged_sizes(merged, self.table))
+        return indicators(cells, sizes, patient, patients)
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """Adds the round's frequencies and what the next round asks."""
+        sizes = self._sizes(round, self.question(round, state) if round > _ALONE else {})
+        scale = np.sqrt(len(sizes))
+        state = {**state, f"measured {round}": mean * scale, f"noise {round}": np.array(max(noise, _LEAST) * scale)}
+        if round == _ALONE:
+            merged = parts(self.table, mean * scale, noise * scale)
+            return {**state, "merged": merged, "groups": groups(self.table, mean * scale, merged)}
+        if round == self.rounds:
+            return state
+        return {**state, f"pairs {round + 1}": self._choose(round, state, noise)}
+
+    def _choose(self, round: int, state: Arrays, noise: float) -> Ints:
+        """(m, 2) pairs of the next round; where no pair is worth its noise, what was asked so far, or each column alone."""
+        if self.algorithm == "mst":
+            if round >= _FIRST:
+                return state[f"pairs {round}"]
+            found = spanning_tree(self._pairs, self._dependence(state), len(self.table.sizes))
+        else:
+            errors = self._dependence(state) if round == _SCREEN else self._errors(state)
+            cells = pair_sizes(self._pairs, merged_sizes(state["merged"], self.table))
+            # AIM, equation 1: what a new measurement would still be wrong by.
+            scores = errors - np.sqrt(2.0 / np.pi) * cells * noise * np.sqrt(self.picks)
+            found = worst(self._pairs, scores, self.picks, lambda pairs: self._fits(round, state, pairs))
+        if len(found):
+            return found
+        chosen = self._chosen(state)
+        columns = np.arange(len(self.table.sizes))
+        return np.array(sorted(chosen)) if chosen else np.stack([columns, columns], axis=1)
+
+    def _dependence(self, state: Arrays) -> Floats:
+        """(P,) distance of each screened pair from independence."""
+        grouped = state["groups"]
+        alone, variance = [], []
+        for own, numbers in zip(
+            *(split(part, self.table.sizes) for part in (state["measured 1"], grouped)), strict=True
+        ):
+            alone.append(np.bincount(numbers, own))
+            variance.append(np.bincount(numbers) * float(state["noise 1"]) ** 2)
+        return dependence(self._pairs, self._screened(state), float(state["noise 2"]), alone, variance)
+
+    def _errors(self, state: Arrays) -> Floats:
+        """(P,) distance of each screened pair from the model of what is measured so far."""
+        found = pair_tables(self._fitted(state), state["groups"], self._pairs, _POOL, generator(0, "marginals", "pool"))
+        noise = float(state["noise 2"]) ** 2
+        return np.array([
+            distance(screened - own, own.size * noise + 1.0 / _POOL)
+            for screened, own in zip(self._screened(state), found, strict=True)
+        ])  # fmt: skip
+
+    def _screened(self, state: Arrays) -> list[Floats]:
+        return split(state["measured 2"], self._sizes(_SCREEN, {"groups": state["groups"]}))
+
+    def _chosen(self, state: Arrays) -> set[Clique]:
+        """The pairs that were asked in full."""
+        asked = [state[f"pairs {round}"] for round in range(_FIRST, self.rounds + 1) if f"measured {round}" in state]
+        return {(int(first), int(second)) for pairs in asked for first, second in pairs if first != second}
+
+    def _fits(self, round: int, state: Arrays, pairs: Sequence[Clique]) -> bool:
+        """Whether the model stays as small as at this round it may be: early choices leave room for later ones (AIM)."""
+        share = (round - 1) / (self.rounds - _SCREEN)
+        cliques = [*self._chosen(state), *pairs, *((column,) for column in range(len(self.table.sizes)))]
+        return model_cells(merged_sizes(state["merged"], self.table), cliques) <= share * self.model
+
+    def _fitted(self, state: Arrays) -> NetworkSynthesizer:
+        sizes = merged_sizes(state["merged"], self.table)
+        model = fit(sizes, self._measured(state, sizes))
+        return NetworkSynthesizer.of(self.table, self.bins, state["merged"], state["measured 1"], model)
+
+    def _measured(self, state: Arrays, sizes: Ints) -> list[Measured]:
+        """The columns alone, the chosen pairs, and of the screened ones those that were chosen."""
+        found = []
+        own = zip(*(split(part, self.table.sizes) for part in (state["measured 1"], state["merged"])), strict=True)
+        for column, (values, numbers) in enumerate(own):
+            deviation = np.sqrt(np.bincount(numbers)) * float(state["noise 1"])
+            found.append(Measured((column,), np.bincount(numbers, values), deviation))
+        for round in range(_FIRST, self.rounds + 1):
+            if f"measured {round}" in state:
+                pairs = state[f"pairs {round}"]
+                tables = split(state[f"measured {round}"], pair_sizes(pairs, sizes))
+                found += [
+                    Measured(tuple(dict.fromkeys(pair)), values, np.full(len(values), float(state[f"noise {round}"])))
+                    for pair, values in zip(pairs.tolist(), tables, strict=True)
+                ]
+        return [*_together(found), *self._screens(state)]
+
+    def _screens(self, state: Arrays) -> list[Measured]:
+        chosen, grouped = self._chosen(state), []
+        for column, numbers in enumerate(split(state["merged"], self.table.sizes)):
+            of_part = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
+            of_part[numbers] = split(state["groups"], self.table.sizes)[column]
+            grouped.append(of_part)
+        return [
+            Measured(pair, values, np.full(len(values), float(state["noise 2"])), (grouped[pair[0]], grouped[pair[1]]))
+            for pair, values in zip(map(tuple, self._pairs.tolist()), self._screened(state), strict=True)
+            if pair in chosen
+        ]
+
+    def synthesizer(self, state: Arrays) -> Synthesizer:
+        """Raises ConfigError without the extra."""
+        return self._fitted(state)
+
+
+def _together(measured: Sequence[Measured]) -> list[Measured]:
+    """Each clique once: what was measured repeatedly, weighted by inverse variance."""
+    found: dict[Clique, Measured] = {}
+    for one in measured:
+        if before := found.get(one.clique):
+            weights = before.deviation**-2.0, one.deviation**-2.0
+            total = weights[0] + weights[1]
+            one = Measured(one.clique, (before.values * weights[0] + one.values * weights[1]) / total, total**-0.5)
+        found[one.clique] = one
+    return list(found.values())
+
+
+def make(
+    layout: Layout,
+    algorithm: str = "aim",
+    bins: int | str = 16,
+    rounds: int | str = 0,
+    picks: int | str = 0,
+    columns: int | str = 60,
+    model: int | str = 1 << 17,
+) -> Marginals:
+    """Marginals with checked options; rounds 0: 4 for mst, 6 for aim; picks 0: in all as many pairs as columns.
+
+    Raises ConfigError for a bad option, or a schema that makes more than ``columns`` columns of cells.
+    """
+    if algorithm not in ("mst", "aim"):
+        raise ConfigError(f"Method option 'algorithm' is {algorithm!r}; allowed are mst and aim.")
+    table = Table.of(layout, _whole("bins", bins, 2, 64), _whole("columns", columns, 2, 200))
+    asked = _whole("rounds", rounds, 0, 100)
+    if asked in (1, 2):
+        raise ConfigError(
+            f"Method option 'rounds' is {asked}; allowed are 0 (the default of {algorithm}) and 3 to 100."
+        )
+    total = asked or (4 if algorithm == "mst" else 6)
+    most = _whole("picks", picks, 0, 1000) or -(-len(table.sizes) // (total - _SCREEN))
+    return Marginals(layout, table, algorithm, int(bins), total, most, _whole("model", model, 1 << 10, 1 << 24))
+
+
+def _whole(name: str, value: int | str, low: int, high: int) -> int:
+    try:
+        found = int(value)
+    except ValueError:
+        found = low - 1
+    if not low <= found <= high:
+        raise ConfigError(f"Method option {name!r} is {value!r}; allowed are whole numbers from {low} to {high}.")
+    return found

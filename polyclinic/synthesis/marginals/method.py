@@ -1,8 +1,8 @@
 """Federated MST and AIM: noisy marginals summed over hospitals, and a graphical model that fits them.
 
 Sources: McKenna, Miklau and Sheldon 2021, "Winning the NIST contest" (MST); McKenna, Mullins, Sheldon and Miklau 2022, "AIM".
-Here every number that a hospital gives is part of a sum with Gaussian noise, and which marginals are asked next follows from noisy
-sums alone, so that the noise of the sums is all there is to account for.
+Here every number that a hospital gives is part of a sum with Gaussian noise, and which marginals are asked next follows from
+noisy sums alone, so that the noise of the sums is all there is to account for.
 """
 
 from __future__ import annotations

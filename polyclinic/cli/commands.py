@@ -22,6 +22,7 @@ from polyclinic.cli.identity import identity
 from polyclinic.cli.prepare import prepare
 from polyclinic.cli.query import query
 from polyclinic.cli.risk import link, risk
+from polyclinic.cli.synthesize import synthesize
 from polyclinic.cli.terminal import Commands, Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig, read_toml
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -40,6 +41,7 @@ app.command()(audit)
 app.command()(query)
 app.command()(cohort)
 app.command()(prepare)
+app.command()(synthesize)
 app.command()(account)
 app.command()(identity)
 for look in (risk, link, anonymize, coarsen):

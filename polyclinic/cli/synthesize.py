@@ -1,0 +1,100 @@
+"""``polyclinic synthesize``: synthetic records from a finished run, with their certificate; or a look at one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.errors import ConfigError
+
+
+def synthesize(
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a finished run of task synthesis.", show_default=False)
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="How many rows, in each set; with --condition it may be left out.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.", show_default=False),
+    ] = None,
+    sets: Annotated[int, typer.Option(help="How many independent tables: FILE-01, FILE-02, ...")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same rows.")] = 0,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE:ROWS,...",
+            help="Exactly so many rows of each value of the label or of a binary, categorical or ordinal column; repeatable.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    verify: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: check a file, or all files of a certificate; with RUN its origin too.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw synthetic records from a finished run, which costs no further privacy, and certify what they are."""
+    given = {"rows": rows, "out": out, "condition": condition, "force": force or None}
+    if verify is not None:
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"--verify checks a file and writes none; leave --{extra[0]} out.")
+        _verify(verify, run, as_json)
+        return
+    if run is None or out is None:
+        raise ConfigError(
+            f"{'RUN' if run is None else '--out'} is not given; a run's folder and --out FILE are needed."
+        )
+    with loading():
+        from polyclinic.synthesis.release import synthesize as draw
+
+    screen = console(as_json)
+    shown = Progress(
+        TextColumn("Drawing rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=screen, transient=True,
+        disable=not screen.is_terminal,
+    )  # fmt: skip
+    with shown:
+        task = shown.add_task("", total=None if rows is None else rows * sets)
+        path = draw(
+            run, rows, out, sets=sets, seed=seed, condition=",".join(condition or ()), force=force,
+            progress=lambda more: shown.advance(task, more),
+        )  # fmt: skip
+    found = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}
+    if as_json:
+        print_json(found)
+        return
+    for file in found["files"]:
+        screen.print(f"{path.with_name(file['file'])}: {file['rows']:,} rows", soft_wrap=True)
+    screen.print(f"Certificate: {path}", soft_wrap=True)
+    for sentence in found["statement"]:
+        screen.print(sentence, soft_wrap=True)
+    for warning in found["warnings"]:
+        screen.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+
+
+def _verify(file: Path, run: Path | None, as_json: bool) -> None:
+    from polyclinic.synthesis.certificate import verify
+
+    found: dict[str, Any] = verify(file, run)
+    if as_json:
+        print_json(found)
+    else:
+        table = Table(box=None)
+        table.add_column("file", overflow="fold")
+        table.add_column("state")
+        for one in found["checked"]:
+            table.add_row(one["file"], one["state"], style=None if one["state"] == "intact" else "red")
+        console().print(table)
+        console().print(f"Certificate: {found['certificate']}", soft_wrap=True)
+    if not found["intact"]:
+        raise typer.Exit(1)

@@ -1,0 +1,161 @@
+"""What goes with synthetic records: whence they come, what privacy they have and have not, and the digests that tie it together.
+
+A certificate is not signed: it shows that files are those it was written for, not who wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyclinic.errors import ConfigError, DataError, several
+
+ENDING = ".certificate.json"
+POST_PROCESSING = (
+    "Drawing rows costs no further privacy: post-processing. However many are drawn, they follow from what the run had "
+    "released."
+)
+NO_GUARANTEE = "no privacy guarantee: the generator was trained without noise, and rows may tell of real patients."
+UNBOUNDED = "no privacy guarantee: the run spent more than any finite epsilon says."
+SIMULATED = (
+    "The run was a simulation, whose noise follows its seed: against whoever knows that seed it protects nothing. Epsilon says "
+    "what the same run costs with noise of the operating system's entropy, as in production."
+)
+_RULES = "see docs/synthesis/inference.md."
+UNDER_COVER_PRIVACY = (
+    "Confidence intervals from these rows under-cover: all sets share the noise that privacy put into the generator, and no rule "
+    f"that combines them knows of it; {_RULES}"
+)
+UNDER_COVER_ONE = (
+    "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample. Draw "
+    f"several with --sets and combine them with rule 'partial', or widen them by rule 'single'; {_RULES}"
+)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file. Raises DataError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or 'no reason given'}.") from None
+
+
+def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The privacy of a run's summary: of all its hospitals together, and of each; None of a run without privacy."""
+    found = summary["privacy"]
+    central = found.get("central")
+    if found["delta"] is None and not central:
+        return None
+    sites = summary["metrics"]["sites"]
+    kept = ("epsilon", "delta", "unit", "relation", "accountant", "overlap", "composition")
+    return {
+        **{name: found.get(name) for name in kept},
+        "sites": {name: {key: site.get(key) for key in ("epsilon", "delta", "budget")} for name, site in sites.items()},
+        "central": central
+        and {name: central.get(name) for name in ("epsilon", "delta", "unit", "relation", "accountant")},
+    }
+
+
+def guarantee_of(summary: Mapping[str, Any]) -> str:
+    """The one sentence on what the run promises: its preset's own words where it has them."""
+    own = (summary.get("synthesis") or {}).get("guarantee")
+    privacy = privacy_of(summary)
+    if own:
+        return str(own)
+    if privacy is None:
+        return NO_GUARANTEE
+    if privacy["epsilon"] is None and not privacy["central"]:
+        return UNBOUNDED
+    said = []
+    if privacy["epsilon"] is not None:
+        said.append(
+            f"each {privacy['unit']}: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:g} ({privacy['relation']}, "
+            f"{str(privacy['accountant']).upper()}; {privacy['composition']})"
+        )
+    if central := privacy["central"]:
+        said.append(
+            f"each hospital as a whole: epsilon {central['epsilon']:.4g} at delta {central['delta']:g} ({central['relation']}, "
+            f"{str(central['accountant']).upper()})"
+        )
+    return f"Differential privacy of {', and of '.join(said)}."
+
+
+def warnings_of(summary: Mapping[str, Any], sets: int) -> list[str]:
+    """Where intervals from the rows would under-cover: always under privacy, and with one set."""
+    private = privacy_of(summary) is not None
+    return [UNDER_COVER_PRIVACY] * private + [UNDER_COVER_ONE] * (sets == 1)
+
+
+def certificate(
+    summary: Mapping[str, Any], run: str, digests: Mapping[str, str], drawn: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The certificate as JSON.
+
+    run: its folder's name.  digests: SHA-256 of ``synthesizer`` and ``ledger``.  drawn: what was asked for and made:
+    ``method``, ``rows``, ``sets``, ``seed``, ``conditions``, ``schema``, ``columns``, ``left_out``, ``files``.
+    """
+    guarantee = guarantee_of(summary)
+    simulated = [SIMULATED] if summary.get("simulation") and privacy_of(summary) else []
+    return {
+        "released": "synthetic records, drawn from a generator; none is a patient's",
+        "guarantee": guarantee,
+        "privacy": privacy_of(summary),
+        "statement": [guarantee[0].upper() + guarantee[1:], POST_PROCESSING, *simulated],
+        "warnings": warnings_of(summary, int(drawn["sets"])),
+        "run": {"name": run, "dataset": summary.get("dataset"), "rounds": summary.get("rounds"),
+                "strategy": summary.get("strategy"), "simulation": summary.get("simulation")},
+        **drawn,
+        "sha256": dict(digests),
+    }  # fmt: skip
+
+
+def certificate_path(out: Path) -> Path:
+    """``patients.certificate.json`` of ``patients.parquet`` or ``patients.csv``."""
+    return out.with_name(out.stem + ENDING)
+
+
+def verify(file: Path, run: Path | None = None) -> dict[str, Any]:
+    """Whether ``file`` is as its certificate says; all its files where ``file`` is a certificate.
+
+    run: also whether the generator and the ledger statement in this folder are those that the rows came from.
+    The answer has ``certificate``, ``checked`` (``file`` and ``state``: intact, changed or missing) and ``intact``.
+    Raises ConfigError where there is no certificate of the file, DataError where it is damaged.
+    """
+    path = _certificate_of(file)
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        files = {str(one["file"]): str(one["sha256"]) for one in read["files"]}
+        digests = {name: str(read["sha256"][name]) for name in ("synthesizer", "ledger")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no certificate of synthetic records: {type(error).__name__}.") from None
+    if file != path:
+        if file.name not in files:
+            raise ConfigError(f"{path} is a certificate of {several(files)}, not of {file.name}.")
+        files = {file.name: files[file.name]}
+    expected = {path.with_name(Path(name).name): digest for name, digest in files.items()}
+    if run is not None:
+        expected |= {run / "synthesizer.safetensors": digests["synthesizer"], run / "ledger.json": digests["ledger"]}
+    checked = [{"file": str(one), "state": _state(one, digest)} for one, digest in expected.items()]
+    return {"certificate": str(path), "checked": checked, "intact": all(one["state"] == "intact" for one in checked)}
+
+
+def _state(path: Path, digest: str) -> str:
+    if not path.is_file():
+        return "missing"
+    return "intact" if sha256(path) == digest else "changed"
+
+
+def _certificate_of(file: Path) -> Path:
+    if file.name.endswith(ENDING):
+        places: Sequence[Path] = [file]
+    else:
+        places = [certificate_path(file), file.with_name(re.sub(r"-\d+$", "", file.stem) + ENDING)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ConfigError(f"{file} has no certificate: there is no {places[0]}.")

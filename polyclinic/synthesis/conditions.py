@@ -1,0 +1,131 @@
+"""Rows drawn from a synthesizer in pieces that fit in memory: as many as asked, or exactly so many of each value of a column."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.checks import Bools, Floats
+from polyclinic.ehr.encoding import column_values
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError, DataError, nearest, several
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Ints, Synthesizer
+
+# Numbers of the rows that are held at once, and rows.
+_AT_ONCE, _MOST = 1 << 22, 1 << 16
+# A value is too rare when so many rows, and so many for each wanted one, held too few of it.
+_LEAST_TRIES, _TRIES = 100_000, 100
+_KINDS = ("binary", "categorical", "ordinal")
+_NEXT = re.compile(r"(?<=\d)\s*,(?=[^,=]+=)")
+_FORM = re.compile(r"(?P<column>[^=]+)=(?P<value>.*):\s*(?P<rows>-?\d+)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``rows`` rows in which ``column`` has ``value``, the category of this ``number``."""
+
+    column: str
+    value: str
+    rows: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.column}={self.value}:{self.rows}"
+
+    def holds(self, layout: Layout, z: Floats) -> Bools:
+        """(rows,) whether each record that ``z`` decodes to meets it."""
+        x, labels = layout.encoded(z)
+        if self.column == layout.schema.label.name:
+            return np.asarray(labels == self.number)
+        return np.asarray(column_values(x, layout.schema, self.column) == self.number)
+
+
+def conditions_of(text: str, schema: Schema) -> tuple[Condition, ...]:
+    """What ``"arm=1:300,arm=0:200"`` asks for: the label, or a binary, categorical or ordinal feature, its value, and how many.
+
+    Raises ConfigError for another form, column, value or number.
+    """
+    found = tuple(_condition(part, schema) for part in _NEXT.split(text) if part.strip())
+    places = [(one.column, one.value) for one in found]
+    if twice := [f"{column}={value}" for column, value in places if places.count((column, value)) > 1]:
+        raise ConfigError(f"--condition names {twice[0]} twice; give each value once.")
+    return found
+
+
+def _condition(text: str, schema: Schema) -> Condition:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"--condition is {text.strip()!r}; the form is COLUMN=VALUE:ROWS, several with commas between."
+        )
+    name, value, rows = match["column"].strip(), match["value"].strip(), int(match["rows"])
+    allowed = {column.name: column for column in (*schema.features, schema.label) if column.kind in _KINDS}
+    if name not in allowed:
+        known = several(allowed, between=", ")
+        raise ConfigError(f"--condition names column {name!r}; allowed are {known}.{nearest(name, allowed)}")
+    values = _values(allowed[name], schema)
+    if value not in values:
+        raise ConfigError(f"--condition gives column {name!r} the value {value!r}; allowed are {several(values)}.")
+    if rows < 1:
+        raise ConfigError(f"--condition asks for {rows} rows of {name}={value}; it must be 1 or more.")
+    return Condition(name, value, rows, values.index(value))
+
+
+def _values(column: Column, schema: Schema) -> tuple[str, ...]:
+    classes = schema.num_classes if column.role == "label" else 2
+    return column.categories or tuple(str(number) for number in range(classes))
+
+
+def draw(synthesizer: Synthesizer, rows: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """Pieces (n, D) of ``rows`` rows in all. Raises DataError where the generator gives no finite numbers."""
+    for first in range(0, rows, at_once := _piece(synthesizer.layout)):
+        yield _sample(synthesizer, min(at_once, rows - first), rng)
+
+
+def draw_where(synthesizer: Synthesizer, condition: Condition, rng: np.random.Generator) -> Iterator[Floats]:
+    """Pieces of exactly the condition's rows: of a label by asking for it, else by throwing away the others.
+
+    Raises ConfigError where the value is so rare that it would take more than 100 rows for each wanted one, and 100,000.
+    """
+    by_label = condition.column == synthesizer.layout.schema.label.name
+    most = _LEAST_TRIES + _TRIES * condition.rows
+    found = drawn = 0
+    while found < condition.rows:
+        if drawn >= most:
+            raise ConfigError(
+                f"--condition {condition} is too rare: the generator gave {found:,} such rows in {drawn:,}; "
+                + (f"ask for at most {found:,}." if found else "leave it out.")
+            )
+        share = (found + 1) / (drawn + 1)
+        wanted = math.ceil(1.1 * (condition.rows - found) / share) + 16
+        rows = min(wanted, _piece(synthesizer.layout), most - drawn)
+        labels = np.full(rows, condition.number, dtype=np.int64) if by_label else None
+        z = _sample(synthesizer, rows, rng, labels)
+        kept = z[condition.holds(synthesizer.layout, z)][: condition.rows - found]
+        drawn, found = drawn + rows, found + len(kept)
+        if len(kept):
+            yield kept
+
+
+def _piece(layout: Layout) -> int:
+    return max(1, min(_MOST, _AT_ONCE // layout.width))
+
+
+def _sample(synthesizer: Synthesizer, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+    try:
+        z: np.ndarray[Any, Any] = np.asarray(synthesizer.sample(rows, rng, labels), dtype=np.float64)
+    except (ValueError, ArithmeticError) as error:
+        raise DataError(f"The generator cannot draw rows, it may have diverged: {str(error).rstrip('.')}.") from None
+    if z.shape != (rows, synthesizer.layout.width):
+        raise DataError(f"The generator gave rows of shape {z.shape}; needed is {(rows, synthesizer.layout.width)}.")
+    if not np.isfinite(z).all():
+        raise DataError(
+            "The generator gave numbers that are not finite: it has diverged, and nothing can be drawn from it."
+        )
+    return z

@@ -21,6 +21,7 @@ from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import tell_noise
 from polyclinic.strategies.central import CentralDP
+from polyclinic.strategies.fedsums import FedSums
 from polyclinic.strategies.registry import merge_by
 
 Replies = Sequence[tuple[Site, Message]]
@@ -75,7 +76,9 @@ class _Clear:
     fewest = 1
 
     def asked(self, site: Site) -> dict[str, Any]:
-        return {"merge_by": self.key if getattr(self.run.grid, "merges", False) else ""}
+        # A sum is in float64, where the order of hospitals would show; so workers do not average it before the server does.
+        merges = getattr(self.run.grid, "merges", False) and not isinstance(self.run.strategy, FedSums)
+        return {"merge_by": self.key if merges else ""}
 
     def problem(self, reply: Message) -> str | None:
         return unpack(reply, self.given, self.how) or problem(reply, self.given)

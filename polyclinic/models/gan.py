@@ -7,6 +7,7 @@ batch norm, from (n, columns) rows to (n, outputs): hospitals train it, and each
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -87,17 +88,19 @@ class Generator(nn.Module):
 def mlp_generator(columns: int, latent: int = 16, labels: int = 0, widths: Sequence[int] = (64, 64)) -> Generator:
     """A perceptron with a linear output: (n, latent) and (n,) to (n, columns)."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip((latent + labels, *widths[:-1]), widths, strict=True):
+    sizes = (latent + labels, *widths)
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.2)]
-    return Generator(nn.Sequential(*layers, nn.Linear(widths[-1] if widths else latent + labels, columns)), labels)
+    return Generator(nn.Sequential(*layers, nn.Linear(sizes[-1], columns)), labels)
 
 
 def mlp_critic(columns: int, outputs: int = 1, widths: Sequence[int] = (32,)) -> nn.Sequential:
     """A perceptron, small by default, for noise grows with the root of its parameters: (n, columns) to (n, outputs)."""
     layers: list[nn.Module] = []
-    for inputs, units in zip((columns, *widths[:-1]), widths, strict=True):
+    sizes = (columns, *widths)
+    for inputs, units in pairwise(sizes):
         layers += [nn.Linear(inputs, units), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*layers, nn.Linear(widths[-1] if widths else columns, outputs))
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
 def moment_critic(columns: int, outputs: int = 1, label_columns: int = 0) -> nn.Sequential:

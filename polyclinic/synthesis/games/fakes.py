@@ -1,0 +1,61 @@
+"""Generated rows, and the table of real and generated rows in which a hospital's critic training is classification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.ehr.shard import Rows
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.layout import Layout
+
+_AT_ONCE = 1 << 14
+
+
+def filled(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> nn.Module:
+    """``module`` with ``arrays`` in it. Raises ValueError where names or shapes differ."""
+    kept = module.state_dict()
+    if {name: tuple(value.shape) for name, value in kept.items()} != {name: np.shape(a) for name, a in arrays.items()}:
+        raise ValueError("The arrays are those of another module.")
+    module.load_state_dict({name: torch.from_numpy(np.array(a)).to(kept[name]) for name, a in arrays.items()})
+    return module
+
+
+def generator_of(game: Game, layout: Layout, arrays: Mapping[str, np.ndarray]) -> nn.Module:
+    """The game's generator with ``arrays`` in it; what is drawn in making it leaves no trace in torch's generator."""
+    with torch.random.fork_rng(devices=[]):
+        return filled(game.generator(layout), arrays)
+
+
+def with_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(n, D) of (n, D - K) features and (n,) labels."""
+    return torch.cat([features, nn.functional.one_hot(labels, classes).to(features)], 1)
+
+
+def fake_rows(generator: nn.Module, game: Game, layout: Layout, labels: Ints, rng: np.random.Generator) -> Floats:
+    """(n, D) generated rows of the (n,) ``labels``; float64. What the module keeps of its batches is left alone."""
+    generator.eval()
+    found = np.empty((len(labels), layout.width))
+    with torch.no_grad():
+        for begin in range(0, len(labels), _AT_ONCE):
+            some = torch.from_numpy(np.asarray(labels[begin : begin + _AT_ONCE], dtype=np.int64))
+            features = generator(game.latents(len(some), rng), some)
+            found[begin : begin + len(some)] = with_labels(features, some, layout.classes).numpy()
+    return found
+
+
+def pairs(game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, fakes: Floats) -> Rows:
+    """What ``training.classification.train`` trains the critic on: real rows ``z``, (n, D), and ``fakes`` of the same patients.
+
+    x: (2n, D) in the coordinates of the game's front, a patient's rows together; y: as the game's loss has it. Adding or
+    removing a patient adds or removes that patient's real and generated rows, whose summed gradient is clipped once.
+    """
+    order = np.argsort(patient, kind="stable")
+    both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), -1)
+    real = np.tile(np.array([1, 0]), len(z))
+    y = 2 * layout.labels(both) + real if game.loss == "auxiliary" else real
+    return Rows(game.front(layout).rows(both), y.astype(np.int64), np.repeat(patient[order], 2), patients)

@@ -1,0 +1,145 @@
+"""A game: a critic that hospitals train on their records, a generator that the server trains against it, and how.
+
+Only the critic sees records. Hospitals train it by private classification of real and generated rows
+(``polyclinic.training.classification`` with the game's ``loss``), so that all that follows is post-processing: the
+generator's steps, its average, the clipping of the critic's weights. Goodfellow et al. 2014; Bie, Kamath and Zhang 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.synthesis.games.front import Front
+from polyclinic.synthesis.games.head import Generator
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays
+
+Loss = Literal["logistic", "wasserstein", "auxiliary"]
+Law = Literal["normal", "uniform"]
+Schedule = Literal["constant", "linear", "cosine"]
+Optimizer = Literal["adam", "rmsprop", "sgd"]
+Build = Callable[[Layout], nn.Module]
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """More critic steps for each of the generator's when generated rows fool the critic (Bie et al. 2023, section 4.3).
+
+    ``ratios``: critic steps for each generator step, the next of which comes when the average accuracy on generated rows
+    (of decay ``beta``) falls below ``threshold``, at the earliest ``grace`` generator steps after the last change.
+    """
+
+    ratios: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    threshold: float = 0.6
+    beta: float = 0.99
+    grace: int = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """One game. ``defaults``: the run's configuration where a user says nothing.
+
+    ``core``: the generator's network, (latent (n, L), label (n,)) -> (n, D - K); ``critic_of``: the critic's, (n, D) ->
+    what ``loss`` needs. ``latent``: L, drawn by ``law`` ("uniform" in (-1, 1)). ``spread``, ``fall``: of the ``Front``, 0
+    none. ``hard``: of the ``Generator``. ``weight_clip``: the critic's weights are kept within it. ``penalty``: weight of
+    the gradient penalty on generated rows, which the server adds by ``penalty_steps``.
+    The generator's: ``optimizer``, ``learning_rate`` and how it falls to 0 over the rounds (``schedule``), ``momentum``
+    (Adam's beta 1), ``steps`` a round on ``batch`` rows against the mean over the last ``ring`` critics; ``ema``: decay of
+    the average of its weights that is drawn from, 0 for the last ones.
+    ``guarantee``: what a ``paper`` preset really promises, in words.
+    ``options``: those that ``builders.make`` was given.
+    """
+
+    name: str
+    preset: str
+    core: Build = field(repr=False)
+    critic_of: Build = field(repr=False)
+    loss: Loss = "logistic"
+    latent: int = 64
+    law: Law = "normal"
+    spread: float = 0.0
+    fall: float = 0.0
+    hard: bool = True
+    weight_clip: float | None = None
+    penalty: float = 0.0
+    penalty_steps: int = 5
+    optimizer: Optimizer = "adam"
+    learning_rate: float = 1e-3
+    momentum: float = 0.5
+    schedule: Schedule = "linear"
+    steps: int = 10
+    batch: int = 500
+    ring: int = 1
+    ema: float = 0.99
+    adaptive: Adaptive | None = None
+    guarantee: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, kind in (("loss", Loss), ("law", Law), ("schedule", Schedule), ("optimizer", Optimizer)):
+            value, allowed = getattr(self, key), get_args(kind)
+            if value not in allowed:
+                raise ConfigError(
+                    f"A game's {key} is {value!r}; allowed are {', '.join(allowed)}.{nearest(str(value), allowed)}"
+                )
+        for key in ("latent", "steps", "batch", "ring"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"A game's {key} is {getattr(self, key)}; it must be at least 1.")
+        for key in ("ema", "momentum"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ConfigError(f"A game's {key} is {getattr(self, key)}; it must be at least 0 and below 1.")
+        if not self.learning_rate > 0.0:
+            raise ConfigError(f"A game's learning_rate is {self.learning_rate}; it must be positive.")
+        if self.weight_clip is not None and not self.weight_clip > 0.0:
+            raise ConfigError(f"A game's weight_clip is {self.weight_clip}; it must be positive, or None for none.")
+        if self.adaptive and self.loss == "wasserstein":
+            raise ConfigError(
+                "A game whose critic steps adapt needs a critic that says real or generated; the loss 'wasserstein' gives "
+                "scores without a threshold: use 'logistic' or 'auxiliary'."
+            )
+
+    def front(self, layout: Layout) -> Front:
+        """The coordinates in which the critic sees rows."""
+        return Front(layout, self.spread, self.fall)
+
+    def generator(self, layout: Layout) -> Generator:
+        """(latent (n, L), label (n,) int64) -> (n, D - K): the features of z."""
+        return Generator(self.core(layout), layout, self.front(layout), self.hard)
+
+    def critic(self, layout: Layout) -> nn.Module:
+        """(n, D) rows of ``fakes.pairs`` -> the outputs that ``loss`` needs."""
+        return self.critic_of(layout)
+
+    def latents(self, rows: int, rng: np.random.Generator) -> Tensor:
+        """(rows, L) float32 draws."""
+        if self.law == "uniform":
+            return torch.from_numpy(rng.uniform(-1.0, 1.0, (rows, self.latent)).astype(np.float32))
+        return torch.from_numpy(rng.standard_normal((rows, self.latent), dtype=np.float32))
+
+    def clipped(self, critic: Arrays) -> Arrays:
+        """The critic's arrays within ``weight_clip``: post-processing (Arjovsky et al. 2017)."""
+        if self.weight_clip is None:
+            return critic
+        bound = self.weight_clip
+        return {
+            name: np.clip(value, -bound, bound) if value.dtype.kind == "f" else value for name, value in critic.items()
+        }
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The generator's learning rate in ``round`` of 1..``rounds``."""
+        left = 1.0 - (round - 1) / max(rounds, 1)
+        match self.schedule:
+            case "linear":
+                return self.learning_rate * left
+            case "cosine":
+                return self.learning_rate * 0.5 * (1.0 - float(np.cos(np.pi * left)))
+            case _:
+                return self.learning_rate

@@ -1,0 +1,148 @@
+"""The server's half of a round: the generator's steps against the critics that came back. Post-processing, it sees no record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyclinic.ehr.checks import Floats
+from polyclinic.privacy.streams import generator as keyed
+from polyclinic.synthesis.games.adaptive import advanced
+from polyclinic.synthesis.games.fakes import filled, generator_of, with_labels
+from polyclinic.synthesis.games.game import Game, Loss
+from polyclinic.synthesis.games.state import GeneratorState
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays
+
+# Scaled numbers further out than this are no measurement in any scale.
+_ABSURD = 1e4
+
+
+def generator_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean loss of a generator whose rows of (n,) ``labels`` a critic gave (n, O) ``outputs``: it wants them called real.
+
+    "logistic": non-saturating (Goodfellow et al. 2014); "wasserstein": minus the score (Arjovsky et al. 2017); "auxiliary":
+    the first, and the entropy of the label (Odena et al. 2017).
+    """
+    if loss == "wasserstein":
+        return -outputs[:, 0].mean()
+    real = functional.softplus(-outputs[:, 0]).mean()
+    return real + functional.cross_entropy(outputs[:, 1:], labels) if loss == "auxiliary" else real
+
+
+def generator_steps(
+    game: Game, layout: Layout, critic: Arrays, state: GeneratorState, classes: Floats, steps: int, seed: int, round: int,
+    rounds: int,
+) -> GeneratorState:  # fmt: skip
+    """The state after ``steps`` steps against ``critic`` and the last ones that the game keeps, in ``round`` of 1..``rounds``.
+
+    classes: (K,) frequencies by which labels are drawn. The result is a function of the arguments alone. A critic, a loss
+    or weights that are not finite, and absurd rows, leave the state as it was but for ``diverged``.
+    """
+    if not all(np.isfinite(value).all() for value in critic.values()):
+        return state.undone()
+    ring = (*state.ring, critic)[-game.ring :]
+    # A new module draws its initial values from torch's global generator.
+    with torch.random.fork_rng(devices=[]):
+        critics = [filled(game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
+    generator = generator_of(game, layout, state.weights).train()
+    optimizer = _optimizer(game, generator, state, game.rate(round, rounds))
+    average = {name: torch.from_numpy(np.array(value)) for name, value in state.average.items()}
+    front = game.front(layout)
+    rng = keyed(seed, "generator", round)
+    accuracies = []
+    for step in range(steps):
+        labels = torch.from_numpy(rng.choice(layout.classes, game.batch, p=classes / classes.sum()).astype(np.int64))
+        features = generator(game.latents(game.batch, rng), labels)
+        outputs = [one(front.forth(with_labels(features, labels, layout.classes))) for one in critics]
+        loss = torch.stack([generator_loss(game.loss, found, labels) for found in outputs]).mean()
+        if not torch.isfinite(loss) or float(features.detach().abs().max()) > _ABSURD:
+            return state.undone()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        accuracies.append(float((outputs[-1][:, 0] < 0).double().mean()))
+        _average(average, generator, game.ema, state.steps + step)
+    weights = _arrays(generator.state_dict())
+    if not all(np.isfinite(value).all() for value in weights.values()):
+        return state.undone()
+    moved = replace(
+        state, weights=weights, average=_arrays(average), moments=_moments(optimizer, generator), ring=ring,
+        steps=state.steps + steps, diverged=False,
+    )  # fmt: skip
+    return advanced(game, moved, accuracies)
+
+
+def _arrays(tensors: dict[str, Tensor]) -> Arrays:
+    return {name: value.detach().numpy().copy() for name, value in tensors.items()}
+
+
+def _average(average: dict[str, Tensor], generator: nn.Module, decay: float, steps: int) -> None:
+    """The moving average after a step, in place; the first ones count less than ``decay`` says, as they are far off."""
+    keep = min(decay, (1 + steps) / (10 + steps))
+    for name, value in generator.state_dict().items():
+        if value.is_floating_point():
+            average[name].lerp_(value, 1.0 - keep)
+        else:
+            average[name].copy_(value)
+
+
+def _optimizer(game: Game, generator: nn.Module, state: GeneratorState, rate: float) -> torch.optim.Optimizer:
+    parameters = list(generator.parameters())
+    optimizer: torch.optim.Optimizer
+    if game.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, rate, betas=(game.momentum, 0.999))
+    elif game.optimizer == "rmsprop":
+        optimizer = torch.optim.RMSprop(parameters, rate)
+    else:
+        optimizer = torch.optim.SGD(parameters, rate)
+    for name, parameter in generator.named_parameters():
+        found = {
+            key.removesuffix(f"/{name}"): torch.from_numpy(np.array(value))
+            for key, value in state.moments.items() if key.partition("/")[2] == name
+        }  # fmt: skip
+        if found:
+            optimizer.state[parameter] = found
+    return optimizer
+
+
+def _moments(optimizer: torch.optim.Optimizer, generator: nn.Module) -> Arrays:
+    return {
+        f"{slot}/{name}": value.detach().numpy().copy()
+        for name, parameter in generator.named_parameters()
+        for slot, value in optimizer.state[parameter].items() if isinstance(value, Tensor)
+    }  # fmt: skip
+
+
+def penalised(
+    game: Game, layout: Layout, critic: Arrays, state: GeneratorState, classes: Floats, seed: int, round: int, rate: float,
+) -> Arrays:  # fmt: skip
+    """The critic after the game's steps on the penalty (|gradient at a generated row| - 1)^2, at the server.
+
+    Gulrajani et al. 2017 take it between real and generated rows; on generated rows alone no record is needed, so that it is
+    post-processing. Returns ``critic`` where the game has no penalty.
+    """
+    if not game.penalty:
+        return critic
+    with torch.random.fork_rng(devices=[]):
+        module = filled(game.critic(layout), critic)
+    generator = generator_of(game, layout, state.weights).eval()
+    rng = keyed(seed, "penalty", round)
+    front = game.front(layout)
+    optimizer = torch.optim.SGD(module.parameters(), rate * game.penalty)
+    for _ in range(game.penalty_steps):
+        labels = torch.from_numpy(rng.choice(layout.classes, game.batch, p=classes / classes.sum()).astype(np.int64))
+        with torch.no_grad():
+            features = generator(game.latents(game.batch, rng), labels)
+            rows = front.forth(with_labels(features, labels, layout.classes))
+        rows.requires_grad_(True)
+        slopes = torch.autograd.grad(module(rows)[:, 0].sum(), rows, create_graph=True)[0]
+        optimizer.zero_grad()
+        ((slopes.norm(dim=1) - 1.0) ** 2).mean().backward()
+        optimizer.step()
+    found = _arrays(module.state_dict())
+    return found if all(np.isfinite(value).all() for value in found.values()) else critic

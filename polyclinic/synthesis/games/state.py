@@ -1,0 +1,75 @@
+"""What a server keeps of a game between rounds, as flat arrays for its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from polyclinic.models.tabular import initialise
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays
+
+# In the order of the fields.
+_PARTS = ("weights", "average", "moments")
+_COUNTS = ("steps", "owed", "level", "since")
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorState:
+    """``weights``: the generator's arrays; ``average``: their moving average; ``moments``: its optimizer's, "slot/name".
+
+    ``ring``: the last critics, newest last. ``steps``: taken in all. Of the adaptive ratio: ``owed`` critic steps without
+    the generator's own yet, the ``level`` reached, the steps ``since``, and the average ``accuracy`` on generated rows.
+    ``diverged``: the last call was undone; this is the state before it.
+    """
+
+    weights: Arrays
+    average: Arrays
+    moments: Arrays = field(default_factory=dict)
+    ring: tuple[Arrays, ...] = ()
+    steps: int = 0
+    owed: int = 0
+    level: int = 0
+    since: int = 0
+    accuracy: float = 1.0
+    diverged: bool = False
+
+    def flat(self) -> Arrays:
+        """All of it as arrays by name; what a critic holds is repeated, so that a checkpoint is whole."""
+        found: Arrays = {f"{part}/{name}": value for part in _PARTS for name, value in getattr(self, part).items()}
+        for index, critic in enumerate(self.ring):
+            found |= {f"ring/{index}/{name}": value for name, value in critic.items()}
+        found |= {key: np.array(getattr(self, key), dtype=np.int64) for key in _COUNTS}
+        return found | {"accuracy": np.array(self.accuracy), "diverged": np.array(self.diverged)}
+
+    @classmethod
+    def from_flat(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
+        """The inverse of ``flat``."""
+        ring: list[Arrays] = []
+        while critic := _under(arrays, f"ring/{len(ring)}/"):
+            ring.append(critic)
+        weights, average, moments = (_under(arrays, f"{part}/") for part in _PARTS)
+        steps, owed, level, since = (int(arrays[key]) for key in _COUNTS)
+        accuracy, diverged = float(arrays["accuracy"]), bool(arrays["diverged"])
+        return cls(weights, average, moments, tuple(ring), steps, owed, level, since, accuracy, diverged)
+
+    def drawn_from(self, game: Game) -> Arrays:
+        """The arrays that rows are drawn with in the end: the average, or the last weights where the game keeps none."""
+        return self.average if game.ema else self.weights
+
+    def undone(self) -> GeneratorState:
+        """This state, marked as what a call that diverged went back to."""
+        return replace(self, diverged=True)
+
+
+def first_state(game: Game, layout: Layout, seed: int) -> GeneratorState:
+    """The state before the first round: a function of the game, the schema and ``seed``."""
+    weights = {name: value.numpy() for name, value in initialise(lambda: game.generator(layout), seed).items()}
+    return GeneratorState(weights, dict(weights))
+
+
+def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

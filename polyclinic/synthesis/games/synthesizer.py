@@ -1,0 +1,75 @@
+"""Rows drawn by one generator or several, as the SPRINT paper combines its selected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.errors import DataError
+from polyclinic.synthesis.games.builders import make, options_of
+from polyclinic.synthesis.games.fakes import fake_rows, generator_of
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedRows:
+    """Draws each row by one of ``generators``, of equal chances; labels by ``classes``, (K,) frequencies.
+
+    Beaulieu-Jones et al. 2019 draw from the generators of several selected epochs alike.
+    """
+
+    layout: Layout
+    game: Game
+    generators: tuple[Arrays, ...]
+    classes: Floats
+
+    @property
+    def kind(self) -> str:
+        return f"{type(self).__module__}:{type(self).__name__}"
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D). Raises DataError where a generator gives numbers that are not finite."""
+        if labels is None:
+            labels = rng.choice(self.layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
+        by = rng.integers(0, len(self.generators), rows)
+        found = np.empty((rows, self.layout.width))
+        for number, arrays in enumerate(self.generators):
+            mine = np.flatnonzero(by == number)
+            module = generator_of(self.game, self.layout, arrays)
+            found[mine] = fake_rows(module, self.game, self.layout, labels[mine], rng)
+        if not np.isfinite(found).all():
+            raise DataError("The generator gives numbers that are not finite: it has diverged.")
+        return found
+
+    def arrays(self) -> Arrays:
+        many = {f"{i}/{name}": value for i, arrays in enumerate(self.generators) for name, value in arrays.items()}
+        return {"classes": self.classes, **many}
+
+    def options(self) -> dict[str, Any]:
+        return {**options_of(self.game), "generators": len(self.generators)}
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> GeneratedRows:
+        """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
+        count = int(options["generators"])
+        game = make(layout, **{key: value for key, value in options.items() if key != "generators"})
+        generators = tuple(_part(arrays, f"{number}/") for number in range(count))
+        for one in generators:
+            generator_of(game, layout, one)
+        return cls(layout, game, generators, np.asarray(arrays["classes"], dtype=np.float64))
+
+
+def combined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
+    """All generators of ``parts``, of one game, with the last one's frequencies of labels."""
+    last = parts[-1]
+    return GeneratedRows(last.layout, last.game, tuple(one for part in parts for one in part.generators), last.classes)
+
+
+def _part(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): np.asarray(value) for name, value in arrays.items() if name.startswith(prefix)}

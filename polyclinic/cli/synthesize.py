@@ -16,7 +16,8 @@ from polyclinic.errors import ConfigError
 
 def synthesize(
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a finished run of task synthesis.", show_default=False)
+        Path | None,
+        typer.Argument(help="Folder of a finished run of task synthesis, or a folder with one.", show_default=False),
     ] = None,
     rows: Annotated[
         int | None,
@@ -83,9 +84,11 @@ def synthesize(
 
 
 def _verify(file: Path, run: Path | None, as_json: bool) -> None:
-    from polyclinic.synthesis.certificate import verify
+    with loading():
+        from polyclinic.synthesis.certificate import verify
+        from polyclinic.synthesis.release import run_in
 
-    found: dict[str, Any] = verify(file, run)
+    found: dict[str, Any] = verify(file, None if run is None else run_in(run))
     if as_json:
         print_json(found)
     else:

@@ -17,7 +17,7 @@ import pandas as pd
 from polyclinic.ehr.anonymity import write_whole
 from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.certificate import certificate, certificate_path, sha256
 from polyclinic.synthesis.conditions import Condition, conditions_of, draw, draw_where
@@ -42,7 +42,8 @@ class Source:
     @classmethod
     def read(cls, folder: Path) -> Source:
         """Raises ConfigError for a folder of no finished run of task synthesis, DataError for a damaged one."""
-        _check_run(folder)
+        folder = run_in(folder)
+        _check_task(folder)
         summary = _summary(folder)
         digests = {"synthesizer": sha256(folder / SYNTHESIZER), "ledger": sha256(folder / LEDGER)}
         layout = Layout.of(Schema.from_toml(folder / "schema.toml"))
@@ -53,8 +54,9 @@ def synthesize(
     folder: str | Path, rows: int | None, out: str | Path, *, sets: int = 1, seed: int = 0, condition: str = "",
     force: bool = False, progress: Callable[[int], None] | None = None,
 ) -> Path:  # fmt: skip
-    """Draw records from the generator of the run in ``folder``, write them to ``out``, and return their certificate's path.
+    """Draw records from the generator of a run, write them to ``out``, and return the path of their certificate.
 
+    folder: the run's, or one that holds a single run.
     rows: in each set; with ``condition`` ("arm=1:300,arm=0:200": exactly so many of each) their sum, which may be left out.
     sets: independent tables, ``out`` with -01, -02 and so on before its ending. Each row is a patient of its own; it has
     the schema's columns but site and those that are no feature. The same ``seed`` gives the same rows.
@@ -107,11 +109,21 @@ def file_names(out: Path, sets: int) -> list[Path]:
     return [out.with_name(f"{out.stem}-{number:0{width}d}{out.suffix}") for number in range(1, sets + 1)]
 
 
-def _check_run(folder: Path) -> None:
+def run_in(folder: Path) -> Path:
+    """The run's folder: ``folder``, or the only run in it. Raises ConfigError where it holds none, or several."""
+    if (folder / "config.toml").is_file():
+        return folder
+    runs = sorted(config.parent for config in folder.glob("*/config.toml"))
+    if len(runs) > 1:
+        raise ConfigError(f"{folder} holds {len(runs)} runs; name one: {several(str(run) for run in runs)}.")
+    if not runs:
+        raise ConfigError(f"{folder} is not a run's folder: it holds no config.toml.")
+    return runs[0]
+
+
+def _check_task(folder: Path) -> None:
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} is not a run's folder: it holds no config.toml.") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.toml'} cannot be read: {error}.") from None
     if config.get("task") != TASK:

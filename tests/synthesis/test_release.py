@@ -227,7 +227,7 @@ def test_bad_input_is_refused_in_one_sentence(run: Path, tmp_path: Path, options
 
 def test_a_folder_that_cannot_be_drawn_from_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a run's folder"):
-        synthesize(tmp_path, 10, tmp_path / "rows.csv")
+        synthesize(tmp_path / "nowhere", 10, tmp_path / "rows.csv")
     with pytest.raises(ConfigError, match="of task 'classification', which has no generator"):
         synthesize(run_folder(tmp_path / "other", task="classification"), 10, tmp_path / "rows.csv")
     (run / "summary.json").write_text("{}")
@@ -355,6 +355,15 @@ def test_verifying_finds_what_was_changed(run: Path, tmp_path: Path) -> None:
     path.write_text('{"files": 3}')
     with pytest.raises(DataError, match="is no certificate"):
         verify(path)
+
+
+def test_a_folder_with_one_run_stands_for_it(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    folder = run_folder(tmp_path / "runs" / "first")
+    assert json.loads(synthesize(tmp_path / "runs", 5, tmp_path / "rows.csv").read_text())["run"]["name"] == "first"
+    run_folder(tmp_path / "runs" / "second")
+    with pytest.raises(ConfigError, match=f"holds 2 runs; name one: {folder}, "):
+        synthesize(tmp_path / "runs", 5, tmp_path / "others.csv")
 
 
 def test_names_of_sets_sort_by_their_number() -> None:

@@ -20,6 +20,7 @@ from polyclinic.synthesis.layout import Layout
 Arrays = dict[str, np.ndarray]
 #: The file in a run's folder.
 SYNTHESIZER = "synthesizer.safetensors"
+_META = "synthesizer"
 Ints = NDArray[np.int64]
 
 
@@ -48,9 +49,10 @@ class Synthesizer(Protocol):
 def save(synthesizer: Synthesizer, path: Path) -> None:
     """Write ``synthesizer`` whole, or leave what was there."""
     kind = f"{type(synthesizer).__module__}:{type(synthesizer).__name__}"
-    meta = {"kind": kind, "options": json.dumps(synthesizer.options())}
+    # One entry, for the file has several in any order.
+    meta = {_META: json.dumps({"kind": kind, "options": synthesizer.options()})}
     partial = path.with_suffix(".partial")
-    save_file({name: np.ascontiguousarray(value) for name, value in synthesizer.arrays().items()}, partial, meta)
+    save_file({name: np.array(value, order="C") for name, value in synthesizer.arrays().items()}, partial, meta)
     partial.replace(path)
 
 
@@ -62,8 +64,8 @@ def load(path: Path, layout: Layout) -> Synthesizer:
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            meta = file.metadata()
-        kind, options = str(meta["kind"]), json.loads(meta["options"])
+            meta = json.loads(file.metadata()[_META])
+        kind, options = str(meta["kind"]), meta["options"]
         module, _, name = kind.partition(":")
         make = cast(
             Callable[[Layout, Mapping[str, np.ndarray], Mapping[str, Any]], Synthesizer],

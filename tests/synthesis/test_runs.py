@@ -100,7 +100,7 @@ def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -
         exact = rows_of(run(dp=False)).means
         clear = np.abs(rows_of(run()).means - exact).mean()
         found = np.abs(rows_of(result).means - exact).mean()
-        assert found < (0.85 if "shared_noise" in options else 2.0) * clear
+        assert found < (0.95 if "shared_noise" in options else 2.0) * clear
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
     [
         ({"standardise": "public"}, "standardise is 'public' but task is 'synthesis'"),
         ({"imputation": "constant"}, "imputation is 'constant' but task is 'synthesis'"),
-        ({"strategy": "scaffold", "momentum": 0.0}, "which averages what hospitals send"),
+        ({"strategy": "qfedavg", "dp": False}, "which averages what hospitals send"),
         ({"sample_rate": 0.5}, "which no step or strategy changes"),
         ({"preset": "paper"}, "published games as published keep no epsilon"),
         ({"candidates": 3}, "a choice is among at least 2 generators of a game"),
@@ -183,7 +183,9 @@ def test_a_real_hospital_answers_one_sum_with_noise_and_refuses_what_is_no_quest
     first, again = (_asked(hospital, good, {"sum": np.zeros(size)}) for _ in range(2))
     sums = [reply.content["arrays"]["sum"].numpy() for reply in (first, again)]
     np.testing.assert_array_equal(*sums)
-    assert first.content["polyclinic"]["epsilon"] == pytest.approx(epsilon(gaussian_event(2.0), 1e-3), rel=1e-6)
+    assert first.content["polyclinic"]["epsilon"] == pytest.approx(
+        epsilon(gaussian_event(2.0), 1e-3), rel=1e-3
+    )
     other = make_hospital(tmp_path, POLICY.replace('"synthesis"', '"classification"'))
     assert "the policy allows the tasks classification" in (_asked(other, good, {"sum": np.zeros(size)}).error.reason)
 

@@ -102,7 +102,7 @@ def certificate(
     guarantee = guarantee_of(summary)
     simulated = [SIMULATED] if summary.get("simulation") and privacy_of(summary) else []
     return {
-        "released": "synthetic records, drawn from a generator; none is a patient's",
+        "released": "synthetic records, drawn from a generator that was fitted to patients' records",
         "guarantee": guarantee,
         "privacy": privacy_of(summary),
         "statement": [guarantee[0].upper() + guarantee[1:], POST_PROCESSING, *simulated],
@@ -119,13 +119,14 @@ def certificate_path(out: Path) -> Path:
     return out.with_name(out.stem + ENDING)
 
 
-def verify(file: Path, run: Path | None = None) -> dict[str, Any]:
+def verify(file: str | Path, run: Path | None = None) -> dict[str, Any]:
     """Whether ``file`` is as its certificate says; all its files where ``file`` is a certificate.
 
     run: also whether the generator and the ledger statement in this folder are those that the rows came from.
     The answer has ``certificate``, ``checked`` (``file`` and ``state``: intact, changed or missing) and ``intact``.
     Raises ConfigError where there is no certificate of the file, DataError where it is damaged.
     """
+    file = Path(file)
     path = _certificate_of(file)
     try:
         read = json.loads(path.read_text(encoding="utf-8"))

@@ -67,8 +67,7 @@ def _condition(text: str, schema: Schema) -> Condition:
     name, value, rows = match["column"].strip(), match["value"].strip(), int(match["rows"])
     allowed = {column.name: column for column in (*schema.features, schema.label) if column.kind in _KINDS}
     if name not in allowed:
-        known = several(allowed, between=", ")
-        raise ConfigError(f"--condition names column {name!r}; allowed are {known}.{nearest(name, allowed)}")
+        raise ConfigError(f"--condition names column {name!r}; allowed are {several(allowed)}.{nearest(name, allowed)}")
     values = _values(allowed[name], schema)
     if value not in values:
         raise ConfigError(f"--condition gives column {name!r} the value {value!r}; allowed are {several(values)}.")
@@ -98,9 +97,10 @@ def draw_where(synthesizer: Synthesizer, condition: Condition, rng: np.random.Ge
     found = drawn = 0
     while found < condition.rows:
         if drawn >= most:
+            surely = int(0.8 * _LEAST_TRIES * found / drawn)
             raise ConfigError(
                 f"--condition {condition} is too rare: the generator gave {found:,} such rows in {drawn:,}; "
-                + (f"ask for at most {found:,}." if found else "leave it out.")
+                + (f"ask for at most {surely:,}." if surely else "leave it out.")
             )
         share = (found + 1) / (drawn + 1)
         wanted = math.ceil(1.1 * (condition.rows - found) / share) + 16

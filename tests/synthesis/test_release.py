@@ -1,6 +1,7 @@
 """Synthetic records leave as the schema says, all of them or none, with a certificate that ties them to their run."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,13 @@ def test_a_value_that_is_too_rare_is_refused(tmp_path: Path) -> None:
     ):
         synthesize(folder, None, tmp_path / "rows.csv", condition="intensive=1:300")
     assert [path.name for path in tmp_path.iterdir()] == ["rare"]
+    centre[next(at for column, at in layout.columns if column.name == "intensive")] = -2.5  # one row in 741
+    folder = run_folder(tmp_path / "seldom", centre=centre)
+    with pytest.raises(ConfigError, match="ask for at most 1[0-9][0-9]") as refused:
+        synthesize(folder, None, tmp_path / "rows.csv", condition="intensive=1:2000")
+    most = re.search(r"at most (\d+)", str(refused.value))
+    assert most is not None
+    synthesize(folder, None, tmp_path / "rows.csv", condition=f"intensive=1:{most[1]}")
 
 
 @pytest.mark.parametrize(

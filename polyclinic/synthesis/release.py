@@ -22,9 +22,8 @@ from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.certificate import certificate, certificate_path, sha256
 from polyclinic.synthesis.conditions import Condition, conditions_of, draw, draw_where
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Synthesizer, load
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, load
 
-SYNTHESIZER = "synthesizer.safetensors"
 LEDGER = "ledger.json"
 TASK = "synthesis"
 ENDINGS = (".parquet", ".csv")

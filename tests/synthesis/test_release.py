@@ -20,8 +20,8 @@ from polyclinic.synthesis import certificate as certificates
 from polyclinic.synthesis import conditions
 from polyclinic.synthesis.certificate import privacy_of, sha256, verify
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import SYNTHESIZER, file_names, synthesize
-from polyclinic.synthesis.synthesizer import Arrays, Ints, save
+from polyclinic.synthesis.release import file_names, synthesize
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, Arrays, Ints, save
 
 SCHEMA = Schema(
     name="ward",

@@ -183,9 +183,7 @@ def test_a_real_hospital_answers_one_sum_with_noise_and_refuses_what_is_no_quest
     first, again = (_asked(hospital, good, {"sum": np.zeros(size)}) for _ in range(2))
     sums = [reply.content["arrays"]["sum"].numpy() for reply in (first, again)]
     np.testing.assert_array_equal(*sums)
-    assert first.content["polyclinic"]["epsilon"] == pytest.approx(
-        epsilon(gaussian_event(2.0), 1e-3), rel=1e-3
-    )
+    assert first.content["polyclinic"]["epsilon"] == pytest.approx(epsilon(gaussian_event(2.0), 1e-3), rel=1e-3)
     other = make_hospital(tmp_path, POLICY.replace('"synthesis"', '"classification"'))
     assert "the policy allows the tasks classification" in (_asked(other, good, {"sum": np.zeros(size)}).error.reason)
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polyclinic.baselines import beside
 from polyclinic.client.hospital import check_simulation, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig, check_effects
@@ -252,9 +253,13 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
+            if config.game and config.baselines:
+                summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
+                folder.rewrite(summary)
             if folder.awaits_comparison:
                 found = compare(config, Federation._grid, outcome.sites, progress)
-                summary = summarise(outcome, folder.path, folder.sites, found)
+                told = summary["synthesis"]
+                summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 folder.add_comparison(summary)
         return RunResult(folder, summary)
 

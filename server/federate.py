@@ -58,7 +58,7 @@ class Outcome:
 
     ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves, or where the
     task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without. ``synthesizer``:
-    what task synthesis came to; None where it stopped before it could draw.
+    what task synthesis came to; None where it stopped before it could draw. ``strategy``: as it is after the last round.
     """
 
     config: RunConfig
@@ -69,6 +69,7 @@ class Outcome:
     state: RunState
     central: dict[str, Any] | None = None
     synthesizer: Synthesizer | None = None
+    strategy: Strategy | None = None
 
 
 def check_names(config: RunConfig) -> None:
@@ -182,7 +183,7 @@ def federate(
     central = central_statement(strategy, state.model) if isinstance(strategy, CentralDP) else None
     if sums is not None:
         central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)
-    return Outcome(config, run, tuple(sites), privacy, engine, state, central, synthesizer_of(strategy))
+    return Outcome(config, run, tuple(sites), privacy, engine, state, central, synthesizer_of(strategy), strategy)
 
 
 def _unlike(site: Site, config: RunConfig) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyclinic.config import put_aside, train_settings
+from polyclinic.config import RunConfig, put_aside, train_settings
 from polyclinic.privacy.noise import warning
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.federate import Outcome
+from polyclinic.strategies.fedgan import FedGAN
 
 _MOST_UNCHANGED = 5
 # What was paid for before training: by whether features were measured.
@@ -31,8 +32,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     elif outcome.privacy is None:
         said.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
     else:
-        asked = outcome.config.asks_statistics and _STATISTICS[outcome.config.standardise == "measured"]
-        updates = "each round's sum of updates" if outcome.config.shared_noise else "every model update"
+        asked = outcome.config.asks_statistics and _asked(outcome.config)
+        updates = _updates(outcome.config)
         said.append(
             "Epsilon covers the training patients' records in everything that "
             f"{'the server learned' if outcome.config.shared_noise else 'the hospitals sent'}: "
@@ -73,7 +74,9 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             + ("a simulation's policy allows" if simulated else "their policies allow")
             + (". Epsilon does not cover them." if outcome.privacy or outcome.central else ".")
         )
-    if outcome.config.one_release and outcome.config.rounds > 1:
+    if outcome.config.synthesis:
+        said += _synthesis_notes(outcome)
+    if outcome.config.one_release and not outcome.config.sums and outcome.config.rounds > 1:
         said.append(
             f"Each of the {outcome.config.rounds} rounds was a release of its own, with its share of epsilon: one round "
             "would have needed less noise."
@@ -90,6 +93,42 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
+
+
+def _asked(config: RunConfig) -> str:
+    return "the number of patients of each class" if config.synthesis else _STATISTICS[config.standardise == "measured"]
+
+
+def _updates(config: RunConfig) -> str:
+    """What else left the hospitals, or was learned of them."""
+    if config.sums:
+        what = "every sum"
+    elif config.game:
+        what = "every critic" if not config.shared_noise else "each round's sum of gradients"
+    else:
+        what = "each round's sum of updates" if config.shared_noise else "every model update"
+    return f"{what} and the choice among the generators" if config.candidates else what
+
+
+def _synthesis_notes(outcome: Outcome) -> list[str]:
+    """What the metrics of such a run are of, and what became of its rounds."""
+    found = [
+        "AUROC and accuracy are of a logistic regression that was fitted to synthetic rows and judged on held-out real patients."
+    ]
+    strategy = outcome.strategy
+    if isinstance(strategy, FedGAN) and strategy.diverged:
+        rounds = ", ".join(map(str, strategy.diverged[:_MOST_UNCHANGED]))
+        count = "round" if len(strategy.diverged) == 1 else "rounds"
+        found.append(
+            f"In {len(strategy.diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was before; what "
+            "the round's critics cost was spent once."
+        )
+    if isinstance(strategy, FedGAN) and strategy.selected:
+        found.append(
+            f"Rows are drawn from the generators of rounds {', '.join(map(str, strategy.selected))}, which the hospitals "
+            f"chose of {len(strategy.candidates)}."
+        )
+    return found
 
 
 def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list[str]:

@@ -150,8 +150,12 @@ class RunFolder:
 
     def add_comparison(self, summary: dict[str, Any]) -> None:
         """Write a summary that has gained a comparison, and its report."""
-        self._write_summary(summary)
         self._awaited.unlink(missing_ok=True)
+        self.rewrite(summary)
+
+    def rewrite(self, summary: dict[str, Any]) -> None:
+        """Write a summary that has gained something, and its report."""
+        self._write_summary(summary)
         render_report(self.path)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:

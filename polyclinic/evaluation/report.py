@@ -163,6 +163,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "spread": _spread(sites),
         "few": FEW_ROWS,
         "comparisons": comparisons,
+        "synthesis": _synthesis(_part(summary, "synthesis"), pooled),
         "has_undefined": "undefined" in cells,
         "has_missing": "–" in cells,
         "plots": [_embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
@@ -187,6 +188,16 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             if summary.get(key) is not None
         ],
     }
+
+
+def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
+    """What the page says of a run that draws synthetic patients."""
+    if not told:
+        return None
+    rows = [{"name": str(told.get("method")), **pooled}]
+    for name, row in _part(told, "baselines").items():
+        rows.append({"name": name, **row})
+    return {**told, "rows": rows}
 
 
 def _subtitle(summary: Summary, simulation: bool) -> str:

@@ -166,6 +166,27 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 {% if has_missing %} <strong>–</strong>: not measured in this run.{% endif %}
 {% for comparison in comparisons %} <strong>{{ comparison.title }}</strong>: {{ comparison.meaning }}{% endfor %}</p>
 
+{% if synthesis %}
+<h2>Synthetic patients</h2>
+<p>This run's result draws synthetic patients by the method <code>{{ synthesis.method }}</code>
+({% if synthesis.preset == "paper" %}preset <code>paper</code>: as published{% else %}preset <code>sound</code>{% endif %}).
+{% if synthesis.finished %}<code>polyclinic synthesize</code> writes as many as are wanted, with a certificate; drawing them costs
+no further privacy.{% else %}It stopped before anything could be drawn.{% endif %}</p>
+{% if synthesis.guarantee %}<div class="notice warn"><p><strong>What this method guarantees.</strong>
+{{ synthesis.guarantee }}</p></div>{% endif %}
+<p>AUROC and accuracy on this page are of a logistic regression that was fitted to synthetic patients and judged on held-out real
+ones (train on synthetic, test on real).</p>
+{% if synthesis.rows | length > 1 %}
+<table class="facts"><thead><tr><th>Method</th><th class="num">AUROC</th><th class="num">Accuracy</th></tr></thead><tbody>
+{% for row in synthesis.rows %}<tr><th scope="row">{{ row.name }}</th>
+{% if row.error %}<td colspan="2">{{ row.error }}</td>{% else %}{{ metric(row.auroc) }}{{ metric(row.accuracy) }}{% endif %}</tr>
+{% endfor %}
+</tbody></table>
+<p class="small muted">The methods below the first are simple ones at the same epsilon, computed for this simulation alone: extra
+releases of the same patients, which this run's epsilon does not cover.</p>
+{% endif %}
+{% endif %}
+
 {% if flow %}
 <h2>Patients</h2>
 <p>How the dataset's records were chosen from those that were published.</p>

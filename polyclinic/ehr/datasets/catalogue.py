@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from polyclinic.ehr.checks import Bools
-from polyclinic.ehr.datasets import breast_cancer, diabetes, eicu, heart_disease, icu, ist, mimic, trial
+from polyclinic.ehr.datasets import (
+    breast_cancer,
+    diabetes,
+    digits,
+    eicu,
+    heart_disease,
+    icd,
+    icu,
+    ist,
+    mimic,
+    mimic_hf,
+    mnist,
+    trial,
+)
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import check_partitioner, measured, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
@@ -31,6 +44,10 @@ def builtin() -> dict[str, Dataset]:
         mimic.DATASET_VITALS,
         trial.DATASET,
         icu.DATASET,
+        mimic_hf.DATASET,
+        icd.DATASET,
+        digits.DATASET,
+        mnist.DATASET,
     )
     return {dataset.name: dataset for dataset in datasets}
 

@@ -17,6 +17,7 @@ from polyclinic.ehr.datasets import (
     mimic,
     mimic_hf,
     mnist,
+    sprint,
     trial,
 )
 from polyclinic.ehr.datasets.dataset import Dataset
@@ -44,6 +45,7 @@ def builtin() -> dict[str, Dataset]:
         mimic.DATASET_VITALS,
         trial.DATASET,
         icu.DATASET,
+        sprint.DATASET,
         mimic_hf.DATASET,
         icd.DATASET,
         digits.DATASET,

@@ -1,0 +1,1 @@
+"""Methods of synthesis whose hospitals answer nothing but sums over their patients."""

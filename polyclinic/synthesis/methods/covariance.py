@@ -1,0 +1,81 @@
+"""Covariance matrices under noise: what is noise in their eigenvalues is taken out, and every one made positive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats
+
+
+def denoised(matrix: Floats, noise: float) -> Floats:
+    """(d, d) ``matrix`` less what symmetric Gaussian noise did to its eigenvalues.
+
+    noise: standard deviation on the diagonal; that off the diagonal is smaller by the root of 2. The estimator of least square
+    error among those that keep the eigenvectors: Bun, Allez, Bouchaud, Potters 2016 (IEEE Trans. Inf. Theory 62), section V.
+    It keeps the trace.
+    """
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    variance = len(values) * noise**2 / 2
+    if variance == 0:
+        return matrix
+    gaps = values[:, None] - values[None, :]
+    hilbert = (gaps / (gaps**2 + variance / len(values))).mean(axis=1)
+    found: Floats = (vectors * (values - 2 * variance * hilbert)) @ vectors.T
+    return found
+
+
+def positive(matrix: Floats, least: float = 1e-6) -> Floats:
+    """(d, d) the nearest matrix with eigenvalues of at least ``least`` and the same trace, where that allows it."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    if not len(values) or values[0] >= least:
+        return matrix
+    total = max(float(values.sum()) - least * len(values), 0.0)
+    found: Floats = (vectors * (on_simplex(values - least, total) + least)) @ vectors.T
+    return found
+
+
+def on_simplex(values: Floats, total: float) -> Floats:
+    """(..., d) the nearest numbers of at least 0 whose sum is ``total`` (at least 0)."""
+    falling = -np.sort(-values, axis=-1)
+    above = (np.cumsum(falling, axis=-1) - total) / np.arange(1, values.shape[-1] + 1)
+    last = np.maximum((falling > above).sum(axis=-1, keepdims=True) - 1, 0)
+    found: Floats = np.maximum(values - np.take_along_axis(above, last, axis=-1), 0.0)
+    return found
+
+
+def class_means(means: Floats, shares: Floats, noise: float) -> Floats:
+    """(K, d) means of classes, drawn towards the mean of all as far as they differ by noise alone (James and Stein 1961).
+
+    noise: standard deviation in each entry of share x mean.
+    """
+    middle = shares @ means
+    apart = means - middle
+    of_noise = (noise / shares) ** 2 * max(means.shape[1] - 2, 0)
+    keep = np.maximum(1.0 - of_noise / np.maximum((apart**2).sum(axis=1), 1e-300), 0.0)
+    found: Floats = middle + keep[:, None] * apart
+    return found
+
+
+def class_covariances(covariances: Floats, shares: Floats, noise: float) -> Floats:
+    """(K, d, d) covariances of classes: that within all classes, and of each one's difference what noise does not explain.
+
+    noise: standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate multiplies.
+    """
+    classes = len(shares)
+    within = np.einsum("k,kij->ij", shares, covariances)
+    common = positive(denoised(within, noise * np.sqrt(classes)))
+    if classes == 1:
+        return common[None]
+    spread = noise * np.sqrt((1.0 / shares - 1.0) ** 2 + classes - 1)
+    return np.stack(
+        [positive(common + _difference(own - within, level)) for own, level in zip(covariances, spread, strict=True)]
+    )
+
+
+def _difference(matrix: Floats, noise: float) -> Floats:
+    """``denoised``, with a trace that counts as far as it is more than noise."""
+    size = max(len(matrix), 1)
+    trace = float(np.trace(matrix))
+    keep = max(1.0 - size * noise**2 / trace**2, 0.0) if trace else 0.0
+    found: Floats = denoised(matrix, noise) - (1.0 - keep) * trace / size * np.eye(len(matrix))
+    return found

@@ -1,0 +1,136 @@
+"""Rows from a Gaussian beneath: scaled numbers, and 0/1 numbers that are 1 as often as they should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+from scipy.stats import norm
+
+from polyclinic.ehr.checks import Bools, Floats
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.covariance import positive
+from polyclinic.synthesis.synthesizer import Arrays
+
+# Frequencies are kept this far from 0 and 1; a correlation with a rare 0/1 number is raised at most so often.
+_RARE, _MOST_RAISED = 1e-4, 3.0
+_GRID = np.linspace(-8.0, 8.0, 321)
+_RACES = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Which of the P numbers before the label are scaled numbers, which stand alone as 0 or 1, and the one-hot groups.
+
+    none: for each group whether all its numbers may be 0.
+    """
+
+    numeric: Bools
+    single: Bools
+    groups: tuple[slice, ...]
+    none: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Places:
+        width = layout.label.start
+        single = ~layout.numeric[:width]
+        categorical = [(column, at) for column, at in layout.columns if column.kind == "categorical"]
+        for _, at in categorical:
+            single[at] = False
+        none = tuple(column.nullable or column.drop_first for column, _ in categorical)
+        return cls(layout.numeric[:width], single, tuple(at for _, at in categorical), none)
+
+
+def group_frequencies(values: Floats, none: bool) -> Floats:
+    """(m + 1,) frequencies of a group's numbers and of none of them, from their (m,) noisy means."""
+    kept = np.maximum(values, _RARE)
+    rest = max(1.0 - float(kept.sum()), _RARE) if none else 0.0
+    found: Floats = np.append(kept, rest) / (kept.sum() + rest)
+    return found
+
+
+def race(frequencies: Floats) -> Floats:
+    """(m,) b, so that number j of independent standard normals plus b is the largest with frequency j; -inf for 0."""
+    runs = frequencies > 0
+    wanted = frequencies[runs]
+    biases = np.log(wanted) - np.log(wanted).max()
+    weights = np.gradient(_GRID)
+    for _ in range(_RACES):
+        below = ndtr(_GRID[:, None] - biases + biases.max())
+        density = norm.pdf(_GRID[:, None] - biases + biases.max())
+        product = below.prod(axis=1, keepdims=True) / np.maximum(below, 1e-300)
+        wins = np.maximum((weights[:, None] * density * product).sum(axis=0), 1e-12)
+        biases = biases + 0.5 * np.log(wanted * wins.sum() / wins)
+    found = np.full(len(frequencies), -np.inf)
+    found[runs] = biases - biases.max()
+    return found
+
+
+def cuts(places: Places, mean: Floats) -> Floats:
+    """(P,) above which a standard normal beneath a single 0/1 number makes it 1."""
+    found = np.zeros_like(mean)
+    found[places.single] = -ndtri(np.clip(mean[places.single], _RARE, 1.0 - _RARE))
+    return found
+
+
+def beneath(places: Places, mean: Floats, covariance: Floats) -> tuple[Floats, Floats]:
+    """(P,) deviations, and the (P, P) root of the correlations beneath: rows of normals times it have them.
+
+    A 0/1 number's correlation with anything is less than that of the normal beneath it by phi(t) / sqrt(p (1 - p)) (Pearson
+    1909, biserial correlation); for two of them this is exact in the sense of Sheppard 1899 where both p are 1/2.
+    """
+    hot = ~places.numeric
+    share = np.clip(mean, _RARE, 1.0 - _RARE)
+    variance = np.maximum(np.diag(covariance), 1e-12)
+    variance = np.where(hot, np.maximum(share * (1.0 - share), variance), variance)
+    deviation = np.sqrt(variance)
+    raised = np.sqrt(share * (1.0 - share)) / norm.pdf(ndtri(share))
+    raised = np.where(hot, np.minimum(raised, _MOST_RAISED), 1.0)
+    linear = covariance / np.outer(deviation, deviation) * np.outer(raised, raised)
+    both = np.outer(hot, hot)
+    linear = np.where(both, np.sin(np.clip(linear, -np.pi / 2, np.pi / 2)), linear)
+    for at in places.groups:
+        linear[at, at] = 0.0
+    linear = np.clip(linear, -1.0, 1.0)
+    np.fill_diagonal(linear, 1.0)
+    whole = positive(linear)
+    unit = np.sqrt(np.diag(whole))
+    values, vectors = np.linalg.eigh(whole / np.outer(unit, unit))
+    return deviation, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+def one_class(places: Places, mean: Floats, covariance: Floats) -> Arrays:
+    """What ``drawn`` needs for one class, of (P,) mean and (P, P) covariance of z."""
+    share = mean.copy()
+    biases, none = np.zeros(len(mean)), np.full(len(places.groups), -np.inf)
+    for number, (at, empty) in enumerate(zip(places.groups, places.none, strict=True)):
+        frequencies = group_frequencies(mean[at], empty)
+        share[at] = frequencies[:-1]
+        found = race(frequencies)
+        biases[at], none[number] = found[:-1], found[-1]
+    deviation, root = beneath(places, share, covariance)
+    return {
+        "mean": mean, "deviation": deviation, "root": root, "cuts": cuts(places, mean), "biases": biases, "none": none,
+    }  # fmt: skip
+
+
+def drawn(
+    places: Places,
+    normals: Floats,
+    numbers: Floats,
+    cut: Floats,
+    biases: Floats,
+    none: Floats,
+    rng: np.random.Generator,
+) -> Floats:
+    """(n, P) rows: ``numbers`` where numeric; elsewhere what (n, P) correlated ``normals`` and their cuts and biases make.
+
+    none: (groups,) biases of no number of a group.
+    """
+    z = np.where(places.numeric, numbers, (normals > cut).astype(np.float64))
+    for number, at in enumerate(places.groups):
+        other = (rng.standard_normal(len(z)) + none[number])[:, None]
+        best = np.argmax(np.concatenate([normals[:, at] + biases[at], other], axis=1), axis=1)
+        z[:, at] = np.eye(at.stop - at.start + 1)[best][:, :-1]
+    return z

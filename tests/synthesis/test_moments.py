@@ -1,0 +1,204 @@
+"""Moments come out of one noisy sum as they are in the records, and what is drawn has them, noise or not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.basis import Basis, cosines
+from polyclinic.synthesis.methods.covariance import class_covariances, denoised, on_simplex, positive
+from polyclinic.synthesis.methods.moments import Moments, present, unhidden
+from polyclinic.synthesis.methods.normal import race
+from polyclinic.synthesis.sums import fit_centrally
+from polyclinic.synthesis.synthesizer import load, save
+from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
+
+
+def test_cosines_are_orthonormal_and_undone() -> None:
+    np.testing.assert_allclose(cosines(7) @ cosines(7).T, np.eye(7), atol=1e-12)
+    layout = Layout.of(MIXED)
+    basis = Basis.of(layout)
+    z = rows_of(layout, mixed(50, 0).dropna())
+    u = basis.forward(z)
+    np.testing.assert_allclose(basis.turned(u) + basis.centre, z[:, : layout.label.start], atol=1e-12)
+    apart = z[:, : layout.label.start] - basis.centre
+    np.testing.assert_allclose(basis.turned_square(u.T @ u), apart.T @ apart, atol=1e-10)
+    np.testing.assert_allclose(basis.square_of(apart.T @ apart), u.T @ u, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"copula": True}, {"rounds": 2, "radius": 0.4}])
+def test_no_vector_is_longer_than_one(options: dict[str, object]) -> None:
+    layout = Layout.of(MIXED)
+    method = Moments(layout, **options)  # type: ignore[arg-type]
+    z = np.concatenate([rows_of(layout, mixed(60, 1)), np.random.default_rng(0).normal(0, 30, (60, layout.width))])
+    patient = np.random.default_rng(1).integers(0, 70, 120)
+    state = {"centre": np.zeros(layout.label.start), "absent": np.zeros(layout.label.start)}
+    state["variance"] = state["centre"] + 0.3
+    for round in range(1, method.rounds + 1):
+        found = method.contributions(round, method.question(round, state), z, patient, 70)
+        assert found.shape == (70, method.size(round, state))
+        assert np.linalg.norm(found, axis=1).max() <= 1.0 + 1e-12
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_without_noise_moments_are_those_of_the_records(rounds: int) -> None:
+    layout = Layout.of(numbers_only(4, 2))
+    rng = np.random.default_rng(0)
+    y = (rng.random(20_000) < 0.3).astype(np.int64)
+    x = rng.normal(size=(20_000, 4)) @ rng.normal(0, 0.5, (4, 4)) + y[:, None]
+    z = np.concatenate([x, np.eye(2)[y]], axis=1)
+    made = fit_centrally(Moments(layout, radius=10.0, rounds=rounds), z, np.arange(len(z)), len(z), 0.0, rng)
+    drawn = made.sample(200_000, rng)
+    for label in (0, 1):
+        own = drawn[layout.labels(drawn) == label][:, :4]
+        assert len(own) / len(drawn) == pytest.approx((y == label).mean(), abs=0.005)
+        np.testing.assert_allclose(own.mean(axis=0), x[y == label].mean(axis=0), atol=0.02)
+        np.testing.assert_allclose(np.cov(own.T), np.cov(x[y == label].T), atol=0.03)
+
+
+def test_a_patient_of_several_rows_counts_once() -> None:
+    layout = Layout.of(numbers_only(2, 1 + 1))
+    z = np.array([[1.0, 0.0, 1.0, 0.0], [3.0, 0.0, 1.0, 0.0], [5.0, 5.0, 0.0, 1.0]])
+    method = Moments(layout, radius=10.0)
+    twice = method.contributions(1, {}, z, np.array([0, 0, 1]), 2)
+    each = method.contributions(1, {}, z, np.array([0, 1, 2]), 3)
+    np.testing.assert_allclose(twice, [each[:2].mean(axis=0), each[2]])
+
+
+def test_missing_cells_are_divided_out() -> None:
+    layout = Layout.of(MIXED)
+    basis = Basis.of(layout)
+    whole = mixed(60_000, 2)
+    z = rows_of(layout, whole)
+    u = basis.forward(z)
+    mean, covariance = present(basis, u.mean(axis=0), u.T @ u / len(u))
+    seen = whole[["age", "lactate", "sbp_00", "sbp_02"]].to_numpy(dtype=float)
+    at = [layout.names.index(name) for name in ("age", "lactate", "sbp_00", "sbp_02")]
+    scale = np.array([15.0, 5.0, 45.0, 45.0])
+    np.testing.assert_allclose(basis.turned(mean)[at] * scale + [60, 10, 150, 150], np.nanmean(seen, axis=0), atol=0.01)
+    found = basis.turned_square(covariance)[np.ix_(at, at)] * np.outer(scale, scale)
+    for one in range(4):
+        for two in range(4):
+            both = ~np.isnan(seen[:, one]) & ~np.isnan(seen[:, two])
+            assert found[one, two] == pytest.approx(np.cov(seen[both][:, [one, two]].T, ddof=0)[0, 1], abs=0.01)
+
+
+@pytest.mark.parametrize("options", [{}, {"copula": True}])
+def test_every_kind_of_column_is_drawn_as_it_is(options: dict[str, object]) -> None:
+    layout = Layout.of(MIXED)
+    z = rows_of(layout, mixed(12_000, 3))
+    rng = np.random.default_rng(0)
+    made = fit_centrally(Moments(layout, radius=5.0, **options), z, np.arange(len(z)), len(z), 0.0, rng)  # type: ignore[arg-type]
+    records = layout.decode(made.sample(20_000, rng))
+    real = layout.decode(z)
+    for name in ("male", "ward", "codes", "stage", "died"):
+        real_shares = real[name].astype(str).value_counts(normalize=True)
+        shares = records[name].astype(str).value_counts(normalize=True).reindex(real_shares.index).fillna(0.0)
+        assert np.abs(shares - real_shares).max() < (0.05 if name in ("stage", "codes") else 0.015), name
+    for name in ("age", "lactate", "sbp_01"):
+        assert records[name].isna().mean() == pytest.approx(real[name].isna().mean(), abs=0.01)
+        assert records[name].mean() == pytest.approx(real[name].mean(), rel=0.01)
+        assert records[name].std() == pytest.approx(real[name].std(), rel=0.05)
+        older = [table[name].corr(table["codes"].str.contains("401")) for table in (real, records)]
+        assert older[1] == pytest.approx(older[0], abs=0.03)
+    assert records["age"].corr(records["sbp_01"]) == pytest.approx(real["age"].corr(real["sbp_01"]), abs=0.02)
+    assert records["lactate"].max() <= 20.0
+
+
+def test_labels_condition_and_draws_follow_the_stream(tmp_path: Path) -> None:
+    layout = Layout.of(MIXED)
+    z = rows_of(layout, mixed(2_000, 4))
+    method = Moments(layout, copula=True)
+    made = fit_centrally(method, z, np.arange(len(z)), len(z), 1.0, np.random.default_rng(0))
+    labels = np.arange(300) % 3
+    drawn = made.sample(300, np.random.default_rng(5), labels)
+    np.testing.assert_array_equal(layout.labels(drawn), labels)
+    save(made, tmp_path / "synthesizer.safetensors")
+    again = load(tmp_path / "synthesizer.safetensors", layout)
+    np.testing.assert_array_equal(again.sample(300, np.random.default_rng(5), labels), drawn)
+
+
+def test_a_rare_class_is_not_widened_by_its_noise() -> None:
+    rng = np.random.default_rng(0)
+    layout = Layout.of(numbers_only(30, 2))
+    y = (np.arange(4_000) < 200).astype(np.int64)
+    root = np.linalg.cholesky(0.7 * np.eye(30) + 0.3)
+    z = np.concatenate([rng.normal(size=(4_000, 30)) @ root.T + 0.5 * y[:, None], np.eye(2)[y]], axis=1)
+    made = fit_centrally(Moments(layout), z, np.arange(len(z)), len(z), 2.0, rng)
+    drawn = made.sample(5_000, rng, np.ones(5_000, dtype=np.int64))[:, :30]
+    assert 0.8 < np.trace(np.cov(drawn.T)) / 30 < 1.1
+    apart = np.corrcoef(drawn.T)[np.triu_indices(30, 1)] - 0.3
+    assert np.sqrt((apart**2).mean()) < 0.1
+
+
+def test_noise_is_taken_from_eigenvalues() -> None:
+    rng = np.random.default_rng(1)
+    truth = np.diag([20.0] + [1.0] * 99)
+    noise = rng.normal(size=(100, 100)) * 0.3
+    noisy = truth + (noise + noise.T) / 2
+    found = positive(denoised(noisy, 0.3))
+    assert np.linalg.norm(found - truth) < 0.35 * np.linalg.norm(noisy - truth)
+    assert np.trace(denoised(noisy, 0.3)) == pytest.approx(np.trace(noisy))
+    np.testing.assert_allclose(denoised(noisy, 0.0), noisy)
+    assert np.linalg.eigvalsh(found)[0] > 0
+
+
+def test_projection_onto_a_simplex_is_the_nearest_point() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(20, 5))
+    found = on_simplex(values, 1.0)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    others = rng.dirichlet(np.ones(5), 5_000)
+    nearest = ((values[:, None] - others) ** 2).sum(axis=2).min(axis=1)
+    assert (((values - found) ** 2).sum(axis=1) <= nearest + 1e-12).all()
+
+
+def test_classes_keep_what_noise_does_not_explain() -> None:
+    covariances = np.stack([np.eye(20), np.eye(20) + 3.0 * np.ones((20, 20))])
+    found = class_covariances(covariances, np.array([0.5, 0.5]), 1e-9)
+    np.testing.assert_allclose(found, covariances, atol=1e-4)
+    hidden = class_covariances(covariances, np.array([0.999, 0.001]), 0.5)
+    np.testing.assert_allclose(hidden[1], hidden[0], atol=0.5)
+
+
+def test_a_race_is_won_as_often_as_it_should() -> None:
+    wanted = np.array([0.6, 0.3, 0.0, 0.08, 0.02])
+    normals = np.random.default_rng(3).normal(size=(400_000, 5)) + race(wanted)
+    wins = np.bincount(normals.argmax(axis=1), minlength=5) / len(normals)
+    np.testing.assert_allclose(wins, wanted, atol=0.003)
+
+
+def test_histograms_keep_what_stands_out_of_the_noise() -> None:
+    expected = np.array([0.02, 0.1, 0.38, 0.38, 0.1, 0.02])
+    noisy = np.array([0.02, 0.3, 0.18, 0.18, 0.3, 0.02])
+    np.testing.assert_allclose(unhidden(expected, noisy, 1e-6), noisy, atol=1e-6)
+    np.testing.assert_allclose(unhidden(expected, noisy, 1.0), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.0, 50.0])
+@pytest.mark.parametrize("options", [{}, {"copula": True}, {"rounds": 2}])
+def test_poor_tables_do_not_crash(noise: float, options: dict[str, object]) -> None:
+    rng = np.random.default_rng(0)
+    layout = Layout.of(MIXED)
+    constant = np.tile(rows_of(layout, mixed(1, 5)), (40, 1))
+    for z in (constant, constant[:0]):
+        made = fit_centrally(Moments(layout, **options), z, np.arange(len(z)), max(len(z), 1), noise, rng)  # type: ignore[arg-type]
+        layout.decode(made.sample(20, rng))
+        assert made.sample(0, rng).shape == (0, layout.width)
+
+
+def test_options_out_of_range_and_rows_too_wide_are_refused() -> None:
+    layout = Layout.of(MIXED)
+    with pytest.raises(ConfigError, match="Option 'radius' of method 'moments' is 0"):
+        Moments(layout, radius=0)
+    with pytest.raises(ConfigError, match="'copula'"):
+        Moments(layout, copula="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'rounds'"):
+        Moments(layout, rounds=3)
+    codes = Column(name="codes", kind="code_set", categories=tuple(str(i) for i in range(1501)))
+    label = Column(name="y", kind="binary", role="label")
+    with pytest.raises(ConfigError, match="1501 numbers"):
+        Moments(Layout.of(Schema(name="wide", unit="record", columns=(codes, label))))

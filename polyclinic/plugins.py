@@ -32,7 +32,7 @@ from polyclinic.synthesis.games.builders import GAMES
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods import METHODS
+from polyclinic.synthesis.registry import METHODS
 from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.training import classification, convex
 from polyclinic.training.control import Controlled

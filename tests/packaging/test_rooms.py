@@ -14,6 +14,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ehr": {"errors"},
     "privacy": {"errors"},
     "models": {"errors"},
+    "inference": {"errors", "privacy", "models"},
     "synthesis": {"errors", "ehr", "privacy", "models"},
     "training": {"errors", "ehr", "privacy", "models", "synthesis"},
     "evaluation": {"errors", "ehr", "privacy", "synthesis"},
@@ -22,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"errors", "arrays"},
     "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
 }
-FLOWER_FREE = ("ehr", "privacy", "models", "synthesis", "training", "evaluation")
+FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")
 
 
 def imports(path: Path) -> set[str]:

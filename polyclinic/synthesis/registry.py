@@ -1,0 +1,11 @@
+"""Methods of sums by name: what makes one of a layout and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyclinic.synthesis import marginals
+from polyclinic.synthesis.methods.moments import Moments
+
+METHODS: Mapping[str, Callable[..., Any]] = {"moments": Moments, "marginals": marginals.make}

@@ -95,7 +95,8 @@ def posterior(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         flow = zuko.flows.MAF(features, transforms=transforms, hidden_features=hidden).double()
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator()
+    source.manual_seed(seed)
     optimizer = torch.optim.Adam(flow.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     bounds = torch.empty(steps, dtype=torch.float64)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 Pressures = tuple[float, float, float, float, float, float]
 
 
-def pressure_rates(t: float, state: Sequence[float], parameters: Sequence[float]) -> Pressures:
+def pressure_rates(t: float, state: Sequence[float] | NDArray[np.float64], parameters: Sequence[float]) -> Pressures:
     """d/dt of the pressures in the left ventricle, arteries, veins, right ventricle, pulmonary arteries and veins, mmHg/s.
 
     parameters: the first 17 of ``cvsim6.NAMES``.
@@ -53,3 +56,22 @@ def pressure_path(state: Sequence[float], parameters: Sequence[float], steps: in
         y = [a + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4) for a, k1, k2, k3, k4 in slopes]
         path.append(y)
     return path
+
+
+def array_path(state: Sequence[float], parameters: Sequence[float], steps: int, dt: float) -> list[list[float]]:
+    """The same with the state in a NumPy array of six, as one run of a solver is commonly written."""
+    y = np.array(state)
+    path = [y.tolist()]
+    for i in range(steps):
+        t = i * dt
+        one = _array_rates(t, y, parameters)
+        two = _array_rates(t + dt / 2, y + dt / 2 * one, parameters)
+        three = _array_rates(t + dt / 2, y + dt / 2 * two, parameters)
+        four = _array_rates(t + dt, y + dt * three, parameters)
+        y = y + dt / 6 * (one + 2 * two + 2 * three + four)
+        path.append(y.tolist())
+    return path
+
+
+def _array_rates(t: float, y: NDArray[np.float64], parameters: Sequence[float]) -> NDArray[np.float64]:
+    return np.array(pressure_rates(t, y, parameters))

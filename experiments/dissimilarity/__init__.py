@@ -1,0 +1,1 @@
+"""The dissimilarity experiment's committed results; the experiment is ``polyclinic.reproduce.dissimilarity``."""

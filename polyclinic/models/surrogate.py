@@ -61,7 +61,7 @@ def sobol(low: Tensor, high: Tensor, points: int, seed: int = 0) -> Tensor:
 
 
 def fit(
-    inputs: Tensor, outputs: Tensor, low: Tensor, high: Tensor, iterations: int = 1000, decay: float = 1e-7, seed: int = 0,
+    inputs: Tensor, outputs: Tensor, low: Tensor, high: Tensor, iterations: int = 3000, decay: float = 1e-9, seed: int = 0,
     hidden: Sequence[int] = HIDDEN,
 ) -> Surrogate:  # fmt: skip
     """The network of least squares on outputs (n, m) at inputs (n, k), each output over its spread, by L-BFGS.

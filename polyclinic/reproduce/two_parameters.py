@@ -57,7 +57,7 @@ class Fitted:
     errors: list[float]
 
 
-def fitted(pair: Pair, points: int = 100, held_out: int = 200, iterations: int = 1000, beats: int = BEATS) -> Fitted:
+def fitted(pair: Pair, points: int = 100, held_out: int = 200, iterations: int = 3000, beats: int = BEATS) -> Fitted:
     """2-64-32-8 on Sobol points of the box, checked at uniform ones."""
     low, high = pair.box()
     inputs = sobol(low, high, points)

@@ -1,0 +1,1 @@
+"""The accounting table's committed results; the experiment is ``polyclinic.reproduce.gdp``."""

@@ -25,7 +25,8 @@ def kl(found: Tensor, target: Tensor) -> Tensor:
     """KL(found || target), (...): what variational inference minimises."""
     trace = torch.linalg.solve(target, found).diagonal(dim1=-2, dim2=-1).sum(-1)
     dimension = found.shape[-1]
-    return (trace - dimension + torch.logdet(target) - torch.logdet(found)) / 2
+    value: Tensor = (trace - dimension + torch.logdet(target) - torch.logdet(found)) / 2
+    return value
 
 
 def reverse_kl(found: Tensor, target: Tensor) -> Tensor:
@@ -41,7 +42,8 @@ def wasserstein_squared(found: Tensor, target: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(target)
     root = (vectors * values.sqrt()[..., None, :]) @ vectors.mT
     between = torch.linalg.eigvalsh(root @ found @ root).clamp(min=0).sqrt().sum(-1)
-    return found.diagonal(dim1=-2, dim2=-1).sum(-1) + target.diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * between
+    value: Tensor = found.diagonal(dim1=-2, dim2=-1).sum(-1) + target.diagonal(dim1=-2, dim2=-1).sum(-1) - 2 * between
+    return value
 
 
 def l1(found: Tensor, target: Tensor) -> Tensor:

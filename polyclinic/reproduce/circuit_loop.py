@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Pressures = tuple[float, float, float, float, float, float]
 
 
-def pressure_rates(t: float, state: Sequence[float] | NDArray[np.float64], parameters: Sequence[float]) -> Pressures:
+def pressure_rates(t: float, state: Sequence[float] | Floats, parameters: Sequence[float]) -> Pressures:
     """d/dt of the pressures in the left ventricle, arteries, veins, right ventricle, pulmonary arteries and veins, mmHg/s.
 
     parameters: the first 17 of ``cvsim6.NAMES``.
@@ -58,20 +59,35 @@ def pressure_path(state: Sequence[float], parameters: Sequence[float], steps: in
     return path
 
 
-def array_path(state: Sequence[float], parameters: Sequence[float], steps: int, dt: float) -> list[list[float]]:
-    """The same with the state in a NumPy array of six, as one run of a solver is commonly written."""
-    y = np.array(state)
-    path = [y.tolist()]
+def array_path(stressed: Floats, parameters: Sequence[float], steps: int, dt: float) -> Floats:
+    """The stressed volumes (steps + 1, 6) from those at time 0, (6,): one run as a loop over NumPy arrays of six.
+
+    The same equations in the form that the batched model has, in the order of ``cvsim6.COMPARTMENTS``.
+    """
+    hr, r_li, r_lo, r_a, r_ri, r_ro, r_pv, p_th, c_a, c_v, c_pa, c_pv, ts, cls, cld, crs, crd = parameters[:17]
+    resting = 1 / np.array([cld, c_a, c_v, crd, c_pa, c_pv])
+    active = np.array([1 / cls - 1 / cld, 0, 0, 1 / crs - 1 / crd, 0, 0])
+    outside = np.array([p_th, 0, 0, p_th, p_th, p_th])
+    resistance, valve = np.array([r_lo, r_a, r_ri, r_ro, r_pv, r_li]), np.array([True, False, True, True, False, True])
+
+    def rates(t: float, x: Floats) -> Floats:
+        phase = math.fmod(t, 60 / hr) / ts
+        act = (
+            0.0
+            if phase > 1.5
+            else 0.5 * (1 - math.cos(math.pi * phase if phase <= 1 else 2 * math.pi * phase - math.pi))
+        )
+        pressure = outside + (resting + act * active) * x
+        flow = (pressure - np.roll(pressure, -1)) / resistance
+        flow = np.where(valve, np.maximum(flow, 0), flow)
+        return np.asarray(np.roll(flow, 1) - flow)
+
+    path = np.empty((steps + 1, 6))
+    path[0] = stressed
     for i in range(steps):
-        t = i * dt
-        one = _array_rates(t, y, parameters)
-        two = _array_rates(t + dt / 2, y + dt / 2 * one, parameters)
-        three = _array_rates(t + dt / 2, y + dt / 2 * two, parameters)
-        four = _array_rates(t + dt, y + dt * three, parameters)
-        y = y + dt / 6 * (one + 2 * two + 2 * three + four)
-        path.append(y.tolist())
+        t, x = i * dt, path[i]
+        one = rates(t, x)
+        two = rates(t + dt / 2, x + dt / 2 * one)
+        three = rates(t + dt / 2, x + dt / 2 * two)
+        path[i + 1] = x + dt / 6 * (one + 2 * two + 2 * three + rates(t + dt, x + dt * three))
     return path
-
-
-def _array_rates(t: float, y: NDArray[np.float64], parameters: Sequence[float]) -> NDArray[np.float64]:
-    return np.array(pressure_rates(t, y, parameters))

@@ -70,7 +70,8 @@ def _published() -> list[dict[str, Any]]:
 def _speed(beats: int, batch: int) -> dict[str, float]:
     """Processor seconds for one run of ten beats, best of three; the loops are timed on ``beats`` of them and scaled."""
     row = parameters()
-    begin = simulate(row, 1, 1).pressures[0, :, 0].tolist()
+    begin = simulate(row, 1, 1)
+    pressures, volumes = begin.pressures[0, :, 0].tolist(), begin.stressed[0, :, 0].numpy()
     steps, dt = beats * STEPS, 60 / 72 / STEPS
 
     def seconds(work: Callable[[], object], share: float) -> float:
@@ -81,8 +82,8 @@ def _speed(beats: int, batch: int) -> dict[str, float]:
             taken.append(time.process_time() - started)
         return min(taken) / share
 
-    scalars = seconds(lambda: pressure_path(begin, row[0].tolist(), steps, dt), beats / 10)
-    arrays = seconds(lambda: array_path(begin, row[0].tolist(), steps, dt), beats / 10)
+    scalars = seconds(lambda: pressure_path(pressures, row[0].tolist(), steps, dt), beats / 10)
+    arrays = seconds(lambda: array_path(volumes, row[0].tolist(), steps, dt), beats / 10)
     with torch.no_grad():
         batched = seconds(lambda: measured(parameters(batch=batch)), batch)
     return {

@@ -17,7 +17,7 @@ from polyclinic.models.cvsim6 import (
     parameters,
     simulate,
 )
-from polyclinic.reproduce.circuit_loop import pressure_path, pressure_rates
+from polyclinic.reproduce.circuit_loop import array_path, pressure_path, pressure_rates
 
 # Harrod et al. 2020, supplement, validation_EHR.txt: the defaults, and r_a half as large again.
 PUBLISHED = {
@@ -78,7 +78,7 @@ def test_a_ring_loses_no_blood() -> None:
 
 def start(row: torch.Tensor) -> np.ndarray:
     model = circuit(row)
-    return model.pressures(beginning(model), torch.zeros(1, dtype=row.dtype))[:, 0].numpy()
+    return model.pressures(beginning(model), model.resting)[:, 0].numpy()
 
 
 def test_against_scipy_on_the_equations_of_the_literature() -> None:
@@ -98,6 +98,13 @@ def test_against_a_loop_over_scalars() -> None:
     for i, row in enumerate(batch):
         path = pressure_path(start(row[None]), row.tolist(), 1000, 60 / 72 / 1000)
         assert trace.pressures[:, :, i].numpy() == pytest.approx(np.array(path), abs=0.02)
+
+
+def test_against_a_loop_over_arrays_of_the_same_equations() -> None:
+    row = parameters({"r_ri": 0.06, "hr": 80.0})
+    trace = simulate(row, beats=1, steps=400)
+    path = array_path(trace.stressed[0, :, 0].numpy(), row[0].tolist(), 400, 60 / 80 / 400)
+    assert trace.stressed[:, :, 0].numpy() == pytest.approx(path, abs=1e-8)
 
 
 def test_a_batch_is_its_members() -> None:
@@ -126,7 +133,7 @@ def test_where_it_begins_every_part_passes_one_stroke() -> None:
     row = parameters({"r_a": 1.3})
     model = circuit(row)
     stressed = beginning(model)
-    p_a, p_v, p_pa, p_pv = model.pressures(stressed, torch.zeros(1, dtype=row.dtype))[[1, 2, 4, 5], 0].tolist()
+    p_a, p_v, p_pa, p_pv = model.pressures(stressed, model.resting)[[1, 2, 4, 5], 0].tolist()
     assert (p_a - p_v) / 1.3 == pytest.approx((p_pa - p_pv) / 0.08)
     assert float((stressed + model.unstressed).sum()) == pytest.approx(5000)
 

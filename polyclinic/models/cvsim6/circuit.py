@@ -19,6 +19,7 @@ COMPARTMENTS = ("lv", "a", "v", "rv", "pa", "pv")
 _OUTFLOW = ("r_lo", "r_a", "r_ri", "r_ro", "r_pv", "r_li")  # from each compartment to the next
 _UNSTRESSED = tuple(f"v_0_{name}" for name in COMPARTMENTS)
 _IN_THORAX = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None]
+_FALL = torch.eye(6, dtype=torch.float64) - torch.eye(6, dtype=torch.float64).roll(1, 1)  # of the pressure, to the next
 _VALVES = torch.tensor([0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0], dtype=torch.float64)[:, None]
 
 
@@ -38,18 +39,21 @@ class Circuit:
     period: Tensor
     systole: Tensor
 
-    def pressures(self, stressed: Tensor, activation: Tensor) -> Tensor:
-        """mmHg, of stressed volumes (..., 6, batch) at a contraction (..., 1, batch) between 0 and 1."""
-        return torch.addcmul(self.outside, torch.addcmul(self.resting, activation, self.active), stressed)
+    def elastance(self, activation: Tensor) -> Tensor:
+        """mmHg/mL (..., 6, batch) at a contraction (..., 1, batch) between 0 and 1."""
+        return torch.addcmul(self.resting, activation, self.active)
+
+    def pressures(self, stressed: Tensor, elastance: Tensor) -> Tensor:
+        """mmHg, of stressed volumes (..., 6, batch) at an elastance of that shape."""
+        return torch.addcmul(self.outside, elastance, stressed)
 
     def flows(self, pressures: Tensor) -> Tensor:
         """mL/s from each compartment to the next, of pressures (..., 6, batch)."""
-        return torch.maximum((pressures - pressures.roll(-1, -2)) * self.conductance, _VALVES)
+        return torch.maximum((_FALL @ pressures) * self.conductance, _VALVES)
 
-    def rates(self, stressed: Tensor, activation: Tensor) -> Tensor:
-        """mL/s by which each stressed volume grows."""
-        flows = self.flows(self.pressures(stressed, activation))
-        return flows.roll(1, -2) - flows
+    def losses(self, stressed: Tensor, elastance: Tensor) -> Tensor:
+        """mL/s that each compartment passes on less what it is given."""
+        return _FALL.mT @ self.flows(self.pressures(stressed, elastance))
 
     def activation(self, seconds: Tensor) -> Tensor:
         """The contraction, 0 to 1, at times (n, batch): up over the systole, down over half of one, then rest."""

@@ -34,7 +34,7 @@ def outputs(trace: Trace, original: bool = False) -> Tensor:
     """
     if original:
         return _original(trace)
-    p, q, v = trace.pressures[:-1], trace.flows[:-1], trace.volumes[:-1]
+    p, q, v = trace.pressures[:-1], trace.flows[:-1], trace.ventricles[:-1]
     low, high, mean = p.amin(0), p.amax(0), p.mean(0)
     flow = q[:, _A].mean(0)
     aortic, pulmonary = (p[:, _LV] - p[:, _A]).clamp(min=0), (p[:, _RV] - p[:, _PA]).clamp(min=0)
@@ -52,7 +52,7 @@ def outputs(trace: Trace, original: bool = False) -> Tensor:
 
 def _original(trace: Trace) -> Tensor:
     # The original keeps the state after the first of every ten steps.
-    p, q, v = trace.pressures[1::_KEPT], trace.flows[1::_KEPT], trace.volumes[1::_KEPT]
+    p, q, v = trace.pressures[1::_KEPT], trace.flows[1::_KEPT], trace.ventricles[1::_KEPT]
     low, high = p.amin(0), p.amax(0)
     mean, flow = _trapezium(p), _trapezium(q[:, _A])
     venous = flow / DYNES
@@ -85,11 +85,11 @@ def _assembled(
         "rv_systolic": high[_RV],
         "lv_diastolic": low[_LV],
         "lv_systolic": high[_LV],
-        "lv_esv": least[_LV],
-        "lv_edv": most[_LV],
-        "rv_esv": least[_RV],
-        "rv_edv": most[_RV],
-        "lvef": (most[_LV] - least[_LV]) / most[_LV] * 100,
+        "lv_esv": least[0],
+        "lv_edv": most[0],
+        "rv_esv": least[1],
+        "rv_edv": most[1],
+        "lvef": (most[0] - least[0]) / most[0] * 100,
         "dpap": low[_PA],
         "spap": high[_PA],
         "mpap": mean[_PA],

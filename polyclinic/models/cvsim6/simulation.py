@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +37,11 @@ class Trace:
     def volumes(self) -> Tensor:
         return self.stressed + self.circuit.unstressed
 
+    @property
+    def ventricles(self) -> Tensor:
+        """mL of the left and the right ventricle, (steps + 1, 2, batch)."""
+        return self.stressed[:, ::3] + self.circuit.unstressed[::3]
+
 
 def simulate(parameters: Tensor, beats: int = BEATS, steps: int = STEPS, original: bool = False) -> Trace:
     """The last of ``beats`` cycles of parameters (batch, 23); differentiable in them, one cycle's memory at a time.
@@ -62,29 +69,30 @@ def simulate(parameters: Tensor, beats: int = BEATS, steps: int = STEPS, origina
             stressed = checkpoint(_advance, model, stressed, contraction, cycle / steps, use_reentrant=False)
         else:
             stressed = _advance(model, stressed, contraction, cycle / steps)
-    path = _path(model, stressed, contraction, cycle / steps)
-    pressures = model.pressures(path, contraction[::2, None])
+    path = torch.stack([stressed, *_steps(model, stressed, contraction, cycle / steps)])
+    pressures = model.pressures(path, model.elastance(contraction[::2, None]))
     return Trace(model, (halves[::2] + beats - 1) * cycle, path, pressures, model.flows(pressures))
 
 
-def _step(model: Circuit, x: Tensor, activation: tuple[Tensor, Tensor, Tensor], dt: Tensor) -> Tensor:
-    begin, middle, end = activation
-    one = model.rates(x, begin)
-    two = model.rates(torch.addcmul(x, one, dt, value=0.5), middle)
-    three = model.rates(torch.addcmul(x, two, dt, value=0.5), middle)
-    four = model.rates(torch.addcmul(x, three, dt), end)
-    return torch.addcmul(x, one + four + 2 * (two + three), dt, value=1 / 6)
+def _step(model: Circuit, x: Tensor, elastances: tuple[Tensor, Tensor, Tensor], dt: Tensor) -> Tensor:
+    begin, middle, end = elastances
+    one = model.losses(x, begin)
+    two = model.losses(torch.addcmul(x, one, dt, value=-0.5), middle)
+    three = model.losses(torch.addcmul(x, two, dt, value=-0.5), middle)
+    four = model.losses(torch.addcmul(x, three, dt, value=-1), end)
+    whole = torch.add(torch.add(one, two, alpha=2), three, alpha=2) + four
+    return torch.addcmul(x, whole, dt, value=-1 / 6)
+
+
+def _steps(model: Circuit, stressed: Tensor, contraction: Tensor, dt: Tensor) -> Iterator[Tensor]:
+    times = contraction.unbind()
+    end = model.elastance(times[0])
+    for i in range(1, len(times), 2):
+        begin, middle, end = end, model.elastance(times[i]), model.elastance(times[i + 1])
+        stressed = _step(model, stressed, (begin, middle, end), dt)
+        yield stressed
 
 
 def _advance(model: Circuit, stressed: Tensor, contraction: Tensor, dt: Tensor) -> Tensor:
-    times = contraction.unbind()
-    for i in range(0, len(times) - 1, 2):
-        stressed = _step(model, stressed, (times[i], times[i + 1], times[i + 2]), dt)
-    return stressed
-
-
-def _path(model: Circuit, stressed: Tensor, contraction: Tensor, dt: Tensor) -> Tensor:
-    times, path = contraction.unbind(), [stressed]
-    for i in range(0, len(times) - 1, 2):
-        path.append(_step(model, path[-1], (times[i], times[i + 1], times[i + 2]), dt))
-    return torch.stack(path)
+    *_, last = deque(_steps(model, stressed, contraction, dt), maxlen=1)
+    return last

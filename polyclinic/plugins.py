@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from polyclinic.config import RunConfig
+from polyclinic.config.keys import dashed
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.encoding import feature_names
@@ -232,7 +233,7 @@ def game_of(config: RunConfig, layout: Layout) -> Game:
     """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it cannot do."""
     make = resolve("games", config.model)
     try:
-        found = make(layout, preset=config.preset, **config.chosen)
+        found = make(layout, preset=config.preset, **{dashed(key): value for key, value in config.chosen.items()})
     except PolyclinicError:
         raise
     except Exception as error:

@@ -120,7 +120,7 @@ def _synthesis_notes(outcome: Outcome) -> list[str]:
         rounds = ", ".join(map(str, strategy.diverged[:_MOST_UNCHANGED]))
         count = "round" if len(strategy.diverged) == 1 else "rounds"
         found.append(
-            f"In {len(strategy.diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was before; what "
+            f"In {len(strategy.diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was; what "
             "the round's critics cost was spent once."
         )
     if isinstance(strategy, FedGAN) and strategy.selected:

@@ -47,7 +47,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     strategy = given.get("strategy")
     found = _OPTIMIZER_DEFAULTS.get(str(given.get("optimizer")), {}) | _TASK_DEFAULTS.get(str(given.get("task")), {})
     found |= _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
-    if str(given.get("shared-noise")).lower() == "true":
+    if str(given.get("shared-noise")).lower() == "true" and given.get("task") != "synthesis":
         found |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in (None, "fedavgm") else {})
     return found
 

@@ -110,7 +110,7 @@ def check_synthesis(config: RunConfig) -> None:
     if config.sums:
         for key, wanted in (("strategy", "fedavg"), ("local-steps", 1), ("sample-rate", 1.0), ("learning-rate", 1.0)):
             value = getattr(config, key.replace("-", "_"))
-            if value != wanted and not (key == "strategy" and config.shared_noise):
+            if value != wanted:
                 raise ValueError(
                     f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
                     f"strategy changes; set {key} to {wanted!r}"

@@ -21,6 +21,7 @@ def test_digits_are_the_images_row_by_row() -> None:
     table, bunch = DIGITS.load(), load_digits()
     assert table.loc[5, "p23"] == bunch.images[5, 2, 3] and table.loc[1796, "p70"] == bunch.images[1796, 7, 0]
     encoded = encode(table, DIGITS.schema)
+    assert encoded.y is not None
     assert np.array_equal((encoded.x + 1.0) * 8.0, bunch.data) and np.array_equal(encoded.y, bunch.target)
     shards = load_shards(DIGITS, 0, "iid", 0, 1.0)
     assert len(shards) == 4 and sum(shard.patients for shard in shards) == 1797

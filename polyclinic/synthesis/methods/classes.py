@@ -1,0 +1,155 @@
+"""Latent classes: what noisy sums say of them, how likely a patient is in each, and rows drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.basis import Basis
+from polyclinic.synthesis.methods.draws import drawn_classes, picked, within
+from polyclinic.synthesis.methods.hot import Hot
+from polyclinic.synthesis.synthesizer import Arrays
+
+# A class has at least this share; a frequency in it at least, and a variance at least, so much of that of all patients.
+_LEAST_SHARE, _LEAST_FREQUENCY, _LEAST_VARIANCE = 2e-3, 0.02, 0.02
+_ALMOST_ONE = 0.97
+# Of patients of all classes, this share counts to each class' numbers of codes.
+_COUNTS = 0.02
+_ROWS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Means over patients of what each class has: ``shares`` (C,), ``hot`` (C, H), ``counts`` (C, sets, most + 1), ``first`` and
+    ``second`` (C, Q) moments of numeric components.
+    """
+
+    shares: Floats
+    hot: Floats
+    counts: Floats
+    first: Floats
+    second: Floats
+
+
+def apart(sums: Floats, shares: Floats, pooled: Floats, noise: float) -> Floats:
+    """(C, m) means of classes: those of all, (m,), and of what (C, m) ``sums`` differ from them what noise does not explain.
+
+    First each column's differences are drawn towards 0 together (James and Stein 1961), then each one alone.
+    """
+    differences = sums - shares[:, None] * pooled
+    together = (len(shares) - 1) * noise**2 / np.maximum((differences**2).sum(axis=0), 1e-300)
+    differences = differences * np.maximum(1.0 - together, 0.0)
+    alone = noise**2 / np.maximum(differences**2, 1e-300)
+    found: Floats = pooled + differences * np.maximum(1.0 - alone, 0.0) / shares[:, None]
+    return found
+
+
+def distributions(sums: Sums, pooled: Sums, noise: Sums, hot: Hot, label: Floats) -> Arrays:
+    """The classes that ``sums`` tell of. pooled: the sums of all patients, one class; noise: standard deviations, one number each
+    (in ``shares``, ``hot``, ...); label: (K,) paid frequencies of the label's classes.
+    """
+    shares = np.maximum(sums.shares, _LEAST_SHARE)
+    shares /= shares.sum()
+    of_all = pooled.hot[0].copy()
+    for at in hot.sets:
+        of_all[at] = np.maximum(hot.frequencies(pooled.hot)[0, at], 1e-7)
+    own = apart(sums.hot, shares, of_all, float(noise.hot.max(initial=0.0)))
+    frequencies = hot.frequencies(np.maximum(own, _LEAST_FREQUENCY * of_all))
+    for at in hot.sets:
+        frequencies[:, at] = np.clip(own[:, at], _LEAST_FREQUENCY * of_all[at], _ALMOST_ONE)
+    all_counts = np.maximum(pooled.counts[0], 0.0) + 1e-6
+    counts = np.maximum(sums.counts, 0.0) + _COUNTS * shares[:, None, None] * all_counts
+    mean = apart(sums.first, shares, pooled.first[0], float(noise.first.max(initial=0.0)))
+    square = apart(sums.second, shares, pooled.second[0], float(noise.second.max(initial=0.0)))
+    spread = np.maximum(pooled.second[0] - pooled.first[0] ** 2, 1e-4)
+    return {
+        "classes": label, "shares": shares, "frequencies": frequencies,
+        "counts": counts / counts.sum(axis=2, keepdims=True), "mean": mean,
+        "variance": np.maximum(square - mean**2, _LEAST_VARIANCE * spread),
+    }  # fmt: skip
+
+
+def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
+    """(C,) and (C, features): the logarithm of each class' chance of a patient is their sum with the features' products.
+
+    Features as in ``Sums``, without shares. A set of codes counts as so many draws, one after another, from the class' codes.
+    """
+    frequencies, mean, variance = found["frequencies"], found["mean"], found["variance"]
+    bias = np.log(found["shares"]) - 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=1)
+    weights = np.zeros_like(frequencies)
+    one = frequencies[:, hot.singles]
+    weights[:, hot.singles] = np.log(one / (1.0 - one))
+    bias += np.log1p(-one).sum(axis=1)
+    for group, at in enumerate(hot.groups):
+        chances = np.log(np.maximum(hot.chances(frequencies, group), 1e-6))
+        none = chances[:, -1:] if hot.none[group] else np.zeros((len(chances), 1))
+        weights[:, at] = chances[:, :-1] - none
+        bias += none[:, 0]
+    for at in hot.sets:
+        weights[:, at] = np.log(frequencies[:, at] / frequencies[:, at].sum(axis=1, keepdims=True))
+    counts = np.log(found["counts"]).reshape(len(bias), len(hot.sets) * (hot.most + 1))
+    return bias, np.concatenate([weights, counts, mean / variance, -0.5 / variance], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentClasses:
+    """Draws a class, and in it every column for itself, a set's codes given how many they are. numbers: of ``distributions``."""
+
+    layout: Layout
+    numbers: Arrays
+    most: int
+
+    @property
+    def classes(self) -> Floats:
+        """(K,) frequencies of the label's classes."""
+        found: Floats = self.numbers["classes"]
+        return found
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> LatentClasses:
+        return cls(layout, dict(arrays), int(options["most"]))
+
+    def arrays(self) -> Arrays:
+        return self.numbers
+
+    def options(self) -> dict[str, Any]:
+        return {"most": self.most}
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
+        layout, found, hot, basis = self.layout, self.numbers, Hot.of(self.layout, self.most), Basis.of(self.layout)
+        y = drawn_classes(self.classes, rows, rng) if labels is None else labels
+        of_label = hot.chances(found["frequencies"], len(hot.groups) - 1)[:, :-1]
+        latent = picked((found["shares"][:, None] * of_label).T[y], rng)
+        z = np.zeros((rows, layout.width))
+        z[:, hot.places] = hot.drawn(found["frequencies"], latent, rng, sets=False)
+        u = np.zeros((rows, layout.label.start))
+        u[:, basis.numeric] = found["mean"][latent] + np.sqrt(found["variance"][latent]) * rng.standard_normal(
+            (rows, int(basis.numeric.sum()))
+        )
+        z[:, : layout.label.start] += np.where(basis.numeric, basis.turned(u) + basis.centre, 0.0)
+        for number, at in enumerate(hot.sets):
+            count = picked(found["counts"][latent, number], rng)
+            for first in range(0, rows, _ROWS):
+                part = slice(first, first + _ROWS)
+                z[part, hot.places[at]] = chosen_codes(found["frequencies"][:, at], latent[part], count[part], rng)
+        z[:, layout.label] = np.eye(layout.classes)[y]
+        return within(layout, z)
+
+
+def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.Generator) -> Floats:
+    """(n, m) 0/1: ``count[i]`` codes of class ``latent[i]``, each about as likely as (C, m) ``frequencies`` say, given the count.
+
+    The codes of the largest logit plus logistic noise: Pareto sampling (Rosen 1997, J. Statist. Plann. Inference 62).
+    """
+    chance = rng.random((len(latent), frequencies.shape[1]))
+    height = np.log(frequencies / (1.0 - frequencies))[latent] + np.log(chance / (1.0 - chance))
+    order = np.argsort(-height, axis=1)
+    found = np.zeros_like(height)
+    np.put_along_axis(found, order, (np.arange(height.shape[1]) < count[:, None]).astype(np.float64), axis=1)
+    return found

@@ -1,0 +1,138 @@
+"""Columns one by one: a noisy histogram or frequency of each, within each class of the label or not. What others must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.bins import Bins
+from polyclinic.synthesis.methods.covariance import class_means
+from polyclinic.synthesis.methods.draws import drawn_classes, within
+from polyclinic.synthesis.methods.hot import Hot
+from polyclinic.synthesis.methods.options import check_number, check_switch
+from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.synthesis.synthesizer import Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Independent:
+    """A patient's vector: [bins of numeric columns, 0/1 numbers], of length 1 at most, in the block of the label.
+
+    bins: of a numeric column, equal and public. most: codes of a set; a patient with more counts less for each. by_label:
+    columns are independent within each class; otherwise the label is one more column. Raises ConfigError for an option out of
+    range.
+    """
+
+    layout: Layout
+    bins: int = 24
+    most: int = 20
+    by_label: bool = True
+    name: ClassVar[str] = "independent"
+    rounds: ClassVar[int] = 1
+    separate: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "bins", self.bins, 2, 1000, whole=True)
+        check_number(self.name, "most", self.most, 1, 10_000, whole=True)
+        check_switch(self.name, "by_label", self.by_label)
+
+    def question(self, round: int, state: Arrays) -> Arrays:
+        return {}
+
+    def size(self, round: int, state: Arrays) -> int:
+        return self._blocks * sum(self._parts)
+
+    def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+        """(patients, size); of length at most 1 whatever the rows hold."""
+        binned = self._bins.histograms(z).reshape(len(z), self._parts[0])
+        vectors = np.concatenate([binned, self._hot.values(z)], axis=1) / self._length
+        if self._blocks == 1:
+            return mean_of_rows(vectors, patient, patients)
+        blocks = np.zeros((len(z), self._blocks, vectors.shape[1]))
+        blocks[np.arange(len(z)), self.layout.labels(z)] = vectors
+        return mean_of_rows(blocks.reshape(len(z), self.size(round, question)), patient, patients)
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        return {**state, "mean": mean, "noise": np.array([noise])}
+
+    def synthesizer(self, state: Arrays) -> Columns:
+        classes = np.asarray(state["classes"], dtype=np.float64)
+        shares = classes if self.by_label else np.ones(1)
+        means = state["mean"].reshape(len(shares), -1) * self._length / shares[:, None]
+        if self.by_label:
+            means = class_means(means, shares, float(state["noise"][0]) * self._length)
+        binned, hot = np.split(means, [self._parts[0]], axis=1)
+        binned = binned.reshape(len(shares), len(self._bins.places), self._bins.most)
+        there = np.maximum(np.where(self._bins.used, binned, 0.0).sum(axis=2, keepdims=True), 0.05)
+        arrays = {
+            "classes": classes,
+            "histograms": self._bins.distribution(binned / there),
+            "frequencies": self._hot.frequencies(hot),
+        }
+        return Columns(self.layout, arrays, self.bins, self.most)
+
+    @cached_property
+    def _bins(self) -> Bins:
+        return Bins.of(self.layout, self.bins)
+
+    @cached_property
+    def _hot(self) -> Hot:
+        return Hot.of(self.layout, self.most)
+
+    @property
+    def _blocks(self) -> int:
+        return self.layout.classes if self.by_label else 1
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        return len(self._bins.places) * self._bins.most, len(self._hot.places)
+
+    @property
+    def _length(self) -> float:
+        return float(np.sqrt(self._hot.square + len(self._bins.places)))
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Draws independent columns. numbers: ``classes`` (K,); ``histograms`` (K or 1, Q, bins); ``frequencies`` (K or 1, H)."""
+
+    layout: Layout
+    numbers: Arrays
+    bins: int
+    most: int
+
+    @property
+    def classes(self) -> Floats:
+        """(K,) frequencies of the classes."""
+        found: Floats = self.numbers["classes"]
+        return found
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Columns:
+        return cls(layout, dict(arrays), int(options["bins"]), int(options["most"]))
+
+    def arrays(self) -> Arrays:
+        return self.numbers
+
+    def options(self) -> dict[str, Any]:
+        return {"bins": self.bins, "most": self.most}
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
+        layout, bins, hot = self.layout, Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
+        y = drawn_classes(self.classes, rows, rng) if labels is None else labels
+        block = y if len(self.numbers["frequencies"]) > 1 else np.zeros(rows, dtype=np.int64)
+        z = np.zeros((rows, layout.width))
+        z[:, hot.places] = hot.drawn(self.numbers["frequencies"], block, rng)
+        chance = rng.random((rows, len(bins.places)))
+        for one in np.unique(block):
+            at = np.flatnonzero(block == one)
+            z[np.ix_(at, bins.places)] = bins.quantiles(chance[at], self.numbers["histograms"][one])
+        z[:, layout.label] = np.eye(layout.classes)[y]
+        return within(layout, z)

@@ -1,0 +1,98 @@
+"""Each hospital its own private moments, mixed by how many patients it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.errors import DataError
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.draws import drawn_classes, picked
+from polyclinic.synthesis.methods.moments import Moments
+from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+
+
+@dataclass(frozen=True, eq=False)
+class HospitalMoments(Moments):
+    """``Moments`` of each hospital alone, options as there: its sums are never added to another's.
+
+    Who runs it makes a synthesizer of each hospital's state, and of them all ``Mixture.of``.
+    """
+
+    name: ClassVar[str] = "mixture"
+    separate: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Draws each row from one of several synthesizers of a layout. weights: (parts,) a distribution."""
+
+    layout: Layout
+    parts: tuple[Synthesizer, ...]
+    weights: Floats
+
+    @classmethod
+    def of(cls, synthesizers: Sequence[Synthesizer], weights: Sequence[float] | Floats) -> Mixture:
+        """Weights: a number for each, such as paid counts of patients; negative ones count as 0, and if none is left all as 1.
+
+        Raises DataError for no synthesizer, or for another number of weights.
+        """
+        if not synthesizers or len(synthesizers) != len(weights):
+            raise DataError(
+                f"A mixture of {len(synthesizers)} synthesizers has {len(weights)} weights; it needs one for each."
+            )
+        found = np.maximum(np.asarray(weights, dtype=np.float64), 0.0)
+        found = found if found.sum() > 0 else np.ones(len(found))
+        return cls(synthesizers[0].layout, tuple(synthesizers), found / found.sum())
+
+    @property
+    def classes(self) -> Floats:
+        """(K,) frequencies of the classes; of a part that does not tell its own, even ones."""
+        found: Floats = self.weights @ self._classes
+        return found
+
+    @property
+    def _classes(self) -> Floats:
+        even = np.full(self.layout.classes, 1.0 / self.layout.classes)
+        return np.stack([np.asarray(getattr(part, "classes", even), dtype=np.float64) for part in self.parts])
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Mixture:
+        """Raises ValueError for parts of any other package."""
+        parts = []
+        for number, one in enumerate(options["parts"]):
+            module, _, name = str(one["kind"]).partition(":")
+            if not module.startswith("polyclinic."):
+                raise ValueError(f"a part of a mixture is of kind {one['kind']!r}")
+            own = {
+                key.partition(".")[2]: value for key, value in arrays.items() if key.partition(".")[0] == str(number)
+            }
+            parts.append(getattr(import_module(module), name).load(layout, own, one["options"]))
+        return cls(layout, tuple(parts), np.asarray(arrays["weights"]))
+
+    def arrays(self) -> Arrays:
+        """Those of part n are named ``n.name``."""
+        found = {f"{n}.{name}": value for n, part in enumerate(self.parts) for name, value in part.arrays().items()}
+        return {"weights": self.weights, **found}
+
+    def options(self) -> dict[str, Any]:
+        kinds = [f"{type(part).__module__}:{type(part).__name__}" for part in self.parts]
+        return {
+            "parts": [{"kind": kind, "options": part.options()} for kind, part in zip(kinds, self.parts, strict=True)]
+        }
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D); a row of a given class comes from a part as likely as such patients are there."""
+        if labels is None:
+            labels = drawn_classes(self.classes, rows, rng)
+        part = picked((self.weights[:, None] * self._classes).T[labels], rng)
+        z = np.zeros((rows, self.layout.width))
+        for number in np.unique(part):
+            at = np.flatnonzero(part == number)
+            z[at] = self.parts[number].sample(len(at), rng, labels[at])
+        return z

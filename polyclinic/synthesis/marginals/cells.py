@@ -51,10 +51,7 @@ class Attribute:
             found = np.argmax(block, axis=1)
             absent = block.max(axis=1, initial=0.0) < 0.5
         else:
-            share = (block[:, 0] * std + mean + 1.0) / 2.0
-            if self.values:
-                share = (share * (self.values - 1) + 0.5) / self.values
-            found = block[:, 0] > 0.5 if self.kind == "flag" else np.floor(share * self.known)
+            found = block[:, 0] > 0.5 if self.kind == "flag" else self._bin((block[:, 0] * std + mean + 1.0) / 2.0)
             absent = z[:, self.missing] > 0.5
         found = np.clip(found, 0, self.known - 1)
         return np.where(absent, self.known, found).astype(np.int64) if self.nullable else found.astype(np.int64)
@@ -69,13 +66,23 @@ class Attribute:
             return
         values = cells.astype(np.float64)
         if self.kind == "number":
-            share = (cells + rng.random(len(cells))) / self.known
-            if self.values:
-                share = np.minimum(np.floor(share * self.values), self.values - 1) / (self.values - 1)
-            values = (2.0 * share - 1.0 - mean) / std
+            values = (2.0 * self._share(cells, rng.random(len(cells))) - 1.0 - mean) / std
         z[:, self.start] = np.where(absent, 0.0, values)
         if self.nullable:
             z[:, self.missing] = absent
+
+    def _bin(self, share: Floats) -> Floats:
+        """(n,) bin of each ``share`` of the way between the bounds; a whole number lies in one bin, never in two."""
+        if not self.values:
+            return np.floor(share * self.known)
+        return np.floor(np.rint(share * (self.values - 1)) * self.known / self.values)
+
+    def _share(self, cells: Ints, level: Floats) -> Floats:
+        """(n,) share of the way between the bounds, at ``level`` (0 to below 1) of each cell's numbers."""
+        if not self.values:
+            return (cells + level) / self.known
+        first, last = (-(-bound * self.values // self.known) for bound in (cells, cells + 1))
+        return (first + np.floor(level * (last - first))) / (self.values - 1)
 
 
 @dataclass(frozen=True, eq=False)

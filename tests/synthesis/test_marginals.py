@@ -1,0 +1,239 @@
+"""MST and AIM over noisy sums: exact without noise, better than independence with it, kept in a file, as good as OpenDP's."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, make
+from polyclinic.synthesis.sums import clipped_total, fit_centrally
+from polyclinic.synthesis.synthesizer import Arrays, load, save
+
+needs_mbi = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('mbi') is None)"])
+    .returncode != 0, reason="needs the extra 'marginals'",
+)  # fmt: skip
+
+
+def chain_layout(columns: int) -> Layout:
+    features = (Column(name=f"c{place}", kind="categorical", categories=("a", "b", "c")) for place in range(columns))
+    label = Column(name="y", kind="binary", role="label")
+    return Layout.of(Schema(name="chain", unit="record", columns=(*features, label)))
+
+
+def chain(columns: int, rows: int, seed: int = 0) -> tuple[Layout, Floats]:
+    """The label, column 0, column 1, ...: each depends on the one before it, and on no other given that."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 2, rows)
+    cells, last = [], label
+    for _ in range(columns):
+        last = np.where(rng.random(rows) < 0.7, last, rng.integers(0, 3, rows))
+        cells.append(np.eye(3)[last])
+    return chain_layout(columns), np.concatenate([*cells, np.eye(2)[label]], axis=1)
+
+
+def pair_distances(method: Marginals, first: Floats, second: Floats) -> Floats:
+    """Total variation of every pair of columns."""
+    sides = [method.table.cells(z) for z in (first, second)]
+    found = []
+    for a, b in itertools.combinations(range(len(method.table.sizes)), 2):
+        bins = [np.arange(method.table.sizes[place] + 1) for place in (a, b)]
+        one, other = (np.histogram2d(cells[:, a], cells[:, b], bins=bins)[0] / len(cells) for cells in sides)
+        found.append(np.abs(one - other).sum() / 2)
+    return np.array(found)
+
+
+def shuffled(method: Marginals, z: Floats) -> Floats:
+    """The same columns, each independent of the others: as good as independence can be."""
+    rng, cells = np.random.default_rng(1), method.table.cells(z)
+    return method.table.rows(np.stack([rng.permutation(column) for column in cells.T], axis=1), rng)
+
+
+def run(method: Marginals, z: Floats, noise: float, seed: int = 1) -> Arrays:
+    """The last state."""
+    rng, patients = np.random.default_rng(seed), len(z)
+    state: Arrays = {"classes": np.full(method.layout.classes, 1 / method.layout.classes)}
+    for round in range(1, method.rounds + 1):
+        size, question = method.size(round, state), method.question(round, state)
+        total = clipped_total(method, round, question, size, z, np.arange(patients), patients)
+        state = method.absorb(round, state, (total + noise * rng.standard_normal(size)) / patients, noise / patients)
+    return state
+
+
+def edges(state: Arrays, round: int) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a, b in state[f"pairs {round}"]}
+
+
+@needs_mbi
+@pytest.mark.parametrize("noise", [0.0, 15.0])
+def test_mst_finds_the_chain_and_without_noise_its_pairs_are_the_tables(noise: float) -> None:
+    layout, z = chain(4, 4000)
+    method = make(layout, algorithm="mst", rounds=3)
+    state = run(method, z, noise)
+    assert edges(state, 3) == {(0, 4), (0, 1), (1, 2), (2, 3)}
+    synthesizer = method.synthesizer(state)
+    assert isinstance(synthesizer, NetworkSynthesizer)
+    assert synthesizer.order == (4, 0, 1, 2, 3)
+    assert synthesizer.parents == ((), (4,), (0,), (1,), (2,))
+    if noise == 0.0:
+        cells = method.table.cells(z)
+        for own, (parent,) in zip(synthesizer.order[1:], synthesizer.parents[1:], strict=True):
+            sizes = [method.table.sizes[place] for place in (parent, own)]
+            counts = np.histogram2d(cells[:, parent], cells[:, own], bins=[np.arange(size + 1) for size in sizes])[0]
+            found = synthesizer.conditionals[synthesizer.order.index(own)]
+            np.testing.assert_allclose(found, counts / counts.sum(axis=1, keepdims=True), atol=1e-4)
+        drawn = synthesizer.sample(40_000, np.random.default_rng(2))
+        assert pair_distances(method, z, drawn).max() < 0.03
+    else:
+        drawn = synthesizer.sample(40_000, np.random.default_rng(2))
+        distances = pair_distances(method, z, drawn)
+        assert distances.mean() < 0.2 * pair_distances(method, z, shuffled(method, z)).mean()
+
+
+def cycle(rows: int) -> tuple[Layout, Floats]:
+    """Three columns that each two depend on one another given the third, which no tree can say."""
+    rng = np.random.default_rng(0)
+    layout = chain_layout(3)
+    first, label = rng.integers(0, 3, rows), rng.integers(0, 2, rows)
+    second = np.where(rng.random(rows) < 0.5, first, rng.integers(0, 3, rows))
+    third = np.where(rng.random(rows) < 0.5, first, second)
+    third = np.where(rng.random(rows) < 0.2, rng.integers(0, 3, rows), third)
+    second = np.where((rng.random(rows) < 0.3) & (first == third), (first + 1) % 3, second)
+    return layout, np.concatenate([*(np.eye(3)[cells] for cells in (first, second, third)), np.eye(2)[label]], axis=1)
+
+
+@needs_mbi
+def test_aim_says_what_no_tree_can_and_keeps_to_its_size() -> None:
+    layout, z = cycle(5000)
+    found = {}
+    for algorithm in ("mst", "aim"):
+        method = make(layout, algorithm=algorithm, rounds=4)
+        drawn = method.synthesizer(run(method, z, 4.0)).sample(40_000, np.random.default_rng(2))
+        found[algorithm] = pair_distances(method, z, drawn)
+    assert found["aim"].max() < 0.03
+    assert found["mst"].max() > 2 * found["aim"].max()
+    small = make(layout, algorithm="aim", rounds=4)
+    small = Marginals(layout, small.table, "aim", small.bins, 4, 3, 25)
+    synthesizer = small.synthesizer(run(small, z, 4.0))
+    assert isinstance(synthesizer, NetworkSynthesizer)
+    assert max(table.size for table in synthesizer.conditionals) == 9
+
+
+@needs_mbi
+@pytest.mark.parametrize("algorithm", ["mst", "aim"])
+def test_where_nothing_depends_on_anything_columns_are_asked_alone(algorithm: str) -> None:
+    method = make(chain_layout(3), algorithm=algorithm, rounds=3)
+    cells = np.array(list(itertools.product(range(3), range(3), range(3), range(2))))
+    z = method.table.rows(cells, np.random.default_rng(0))
+    state = run(method, z, 0.0)
+    assert edges(state, 3) == {(place, place) for place in range(4)}
+    drawn = method.synthesizer(state).sample(20_000, np.random.default_rng(0))
+    assert pair_distances(method, z, drawn).max() < 0.03
+
+
+MIXED = Schema(
+    name="mixed",
+    unit="record",
+    columns=(
+        Column(name="age", kind="integer", bounds=(0.0, 100.0)),
+        Column(name="lactate", kind="continuous", bounds=(0.0, 20.0), nullable=True),
+        Column(name="codes", kind="code_set", categories=("250", "401")),
+        Column(name="died", kind="binary", role="label"),
+    ),
+)
+
+
+def mixed(rows: int) -> tuple[Layout, Floats, Ints]:
+    layout, rng = Layout.of(MIXED), np.random.default_rng(0)
+    y = (rng.random(rows) < 0.2).astype(np.int64)
+    age = np.clip(rng.normal(50 + 20 * y, 12), 0, 100) / 50 - 1
+    lactate = np.where(rng.random(rows) < 0.3, np.nan, np.clip(rng.gamma(2, 1 + 2 * y), 0, 20) / 10 - 1)
+    codes = rng.random((rows, 2)) < np.stack([0.1 + 0.6 * y, np.full(rows, 0.3)], axis=1)
+    return layout, layout.rows(np.column_stack([age, lactate, codes]), y), y
+
+
+@needs_mbi
+def test_a_mixed_table_is_drawn_by_label_and_comes_back_from_its_file(tmp_path: Path) -> None:
+    layout, z, y = mixed(4000)
+    method = make(layout, algorithm="mst", rounds=3)
+    synthesizer = fit_centrally(method, z, np.arange(4000), 4000, 5.0, np.random.default_rng(1))
+    labels = np.repeat([0, 1], 3000)
+    drawn = synthesizer.sample(6000, np.random.default_rng(2), labels)
+    np.testing.assert_array_equal(layout.labels(drawn), labels)
+    for label in (0, 1):
+        real, ours = (layout.encoded(rows)[0] for rows in (z[y == label], drawn[labels == label]))
+        assert np.abs(real.mean(axis=0) - ours.mean(axis=0))[[0, 2, 3]].max() < 0.06
+        assert abs(np.nanmean(real[:, 1]) - np.nanmean(ours[:, 1])) < 0.06
+        assert abs(np.isnan(real[:, 1]).mean() - np.isnan(ours[:, 1]).mean()) < 0.05
+    assert encode(layout.decode(drawn), MIXED).y is not None
+    free = layout.labels(synthesizer.sample(6000, np.random.default_rng(3)))
+    assert abs(free.mean() - y.mean()) < 0.03
+
+    path = tmp_path / "synthesizer.safetensors"
+    save(synthesizer, path)
+    again = load(path, layout)
+    np.testing.assert_array_equal(
+        again.sample(500, np.random.default_rng(4)), synthesizer.sample(500, np.random.default_rng(4))
+    )
+    with pytest.raises(DataError, match="holds no synthesizer of this schema"):
+        load(path, chain_layout(4))
+
+
+def test_without_the_extra_the_first_question_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mbi", None)
+    method = make(chain_layout(2))
+    with pytest.raises(ConfigError, match=r"pip install 'polyclinic\[marginals\]'"):
+        method.question(1, {})
+
+
+def test_hospitals_answer_without_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['mbi'] = sys.modules['jax'] = None\n"
+        "import numpy as np\n"
+        "from polyclinic.ehr.schema import Column, Schema\n"
+        "from polyclinic.synthesis.layout import Layout\n"
+        "from polyclinic.synthesis.marginals import make\n"
+        "columns = (Column(name='a', kind='binary'), Column(name='y', kind='binary', role='label'))\n"
+        "layout = Layout.of(Schema(name='s', unit='record', columns=columns))\n"
+        "print(make(layout).contributions(1, {}, np.array([[1.0, 0.0, 1.0]]), np.zeros(1, dtype=int), 1) ** 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[[0.  0.5 0.  0.5]]", done.stderr
+
+
+@pytest.mark.slow
+@needs_mbi
+@pytest.mark.parametrize("algorithm", ["mst", "aim"])
+def test_as_good_as_opendps_central_release_at_equal_rho(algorithm: str) -> None:
+    dp = pytest.importorskip("opendp.prelude")
+    pl = pytest.importorskip("polars")
+    dp.enable_features("contrib")
+    layout, z = chain(4, 2000)
+    method, rho = make(layout, algorithm=algorithm), 0.1
+    cells = method.table.cells(z)
+    names = [f"c{place}" for place in range(cells.shape[1])]
+    context = dp.Context.compositor(
+        data=pl.DataFrame({name: cells[:, place] for place, name in enumerate(names)}).lazy(),
+        privacy_unit=dp.unit_of(contributions=1),
+        privacy_loss=dp.loss_of(rho=rho),
+    )
+    keys = {name: list(range(size)) for name, size in zip(names, method.table.sizes.tolist(), strict=True)}
+    central = dp.mbi.MST() if algorithm == "mst" else dp.mbi.AIM()
+    release = context.query(rho=rho).select(*names).contingency_table(keys=keys, algorithm=central).release()
+    theirs = release.synthesize().select(names).to_numpy()
+    # All rounds and the label's counts have the same noise; rho = releases / (2 noise^2).
+    noise = np.sqrt((method.rounds + 1) / (2 * rho))
+    synthesizer = fit_centrally(method, z, np.arange(2000), 2000, noise, np.random.default_rng(1))
+    drawn = synthesizer.sample(len(theirs), np.random.default_rng(2))
+    ours = pair_distances(method, z, drawn).mean()
+    other = pair_distances(method, z, method.table.rows(theirs, np.random.default_rng(0))).mean()
+    print(f"{algorithm}: total variation {ours:.4f}, OpenDP {other:.4f}")
+    assert other / 6 < ours < 1.5 * other

@@ -72,7 +72,7 @@ def settings_of(game: Game, noise_multiplier: float | None = None) -> TrainSetti
     found = game.defaults
     return TrainSettings(
         sample_rate=float(found["sample-rate"]), local_steps=int(found["local-steps"]),
-        learning_rate=float(found["learning-rate"]), max_grad_norm=float(found["max-grad-norm"]),
+        learning_rate=float(found["learning-rate"]), max_grad_norm=float(found.get("max-grad-norm", 1.0)),
         noise_multiplier=noise_multiplier, optimizer=str(found.get("optimizer", "sgd")),
         momentum=float(found.get("momentum", 0.0)), weight_decay=float(found.get("weight-decay", 0.0)), loss=game.loss,
     )  # fmt: skip

@@ -7,44 +7,44 @@ from dataclasses import replace
 from typing import Any
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.models.gan import mlp_critic, moment_critic
-from polyclinic.synthesis.games.cores import LabelledAffine
+from polyclinic.synthesis.games import publications, tables
 from polyclinic.synthesis.games.game import Adaptive, Game
 from polyclinic.synthesis.layout import Layout
 
 PRESETS = ("sound", "paper")
-# More columns than this have too many products for a critic under noise.
-_MOST_PRODUCTS = 64
-
-
-def gan(layout: Layout, preset: str) -> Game:
-    """Our default for tables: a critic of first and second moments of each label, an affine generator with a small bend."""
-    columns = layout.label.start
-    moments = columns <= _MOST_PRODUCTS
-    latent = columns if moments else 64
-    return Game(
-        name="gan", preset=preset, latent=latent, loss="wasserstein", spread=0.7, fall=0.5, learning_rate=0.02,
-        core=lambda at: LabelledAffine(at.label.start, latent, at.classes, ()),
-        critic_of=(lambda at: moment_critic(at.width, 1, at.classes)) if moments else (lambda at: mlp_critic(at.width, 1, (64,))),
-        defaults={
-            "rounds": 30, "sample-rate": 1.0, "local-steps": 1, "learning-rate": 1.0, "max-grad-norm": 10.0,
-            "optimizer": "sgd", "momentum": 0.0, "weight-decay": 0.1,
-        },
-    )  # fmt: skip
-
-
-GAMES: Mapping[str, Callable[[Layout, str], Game]] = {"gan": gan}
+# Each game's builder, and the options that only it takes.
+GAMES: Mapping[str, tuple[Callable[[Layout, str, Mapping[str, Any]], Game], tuple[str, ...]]] = {
+    "gan": (tables.gan, ("widths",)),
+    "acgan": (tables.acgan, ()),
+    "dpgan": (publications.dpgan, ("form",)),
+    "ppgan": (publications.ppgan, ("form",)),
+    "wgan": (publications.wgan, ("form",)),
+    "wgan-gp": (publications.wgan_gp, ("form",)),
+    "medgan": (publications.medgan, ("decoder-file",)),
+}
 
 
 def make(layout: Layout, name: str = "gan", preset: str = "sound", **options: Any) -> Game:
-    """The game ``name``. Raises ConfigError for an unknown name, preset or option, and for a value that is not allowed."""
+    """The game ``name``; options may be text. Raises ConfigError for an unknown name, preset or option, for a value that is
+    not allowed, and for a schema that the game is not for.
+    """
     for key, value, allowed in (("game", name, tuple(GAMES)), ("preset", preset, PRESETS)):
         if value not in allowed:
             raise ConfigError(
                 f"The {key} {value!r} is unknown; allowed are {', '.join(allowed)}.{nearest(value, allowed)}"
             )
-    game = GAMES[name](layout, preset)
-    changed = {key.replace("-", "_"): _read(key, value) for key, value in options.items()}
+    build, own = GAMES[name]
+    unknown = [key for key in options if key not in (*own, *OPTIONS)]
+    if unknown:
+        known = (*own, *OPTIONS)
+        raise ConfigError(
+            f"The game {name!r} has no option {unknown[0]!r}; allowed are {', '.join(known)}.{nearest(unknown[0], known)}"
+        )
+    changed = {key.replace("-", "_"): _read(key, value) for key, value in options.items() if key in OPTIONS}
+    try:
+        game = build(layout, preset, {key: options[key] for key in own if key in options})
+    except ValueError:
+        raise ConfigError(f"The options of the game {name!r} are {options}, of which one is not of its kind.") from None
     return replace(game, **changed, options=dict(options))
 
 
@@ -54,9 +54,6 @@ def options_of(game: Game) -> dict[str, Any]:
 
 
 def _read(key: str, value: Any) -> Any:
-    if key not in OPTIONS:
-        known = tuple(OPTIONS)
-        raise ConfigError(f"A game has no option {key!r}; allowed are {', '.join(known)}.{nearest(key, known)}")
     try:
         return OPTIONS[key](value)
     except ValueError:

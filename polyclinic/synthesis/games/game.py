@@ -48,12 +48,13 @@ class Game:
 
     ``core``: the generator's network, (latent (n, L), label (n,)) -> (n, D - K); ``critic_of``: the critic's, (n, D) ->
     what ``loss`` needs. ``latent``: L, drawn by ``law`` ("uniform" in (-1, 1)). ``spread``, ``fall``: of the ``Front``, 0
-    none. ``hard``: of the ``Generator``. ``weight_clip``: the critic's weights are kept within it. ``penalty``: weight of
-    the gradient penalty on generated rows, which the server adds by ``penalty_steps``.
+    none. ``hard``, ``unit``: of the ``Generator``. ``weight_clip``: the critic's weights are kept within it. ``penalty``:
+    weight of the gradient penalty on generated rows, which the server adds by ``penalty_steps``.
     The generator's: ``optimizer``, ``learning_rate`` and how it falls to 0 over the rounds (``schedule``), ``momentum``
     (Adam's beta 1), ``steps`` a round on ``batch`` rows against the mean over the last ``ring`` critics; ``ema``: decay of
     the average of its weights that is drawn from, 0 for the last ones.
-    ``guarantee``: what a ``paper`` preset really promises, in words.
+    ``begin``: arrays with which the generator begins in place of drawn ones. ``guarantee``: what a ``paper`` preset really
+    promises, in words.
     ``options``: those that ``builders.make`` was given.
     """
 
@@ -67,6 +68,7 @@ class Game:
     spread: float = 0.0
     fall: float = 0.0
     hard: bool = True
+    unit: bool = False
     weight_clip: float | None = None
     penalty: float = 0.0
     penalty_steps: int = 5
@@ -81,6 +83,7 @@ class Game:
     adaptive: Adaptive | None = None
     guarantee: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    begin: Callable[[Layout], Arrays] = field(default=lambda layout: {}, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +115,7 @@ class Game:
 
     def generator(self, layout: Layout) -> Generator:
         """(latent (n, L), label (n,) int64) -> (n, D - K): the features of z."""
-        return Generator(self.core(layout), layout, self.front(layout), self.hard)
+        return Generator(self.core(layout), layout, self.front(layout), self.hard, self.unit)
 
     def critic(self, layout: Layout) -> nn.Module:
         """(n, D) rows of ``fakes.pairs`` -> the outputs that ``loss`` needs."""

@@ -19,19 +19,31 @@ class Generator(nn.Module):
     groups through a softmax, and a cell whose indicator says missing is 0, as in real rows.
     hard: 0/1 places are rounded, with the gradient of what was rounded (Bengio et al. 2013): a critic that sees whole
     numbers on one side and fractions on the other tells them apart by that alone.
+    unit: the core ends in [0, 1] itself, of each place's bounds; then nothing else is done to it.
     """
 
-    def __init__(self, core: nn.Module, layout: Layout, front: Front, hard: bool) -> None:
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, core: nn.Module, layout: Layout, front: Front, hard: bool, unit: bool) -> None:
         super().__init__()
-        self.core, self.hard = core, hard
+        self.core, self.hard, self.unit = core, hard, unit
         self._front = front
+        for name, bound in zip(("low", "high"), layout.bounds, strict=True):
+            self.register_buffer(
+                name, torch.from_numpy(bound[: layout.label.start].astype(np.float32)), persistent=False
+            )
         self._parts = _parts(layout)
         self._missing = layout.missing
         self._nullable = torch.from_numpy(np.flatnonzero(layout.nullable))
 
     def forward(self, latent: Tensor, label: Tensor) -> Tensor:
-        raw = self._front.back(self.core(latent, label))
-        z = torch.cat([part(raw[:, at], self.hard) for at, part in self._parts], 1)
+        raw: Tensor = self.core(latent, label)
+        if self.unit:
+            z = self.low + raw * (self.high - self.low)
+        else:
+            raw = self._front.back(raw)
+            z = torch.cat([part(raw[:, at], self.hard) for at, part in self._parts], 1)
         if not len(self._nullable):
             return z
         there = torch.ones_like(z).index_copy(1, self._nullable, 1.0 - z[:, self._missing])

@@ -66,8 +66,12 @@ class GeneratorState:
 
 
 def first_state(game: Game, layout: Layout, seed: int) -> GeneratorState:
-    """The state before the first round: a function of the game, the schema and ``seed``."""
+    """The state before the first round: a function of the game, the schema and ``seed``.
+
+    Raises DataError where the game begins with arrays of a file that does not fit.
+    """
     weights = {name: value.numpy() for name, value in initialise(lambda: game.generator(layout), seed).items()}
+    weights |= game.begin(layout)
     return GeneratorState(weights, dict(weights))
 
 

@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 
 from polyclinic.errors import ConfigError, nearest
 
+Floats = NDArray[np.float64]
 Dissimilarity = Callable[[Tensor, Tensor], Tensor]
 _ANGLES = 240
 
@@ -84,7 +86,7 @@ def best_correlation(name: str, ratio: float, rho0: float) -> float:
     """The correlation with the least dissimilarity at standard deviations ``ratio`` times the target's; the positive of two.
 
     Wasserstein: rho0 itself. KL: rho / (1 - rho^2) = s rho0 / (1 - rho0^2) with s = ratio^2. Reverse KL: the root of
-    s rho^3 - rho0 rho^2 + (2 - s) rho - rho0 with the least value. l1: a minimum on the line, to 1e-9.
+    s rho^3 - rho0 rho^2 + (2 - s) rho - rho0 with the least value. l1: a minimum on the line, to 1e-7.
     Raises ConfigError for an unknown name, a ratio that is not positive or a rho0 outside [0, 1).
     """
     if name not in DISSIMILARITIES:
@@ -100,16 +102,26 @@ def best_correlation(name: str, ratio: float, rho0: float) -> float:
         asked = s * rho0 / (1 - rho0**2)
         return 2 * asked / (1 + math.sqrt(1 + 4 * asked**2))
 
-    def value(rho: float) -> float:
-        return float(DISSIMILARITIES[name](covariance(*_pair(ratio, rho)), covariance(*_pair(1.0, rho0))))
+    target = covariance(torch.ones(1, dtype=torch.float64), torch.tensor([rho0], dtype=torch.float64))
+
+    def values(rho: Floats) -> Floats:
+        correlation = torch.from_numpy(np.atleast_1d(rho).astype(np.float64))
+        found: Floats = DISSIMILARITIES[name](
+            covariance(torch.full_like(correlation, ratio), correlation), target
+        ).numpy()
+        return found
 
     if name == "reverse-kl":
         roots = np.roots([s, -rho0, 2 - s, -rho0])
-        return float(min((r.real for r in roots if abs(r.imag) < 1e-9 and -1e-9 <= r.real < 1), key=value))
+        real = np.array([root.real for root in roots if abs(root.imag) < 1e-9 and -1e-9 <= root.real < 1])
+        return float(real[np.argmin(values(real))])
     line = np.linspace(0, 0.999, 101)
-    near = int(np.argmin([value(rho) for rho in line]))
+    near = int(np.argmin(values(line)))
     between = (float(line[max(near - 1, 0)]), float(line[min(near + 1, 100)]))
-    return float(optimize.minimize_scalar(value, bounds=between, method="bounded", options={"xatol": 1e-9}).x)
+    found = optimize.minimize_scalar(
+        lambda rho: values(rho)[0], bounds=between, method="bounded", options={"xatol": 1e-7}
+    )
+    return float(found.x)
 
 
 def descend(name: str, ratio: Tensor, rho0: Tensor, start: float = 0.1, steps: int = 300, rate: float = 0.08) -> Tensor:
@@ -124,7 +136,3 @@ def descend(name: str, ratio: Tensor, rho0: Tensor, start: float = 0.1, steps: i
         optimizer.step()
         schedule.step()
     return torch.tanh(free).detach()
-
-
-def _pair(deviation: float, rho: float) -> tuple[Tensor, Tensor]:
-    return torch.tensor(deviation, dtype=torch.float64), torch.tensor(rho, dtype=torch.float64)

@@ -38,7 +38,6 @@ TRUTH = (0.3, 0.3)
 SCATTER = {"sbp": 20.0, "dbp": 12.0, "co": 1.5, "svr": 350.0, "lvef": 15.0, "dpap": 7.0, "spap": 11.0, "wedge": 5.0}
 RANGES = {"sbp": (60, 200), "dbp": (30, 130), "co": (1, 11), "svr": (400, 3000), "lvef": (10, 90), "dpap": (-10, 40),
           "spap": (-10, 70), "wedge": (-10, 35)}  # fmt: skip
-_TIMES = 3
 PATIENTS, EPSILONS, DELTA, COHORTS = 43, (32.0, 16.0, 8.0, 4.0), 1e-3, 100
 
 
@@ -46,7 +45,7 @@ def run(out: Path, quick: bool) -> Results:
     """Writes results.json, table.md, cycle.svg and posteriors.svg; ``quick``: few beats, one pair."""
     published = _published()
     say(f"published outputs: largest difference {max(row['difference'] for row in published):.4f}")
-    speed = _speed(beats=1 if quick else 10, batch=64 if quick else 1024)
+    speed = _speed(beats=1 if quick else 10, batch=16 if quick else 1024, times=1 if quick else 3)
     say(f"speed: {speed}")
     cases = [_case(pair, quick) for pair in (PAIRS[-1:] if quick else PAIRS)]
     results = {"quick": quick, "published": published, "speed": speed, "cases": cases}
@@ -67,8 +66,8 @@ def _published() -> list[dict[str, Any]]:
     return rows
 
 
-def _speed(beats: int, batch: int) -> dict[str, float]:
-    """Processor seconds for one run of ten beats, best of three; the loops are timed on ``beats`` of them and scaled."""
+def _speed(beats: int, batch: int, times: int) -> dict[str, float]:
+    """Processor seconds for one run of ten beats, best of ``times``; the loops are timed on ``beats`` of them and scaled."""
     row = parameters()
     begin = simulate(row, 1, 1)
     pressures, volumes = begin.pressures[0, :, 0].tolist(), begin.stressed[0, :, 0].numpy()
@@ -76,7 +75,7 @@ def _speed(beats: int, batch: int) -> dict[str, float]:
 
     def seconds(work: Callable[[], object], share: float) -> float:
         taken = []
-        for _ in range(_TIMES):
+        for _ in range(times):
             started = time.process_time()
             work()
             taken.append(time.process_time() - started)
@@ -93,9 +92,9 @@ def _speed(beats: int, batch: int) -> dict[str, float]:
 
 
 def _case(pair: Pair, quick: bool) -> dict[str, Any]:
-    beats = 3 if quick else 10
-    surrogate: Fitted = fitted(pair, iterations=300 if quick else 3000, beats=beats)
-    exact: Grid = grid(pair, points=9 if quick else 33, finer=101 if quick else 201, beats=beats)
+    beats = 2 if quick else 10
+    surrogate: Fitted = fitted(pair, held_out=50 if quick else 200, iterations=200 if quick else 3000, beats=beats)
+    exact: Grid = grid(pair, points=7 if quick else 33, finer=81 if quick else 201, beats=beats)
     narrow_low, narrow_high = Pair(pair.resistance, 1).box()
     truth = narrow_low + (narrow_high - narrow_low) * torch.tensor(TRUTH, dtype=torch.float64)
     centre = pair.outputs(truth[None], beats)
@@ -104,7 +103,7 @@ def _case(pair: Pair, quick: bool) -> dict[str, Any]:
     for epsilon in (None, *(EPSILONS[-1:] if quick else EPSILONS)):
         noise = None if epsilon is None else calibrate_noise_multiplier(epsilon, DELTA, gaussian_event)
         records = _records(centre, noise, seed=0)
-        flow = by_flow(pair, surrogate.surrogate, records, steps=300 if quick else 1500)
+        flow = by_flow(pair, surrogate.surrogate, records, steps=200 if quick else 1500)
         sources.append({
             "epsilon": epsilon, "noise multiplier": noise, "flow": _summary(*flow.moments()),
             "exact": _summary(*exact.moments(records)), "effective": flow.effective,

@@ -66,7 +66,7 @@ def _figure(rows: list[dict[str, Any]], correlations: tuple[float, ...]) -> Figu
     panels = figure.subplots(1, len(correlations), sharey=True, squeeze=False)[0]
     for axis, rho0 in zip(panels, correlations, strict=True):
         ratios = sorted({row["ratio"] for row in rows})
-        line = torch.linspace(ratios[0], ratios[-1], 41).tolist()
+        line = torch.linspace(ratios[0], ratios[-1], 13 if len(ratios) < len(RATIOS) else 41).tolist()
         for name, colour in COLOURS.items():
             axis.plot(line, [best_correlation(name, ratio, rho0) for ratio in line], color=colour, label=name)
             dots = [row for row in rows if row["dissimilarity"] == name and row["rho0"] == rho0]

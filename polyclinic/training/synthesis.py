@@ -22,6 +22,7 @@ from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, clipped_total
 from polyclinic.training import classification
+from polyclinic.training.published import published_steps
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
 #: The one array of a sum, as a hospital sends it back.
@@ -173,6 +174,8 @@ class GameTask:
         and their summed gradient is clipped once."""
         game, layout = self._known()
         generator = generator_of(game, layout, self.question)
+        if game.noise or game.batch_clip:
+            return published_steps(game, layout, generator, build, arrays, work, settings)
         one = replace(settings, local_steps=1, loss=game.loss)
         real = [layout.rows(site.rows.x, site.rows.y) for site in work]
         draws = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]

@@ -53,6 +53,8 @@ class Game:
     The generator's: ``optimizer``, ``learning_rate`` and how it falls to 0 over the rounds (``schedule``), ``momentum``
     (Adam's beta 1), ``steps`` a round on ``batch`` rows against the mean over the last ``ring`` critics; ``ema``: decay of
     the average of its weights that is drawn from, 0 for the last ones.
+    ``noise``, ``batch_clip``: a ``paper`` preset's own, as published: the average gradient of a batch is shortened to
+    ``batch_clip`` (None: left as it is) and N(0, ``noise``^2) is added to each of its numbers (``training.published``).
     ``begin``: arrays with which the generator begins in place of drawn ones. ``guarantee``: what a ``paper`` preset really
     promises, in words.
     ``options``: those that ``builders.make`` was given.
@@ -81,6 +83,8 @@ class Game:
     ring: int = 1
     ema: float = 0.99
     adaptive: Adaptive | None = None
+    noise: float = 0.0
+    batch_clip: float | None = None
     guarantee: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     begin: Callable[[Layout], Arrays] = field(default=lambda layout: {}, repr=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
     """The run's method of sums. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
     cannot do."""
     make, options = resolve("methods", config.model), config.chosen
-    if "rounds" in getattr(make, "__dataclass_fields__", {}):
+    if callable(make) and "rounds" in signature(make).parameters:
         options = {"rounds": config.rounds} | options
     try:
         found: SumsMethod = make(layout, **options)

@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyclinic.synthesis import marginals
+from polyclinic.synthesis.methods.independent import Independent
+from polyclinic.synthesis.methods.latent import Latent
+from polyclinic.synthesis.methods.mixture import HospitalMoments
 from polyclinic.synthesis.methods.moments import Moments
 
-METHODS: Mapping[str, Callable[..., Any]] = {"moments": Moments, "marginals": marginals.make}
+METHODS: Mapping[str, Callable[..., Any]] = {
+    "moments": Moments, "independent": Independent, "latent": Latent, "mixture": HospitalMoments, "marginals": marginals.make,
+}  # fmt: skip

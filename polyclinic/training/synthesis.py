@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from torch import nn
 
@@ -22,6 +23,8 @@ from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, clipped_total
 from polyclinic.training import classification
+from polyclinic.training.losses import check_loss
+from polyclinic.training.modules import load
 from polyclinic.training.published import published_steps
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
@@ -165,7 +168,11 @@ class GameTask:
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
-        classification.check(build, arrays, self._known()[1].width, engine)
+        game, layout = self._known()
+        classification.check(build, arrays, layout.width, engine)
+        with torch.no_grad():
+            outputs = load(build, arrays)(torch.zeros(1, layout.width)).shape[1]
+        check_loss(game.loss, outputs)
 
     def train(
         self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

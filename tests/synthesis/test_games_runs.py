@@ -23,6 +23,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.server.calibration import calibrate
+from polyclinic.synthesis.games.builders import GAMES, make
 from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
@@ -237,3 +238,17 @@ def test_the_generator_learns_a_mean_from_critics_alone() -> None:
     # A critic that says the same of every row moves nothing.
     for name, value in moved.weights.items():
         np.testing.assert_allclose(value, state.weights[name], atol=1e-6)
+
+
+def test_what_a_game_takes_where_nothing_is_given_is_what_its_builder_says() -> None:
+    layout = Layout.of(dataset_named("sprint").schema)
+    for name in GAMES:
+        for preset in ("sound", "paper"):
+            try:
+                game = make(layout, name=name, preset=preset)
+            except ConfigError:
+                continue
+            open_ = {"dp": False} if preset == "paper" or name.startswith("wgan") else {}
+            config = RunConfig.build({"task": "synthesis", "model": name, "preset": preset} | open_).flat()
+            for key, value in game.defaults.items():
+                assert config[key] == value, (name, preset, key)

@@ -15,7 +15,7 @@ from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 
 # More columns than this have too many products for a critic under noise.
-_MOST_PRODUCTS = 64
+_MOST_PRODUCTS = 96
 _MOST_LATENTS = 128
 
 

@@ -32,8 +32,8 @@ PUBLISHED = {
     "wedge": (8.456, 9.149),
 }  # fmt: skip
 PAIRS = tuple(Pair(resistance, width) for resistance in ("r_ro", "r_ri") for width in (1, 2))
-# The circulation behind our patients, in shares of the narrower box, and what records scatter by around it: of the order
-# of the patients' spread in Su et al.'s Table 1, ours in round numbers. The ranges are public.
+# The circulation behind our patients, in shares of the narrower box, and what records scatter by around it: round numbers
+# of ours, not of a cohort. The ranges are public.
 TRUTH = (0.3, 0.3)
 SCATTER = {"sbp": 20.0, "dbp": 12.0, "co": 1.5, "svr": 350.0, "lvef": 15.0, "dpap": 7.0, "spap": 11.0, "wedge": 5.0}
 RANGES = {"sbp": (60, 200), "dbp": (30, 130), "co": (1, 11), "svr": (400, 3000), "lvef": (10, 90), "dpap": (-10, 40),

@@ -1,8 +1,8 @@
 """Where a simulation begins: the linear system in which every part of the circuit passes the same volume in a beat.
 
 Unknowns: the ventricles' pressures at the end of diastole and of systole, and the four vessels' pressures; equations: one
-stroke volume through all six resistances and out of both ventricles, and the total volume (Davis 1991, section on initial
-conditions; Heldt's CVSim).
+stroke volume through all six resistances and out of both ventricles, and the total volume (the system of Harrod et al. 2020's
+supplement, for Davis 1991's model).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from polyclinic.synthesis.layout import Layout
 
 #: Correlation between two visits that the scale of a trajectory's components expects.
 PERSISTENCE = 0.5
-# Expected squares: of a numeric column scaled by its bounds alone; of an indicator of missing cells; of a row's codes.
-_BOUNDED_SQUARE, _MISSING_SQUARE, _CODES = 0.3, 0.1, 20.0
+# Expected squares: of a numeric column scaled by its bounds alone; of ranks; of an indicator of missing cells; of a row's codes.
+_BOUNDED_SQUARE, _RANKS_SQUARE, _MISSING_SQUARE, _CODES = 0.3, 1.5, 0.1, 20.0
 # The least variance by which a component is scaled.
 _LEAST = 0.01
 
@@ -67,6 +67,8 @@ class Basis:
                 square += min(_CODES, length)
             elif column.kind in ("binary", "categorical"):
                 square += 1.0
+            elif column.kind == "ordinal":
+                of_numeric += _RANKS_SQUARE
             else:
                 of_numeric += length * (1.0 if column.spread is not None else _BOUNDED_SQUARE)
         return cls(

@@ -73,9 +73,13 @@ def class_covariances(covariances: Floats, shares: Floats, noise: float) -> Floa
 
 
 def _difference(matrix: Floats, noise: float) -> Floats:
-    """``denoised``, with a trace that counts as far as it is more than noise."""
+    """``denoised``, as far as the squares of its entries and its trace are more than noise would make them."""
     size = max(len(matrix), 1)
     trace = float(np.trace(matrix))
     keep = max(1.0 - size * noise**2 / trace**2, 0.0) if trace else 0.0
-    found: Floats = denoised(matrix, noise) - (1.0 - keep) * trace / size * np.eye(len(matrix))
+    middle = trace / size * np.eye(len(matrix))
+    excess = float(((matrix - middle) ** 2).sum()) / max(noise**2 * size * (size + 1) / 2, 1e-300) - 1.0
+    # By noise alone the excess has a deviation of 2 / size.
+    shape = float(np.clip(excess * size / 6.0, 0.0, 1.0))
+    found: Floats = shape * (denoised(matrix, noise) - middle) + keep * middle
     return found

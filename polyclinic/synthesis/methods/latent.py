@@ -99,7 +99,7 @@ class Latent:
 
     def synthesizer(self, state: Arrays) -> LatentClasses:
         found = self._found(state)
-        absent = self._absent(self._split(state["pooled"][None]).hot[0])
+        absent = self._absent(found["frequencies"])
         # Missing cells stood at 0 in the sums.
         square = (found["variance"] + found["mean"] ** 2) / (1.0 - absent)
         mean = found["mean"] / (1.0 - absent)
@@ -200,15 +200,15 @@ class Latent:
         weights[:, watched] = draws @ directions.T
         return -weights @ pooled, weights
 
-    def _absent(self, hot: Floats) -> Floats:
-        """(Q,) how often the cells behind each numeric component are missing."""
+    def _absent(self, frequencies: Floats) -> Floats:
+        """(C, Q) how often the cells behind each numeric component are missing."""
         layout = self.layout
-        absent = np.zeros(layout.label.start)
+        absent = np.zeros((len(frequencies), layout.label.start))
         here = np.cumsum(~layout.numeric) - 1
-        absent[np.flatnonzero(layout.nullable)] = hot[here[layout.missing]]
+        absent[:, np.flatnonzero(layout.nullable)] = frequencies[:, here[layout.missing]]
         for at in layout.trajectories:
-            absent[at] = absent[at].mean()
-        found: Floats = np.clip(absent[self._numeric], 0.0, 0.9)
+            absent[:, at] = absent[:, at].mean(axis=1, keepdims=True)
+        found: Floats = np.clip(absent[:, self._numeric], 0.0, 0.9)
         return found
 
 

@@ -8,7 +8,8 @@ import pytest
 from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods.classes import apart, chosen_codes
+from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes
+from polyclinic.synthesis.methods.draws import picked
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.sums import fit_centrally
@@ -98,6 +99,26 @@ def test_codes_are_chosen_by_their_frequencies_and_as_many_as_said() -> None:
         0
     )
     assert (np.diff(alone) < 0).all()
+
+
+def test_codes_are_as_frequent_over_all_classes_as_wanted() -> None:
+    rng = np.random.default_rng(0)
+    frequencies = rng.uniform(0.01, 0.6, (3, 12))
+    shares, counts = np.array([0.5, 0.3, 0.2]), rng.dirichlet(np.ones(8), 3)
+    plain = chosen_codes_of(frequencies, shares, counts)
+    wanted = plain * rng.uniform(0.85, 1.15, 12)
+    wanted *= plain.sum() / wanted.sum()
+    found = chosen_codes_of(calibrated(frequencies, shares, counts, wanted), shares, counts)
+    assert np.abs(found - wanted).max() < 0.02
+    assert np.abs(found - wanted).sum() < 0.5 * np.abs(plain - wanted).sum()
+
+
+def chosen_codes_of(frequencies: Floats, shares: Floats, counts: Floats) -> Floats:
+    """How often each code is drawn."""
+    rng = np.random.default_rng(1)
+    latent = rng.choice(3, 60_000, p=shares)
+    count = picked(counts[latent], rng)
+    return np.asarray(chosen_codes(frequencies, latent, count, rng).mean(axis=0))
 
 
 def test_labels_condition_and_draws_follow_the_stream(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
@@ -21,6 +22,7 @@ _ALMOST_ONE = 0.97
 # Of patients of all classes, this share counts to each class' numbers of codes.
 _COUNTS = 0.02
 _ROWS = 2048
+_CALIBRATIONS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,4 +154,27 @@ def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.
     order = np.argsort(-height, axis=1)
     found = np.zeros_like(height)
     np.put_along_axis(found, order, (np.arange(height.shape[1]) < count[:, None]).astype(np.float64), axis=1)
+    return found
+
+
+def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floats) -> Floats:
+    """(C, m) frequencies whose draws by ``chosen_codes`` have each code as often over all classes as (m,) ``wanted``.
+
+    counts: (C, most + 1) chances of how many codes. Given a number of codes, those of a class have odds that are its own times
+    one factor, by which they add up to that number.
+    """
+    size = np.arange(counts.shape[1])
+    logits = np.log(frequencies / (1.0 - frequencies))
+    factor = np.zeros(counts.shape)
+    many = np.minimum(size, frequencies.shape[1] - 1e-3)[None, :]
+    for _ in range(_CALIBRATIONS):
+        drawn = np.zeros_like(wanted)
+        for one, share in enumerate(shares):
+            chance = expit(logits[one] + factor[one][:, None])
+            # Newton's step towards the number of codes, kept short.
+            step = (many[0] - chance.sum(axis=1)) / np.maximum((chance * (1.0 - chance)).sum(axis=1), 1e-3)
+            factor[one] += np.clip(step, -1.0, 1.0)
+            drawn += share * (counts[one, 1:] @ chance[1:])
+        logits += np.clip(np.log(wanted / np.maximum(drawn, 1e-12)), -0.5, 0.5)
+    found: Floats = np.clip(expit(logits), 1e-7, 0.999)
     return found

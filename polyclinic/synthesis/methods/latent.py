@@ -16,7 +16,7 @@ import numpy as np
 from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
-from polyclinic.synthesis.methods.classes import LatentClasses, Sums, distributions, evidence
+from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, distributions, evidence
 from polyclinic.synthesis.methods.covariance import denoised
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
@@ -104,7 +104,12 @@ class Latent:
         square = (found["variance"] + found["mean"] ** 2) / (1.0 - absent)
         mean = found["mean"] / (1.0 - absent)
         variance = np.maximum(square - mean**2, found["variance"])
-        return LatentClasses(self.layout, {**found, "mean": mean, "variance": variance}, self.most)
+        frequencies = found["frequencies"].copy()
+        of_all = self._hot.frequencies(self._split(state["pooled"][None]).hot)[0]
+        for number, at in enumerate(self._hot.sets):
+            frequencies[:, at] = calibrated(frequencies[:, at], found["shares"], found["counts"][:, number], of_all[at])
+        changed = {"frequencies": frequencies, "mean": mean, "variance": variance}
+        return LatentClasses(self.layout, {**found, **changed}, self.most)
 
     @cached_property
     def _basis(self) -> Basis:

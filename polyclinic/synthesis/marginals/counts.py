@@ -39,7 +39,8 @@ def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
 
 def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
     """(n, A) cells after ``merged``, (all cells,) which gives for each cell of each column its number afterwards."""
-    return merged[table.starts + cells]
+    found: Ints = merged[table.starts + cells]
+    return found
 
 
 def merged_sizes(merged: Ints, table: Table) -> Ints:
@@ -48,10 +49,16 @@ def merged_sizes(merged: Ints, table: Table) -> Ints:
     return found
 
 
+def added(values: Floats, merged: Ints) -> Floats:
+    """(parts,) sums of one column's values over the cells of each part."""
+    return np.asarray(np.bincount(merged, values), dtype=np.float64)
+
+
 def pair_sizes(pairs: Ints, sizes: Ints) -> Ints:
     """(m,) cells of the marginals of (m, 2) ``pairs``; a column with itself stands for the column alone."""
     first, second = pairs.T
-    return np.where(first == second, sizes[first], sizes[first] * sizes[second]).astype(np.int64)
+    found: Ints = np.where(first == second, sizes[first], sizes[first] * sizes[second]).astype(np.int64)
+    return found
 
 
 def pair_codes(cells: Ints, pairs: Ints, sizes: Ints) -> Ints:
@@ -107,8 +114,7 @@ def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
     found = []
     shares = zip(table.attributes, split(frequencies, table.sizes), split(merged, table.sizes), strict=True)
     for attribute, own, numbers in shares:
-        mass = np.bincount(numbers, np.maximum(own, 0.0))
-        found.append(_groups(attribute, mass)[numbers])
+        found.append(_groups(attribute, added(np.maximum(own, 0.0), numbers))[numbers])
     return np.concatenate(found)
 
 

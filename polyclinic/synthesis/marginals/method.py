@@ -18,6 +18,7 @@ from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import (
+    added,
     groups,
     indicators,
     mapped,
@@ -129,8 +130,8 @@ class Marginals:
         for own, numbers in zip(
             *(split(part, self.table.sizes) for part in (state["measured 1"], grouped)), strict=True
         ):
-            alone.append(np.bincount(numbers, own))
-            variance.append(np.bincount(numbers) * float(state["noise 1"]) ** 2)
+            alone.append(added(own, numbers))
+            variance.append(added(np.full(len(own), float(state["noise 1"]) ** 2), numbers))
         return dependence(self._pairs, self._screened(state), float(state["noise 2"]), alone, variance)
 
     def _errors(self, state: Arrays) -> Floats:
@@ -166,8 +167,8 @@ class Marginals:
         found = []
         own = zip(*(split(part, self.table.sizes) for part in (state["measured 1"], state["merged"])), strict=True)
         for column, (values, numbers) in enumerate(own):
-            deviation = np.sqrt(np.bincount(numbers)) * float(state["noise 1"])
-            found.append(Measured((column,), np.bincount(numbers, values), deviation))
+            deviation = np.sqrt(added(np.ones(len(numbers)), numbers)) * float(state["noise 1"])
+            found.append(Measured((column,), added(values, numbers), deviation))
         for round in range(_FIRST, self.rounds + 1):
             if f"measured {round}" in state:
                 pairs = state[f"pairs {round}"]

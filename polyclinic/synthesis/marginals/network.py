@@ -164,5 +164,6 @@ def _draw(frequencies: Floats, case: Ints, rng: np.random.Generator) -> Ints:
     """(n,) cells by the row of ``frequencies`` that ``case`` names."""
     cumulative = np.cumsum(frequencies, axis=1)
     level = rng.random(len(case)) * cumulative[case, -1]
-    found: Ints = (cumulative[case] <= level[:, None]).sum(axis=1)
-    return np.minimum(found, frequencies.shape[1] - 1)
+    below = (cumulative[case] <= level[:, None]).sum(axis=1)
+    found: Ints = np.minimum(below, frequencies.shape[1] - 1)
+    return found

@@ -227,7 +227,7 @@ def test_as_good_as_opendps_central_release_at_equal_rho(algorithm: str) -> None
     keys = {name: list(range(size)) for name, size in zip(names, method.table.sizes.tolist(), strict=True)}
     central = dp.mbi.MST() if algorithm == "mst" else dp.mbi.AIM()
     release = context.query(rho=rho).select(*names).contingency_table(keys=keys, algorithm=central).release()
-    theirs = release.synthesize().select(names).to_numpy()
+    theirs = release.synthesize().select(names).to_numpy().astype(np.int64)
     # All rounds and the label's counts have the same noise; rho = releases / (2 noise^2).
     noise = np.sqrt((method.rounds + 1) / (2 * rho))
     synthesizer = fit_centrally(method, z, np.arange(2000), 2000, noise, np.random.default_rng(1))

@@ -29,12 +29,15 @@ def layout(*columns: Column) -> Layout:
 TRIAL = layout(*(Column(name=name, kind="trajectory", steps=12, bounds=(0.0, 10.0)) for name in ("a", "b", "c")))
 CODES = layout(Column(name="codes", kind="code_set", categories=tuple(f"{code:03}" for code in range(20))))
 PICTURE = layout(*(Column(name=f"p{pixel:02}", kind="continuous", bounds=(0.0, 1.0)) for pixel in range(64)))
+WIDE = layout(
+    Column(name="codes", kind="code_set", categories=tuple(f"{code:03}" for code in range(140))), *TRIAL.schema.features
+)
 TABLE = layout(
     Column(name="age", kind="integer", bounds=(0.0, 100.0)),
     Column(name="ward", kind="categorical", categories=("a", "b")),
 )
 CASES = [
-    ("gan", TABLE, {}), ("gan", TRIAL, {"widths": "16,8"}), ("gan", layout(*PICTURE.schema.features, *TRIAL.schema.features), {}),
+    ("gan", TABLE, {}), ("gan", TRIAL, {"widths": "16,8"}), ("gan", WIDE, {}),
     ("acgan", TRIAL, {}), ("dpgan", TABLE, {}), ("dpgan", CODES, {}), ("dpgan", PICTURE, {}), ("dpgan", PICTURE, {"form": "mlp"}),
     ("ppgan", CODES, {}), ("wgan", TABLE, {}), ("wgan-gp", TABLE, {}),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from polyclinic.synthesis.layout import Layout
 PRESETS = ("sound", "paper")
 # Each game's builder, and the options that only it takes.
 GAMES: Mapping[str, tuple[Callable[[Layout, str, Mapping[str, Any]], Game], tuple[str, ...]]] = {
-    "gan": (tables.gan, ("widths",)),
+    "gan": (tables.gan, ("widths", "floor")),
     "acgan": (tables.acgan, ()),
     "dpgan": (publications.dpgan, ("form",)),
     "ppgan": (publications.ppgan, ("form",)),

@@ -15,30 +15,33 @@ from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 
 # More columns than this have too many products for a critic under noise.
-_MOST_PRODUCTS = 96
+_MOST_PRODUCTS = 128
 _MOST_LATENTS = 128
+# Of a number in the coordinates of the front: about 0.3 of a measurement that varies as its schema says.
+_FLOOR = 0.25
 
 
 def gan(layout: Layout, preset: str, given: Mapping[str, Any]) -> Game:
     """Our default: a critic of each label's first and second moments, against an affine generator, of normal latents.
 
     Its critic forgets from round to round (its decay is 0.7 a step), so that it holds mostly the last noisy difference and
-    nothing goes round in circles; what averages the noise is the generator's falling rate. Option ``widths``: a perceptron
-    beside the map.
+    nothing goes round in circles; what averages the noise is the generator's falling rate. Options ``widths``: a perceptron
+    beside the map; ``floor``: each column's own noise, relative to its public scale.
     """
     if preset != "sound":
         raise ConfigError(f"The game 'gan' has no preset {preset!r}, for it is no publication's; allowed is sound.")
     columns = layout.label.start
     few = columns <= _MOST_PRODUCTS
     latent = min(columns, _MOST_LATENTS)
+    floor = float(given.get("floor", _FLOOR))
     widths = tuple(int(width) for width in str(given.get("widths", "")).split(",") if width.strip())
 
     def critic(at: Layout) -> nn.Module:
         return moment_critic(at.width, 1, at.classes) if few else mlp_critic(at.width, 1, (64,))
 
     return Game(
-        name="gan", preset=preset, core=lambda at: LabelledAffine(at.label.start, latent, at.classes, widths),
-        critic_of=critic, loss="wasserstein" if few else "logistic", latent=latent, spread=0.7, fall=0.5,
+        name="gan", preset=preset, core=lambda at: LabelledAffine(at.label.start, latent, at.classes, widths, floor),
+        critic_of=critic, loss="wasserstein" if few else "logistic", latent=latent + columns, spread=0.7, fall=0.5,
         learning_rate=0.02, steps=10,
         defaults={
             "rounds": 30, "sample-rate": 1.0, "local-steps": 1, "learning-rate": 1.0, "max-grad-norm": 5.0,

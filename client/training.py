@@ -222,6 +222,7 @@ def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteW
         layers=hospital.stream("layers", request.round),
         own={name: value for name, value in own_arrays(state).items() if name in question.local},
         control=question.control,
+        number=request.site,
     )
 
 

@@ -170,7 +170,7 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
     if config.sums:
         return nn.Sequential
     if config.game:
-        layout = Layout.of(schema)
+        layout = layout_of(config, schema)
         game = game_of(config, layout)
         return lambda: game.critic(layout)
     return build_for(config, len(feature_names(schema)), schema.num_classes)
@@ -203,6 +203,11 @@ def strategy_named(name: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
     return found
+
+
+def layout_of(config: RunConfig, schema: Schema) -> Layout:
+    """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
+    return Layout.of(schema, max(config.condition_hospitals, 1))
 
 
 def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
@@ -258,7 +263,7 @@ def task_of(config: RunConfig, schema: Schema | None = None, question: Mapping[s
     ``question``: what it is asked in a round."""
     task = task_named(config.task)
     if config.synthesis:
-        task = _synthesis(config, Layout.of(schema) if schema else None)
+        task = _synthesis(config, layout_of(config, schema) if schema else None)
         if question is not None:
             task = task.asked(question)
     if config.strategy == "scaffold":

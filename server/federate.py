@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -38,7 +37,7 @@ from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
 from polyclinic.server.sites import Site, SiteGrid, enrol
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
+from polyclinic.server.synthesis import class_counts, synthesis_strategy, synthesizer_of
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.registry import make_strategy, merge_by
@@ -259,7 +258,7 @@ def _ask_statistics(
     if measured:
         state.standardiser = measured_standardiser(totals, schema, noise)
     if config.synthesis:
-        state.classes = [float(count) for count in np.sum(totals, axis=0)]
+        state.classes = class_counts(config, [site for site, _ in exchange.replies], totals)
         counts = [float(total.sum()) for total in totals]
     else:
         counts = patient_counts(totals, schema, measured)

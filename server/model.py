@@ -15,11 +15,10 @@ from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model, task_of
+from polyclinic.plugins import build_model, layout_of, task_of
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.server.sites import Site
 from polyclinic.server.synthesis import check_synthesis, first_arrays_of
-from polyclinic.synthesis.layout import Layout
 from polyclinic.training.modules import load, normalisation_arrays
 from polyclinic.training.preparation import check_imputation
 from polyclinic.training.stacked.engines import Engine, choose
@@ -74,7 +73,7 @@ def engine_of(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
         return None
     schema = sites[0].schema
     module = load(build_model(config, schema), first_arrays(config, schema))
-    width = Layout.of(schema).width if config.game else len(feature_names(schema))
+    width = layout_of(config, schema).width if config.game else len(feature_names(schema))
     return choose(module, width, config.engine)
 
 

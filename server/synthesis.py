@@ -16,14 +16,13 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import game_of, sums_method
+from polyclinic.plugins import game_of, layout_of, sums_method
 from polyclinic.privacy.streams import generator
 from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
-from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import Synthesizer
 
@@ -34,23 +33,42 @@ _ONLOOKERS = 1
 def check_synthesis(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a method that does not exist, does not go with the schema, or asks other rounds than the run has."""
     if config.game:
-        game_of(config, Layout.of(schema))
-    if config.sums and (needed := sums_method(config, Layout.of(schema)).rounds) != config.rounds:
+        game_of(config, layout_of(config, schema))
+    if config.sums and (needed := sums_method(config, layout_of(config, schema)).rounds) != config.rounds:
         raise ConfigError(
             f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "
             f"one a round; set rounds to {needed}."
         )
 
 
+def class_counts(config: RunConfig, sites: Sequence[Site], totals: Sequence[np.ndarray]) -> list[float]:
+    """Noisy counts of the classes of all rows, from each site's of the label.
+
+    Raises ConfigError where the run conditions on another number of hospitals than there are.
+    """
+    if not config.condition_hospitals:
+        return [float(count) for count in np.sum(totals, axis=0)]
+    hospitals = config.condition_hospitals
+    if max(site.index for site in sites) >= hospitals:
+        raise ConfigError(
+            f"Configuration key 'condition-hospitals' has the value {hospitals}, but {len(sites)} hospitals take part; give their "
+            "number."
+        )
+    found = np.zeros((len(totals[0]), hospitals))
+    for site, total in zip(sites, totals, strict=True):
+        found[:, site.index] = total
+    return [float(count) for count in found.ravel()]
+
+
 def first_arrays_of(config: RunConfig, schema: Schema, classes: Sequence[float]) -> Arrays:
     """The arrays that hospitals are sent in the first round."""
-    state = {"classes": _frequencies(classes, schema)}
-    return {SUM: np.zeros(sums_method(config, Layout.of(schema)).size(1, state))}
+    state = {"classes": _frequencies(config, classes, schema)}
+    return {SUM: np.zeros(sums_method(config, layout_of(config, schema)).size(1, state))}
 
 
 def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state: RunState) -> Strategy:
     """The strategy of the run, around ``base``, which averages what hospitals send."""
-    layout, classes = Layout.of(schema), _frequencies(state.classes, schema)
+    layout, classes = layout_of(config, schema), _frequencies(config, state.classes, schema)
     if config.sums:
         return FedSums(base, sums_method(config, layout), classes)
     rate = state.learning_rate or 0.0
@@ -60,9 +78,9 @@ def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state:
     )  # fmt: skip
 
 
-def _frequencies(classes: Sequence[float], schema: Schema) -> np.ndarray:
+def _frequencies(config: RunConfig, classes: Sequence[float], schema: Schema) -> np.ndarray:
     """Of the label, from counts that were paid for; where there are none, all alike."""
-    return class_frequencies(np.array(classes or [1.0] * schema.num_classes))
+    return class_frequencies(np.array(classes or [1.0] * layout_of(config, schema).classes))
 
 
 def tell_noise(strategy: Strategy, config: RunConfig, state: RunState, sites: Sequence[Site], cohort: int) -> None:
@@ -93,7 +111,8 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
     encoded = encode(layout.decode(z), layout.schema)
     assert encoded.y is not None
     x, y = np.nan_to_num(encoded.x, nan=0.0), encoded.y
-    weight, bias = np.zeros((layout.classes, layout.features)), np.zeros(layout.classes)
+    labels = layout.schema.num_classes
+    weight, bias = np.zeros((labels, layout.features)), np.zeros(labels)
     present = np.unique(y)
     if len(present) > 1:
         with warnings.catch_warnings():
@@ -101,10 +120,10 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
             model = LogisticRegression(max_iter=1000).fit(x, y)
         if len(present) == 2:
             weight[present[1]], bias[present[1]] = model.coef_[0], model.intercept_[0]
-            bias[[c for c in range(layout.classes) if c not in present]] = -50.0
+            bias[[c for c in range(labels) if c not in present]] = -50.0
         else:
             weight[present], bias[present] = model.coef_, model.intercept_
-            bias[[c for c in range(layout.classes) if c not in present]] = -50.0
+            bias[[c for c in range(labels) if c not in present]] = -50.0
     return {"0.weight": weight.astype(np.float32), "0.bias": bias.astype(np.float32)}
 
 

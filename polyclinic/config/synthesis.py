@@ -69,6 +69,13 @@ class Synthesis(Keys):
         description="Games: sound, with an epsilon that is true; paper, as published, without privacy, whose report says what "
         "guarantee there really is.",
     )
+    condition_hospitals: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="The number of the run's hospitals, where rows are to say of which one they are, each with what it has of its "
+        "own; 0: rows are of all alike.",
+    )
     candidates: int = Field(
         0,
         ge=0,

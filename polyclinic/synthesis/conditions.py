@@ -22,6 +22,8 @@ _AT_ONCE, _MOST = 1 << 22, 1 << 16
 # A value is too rare when so many rows, and so many for each wanted one, held too few of it.
 _LEAST_TRIES, _TRIES = 100_000, 100
 _KINDS = ("binary", "categorical", "ordinal")
+#: What a condition calls the hospital of a row.
+HOSPITAL = "hospital"
 _NEXT = re.compile(r"(?<=\d)\s*,(?=[^,=]+=)")
 _FORM = re.compile(r"(?P<column>[^=]+)=(?P<value>.*):\s*(?P<rows>-?\d+)\s*", re.DOTALL)
 
@@ -41,24 +43,28 @@ class Condition:
     def holds(self, layout: Layout, z: Floats) -> Bools:
         """(rows,) whether each record that ``z`` decodes to meets it."""
         x, labels = layout.encoded(z)
+        if self.column == HOSPITAL and layout.hospitals > 1:
+            return np.asarray(layout.labels(z) % layout.hospitals == self.number)
         if self.column == layout.schema.label.name:
             return np.asarray(labels == self.number)
         return np.asarray(column_values(x, layout.schema, self.column) == self.number)
 
 
-def conditions_of(text: str, schema: Schema) -> tuple[Condition, ...]:
-    """What ``"arm=1:300,arm=0:200"`` asks for: the label, or a binary, categorical or ordinal feature, its value, and how many.
+def conditions_of(text: str, layout: Layout) -> tuple[Condition, ...]:
+    """What ``"arm=1:300,arm=0:200"`` asks for: the label, or a binary, categorical or ordinal feature, its value, and how many; where rows
+    say of which hospital they are, ``"hospital=2:100"`` as well, numbered from 1 in the order of the run's hospitals.
 
     Raises ConfigError for another form, column, value or number.
     """
-    found = tuple(_condition(part, schema) for part in _NEXT.split(text) if part.strip())
+    found = tuple(_condition(part, layout) for part in _NEXT.split(text) if part.strip())
     places = [(one.column, one.value) for one in found]
     if twice := [f"{column}={value}" for column, value in places if places.count((column, value)) > 1]:
         raise ConfigError(f"--condition names {twice[0]} twice; give each value once.")
     return found
 
 
-def _condition(text: str, schema: Schema) -> Condition:
+def _condition(text: str, layout: Layout) -> Condition:
+    schema = layout.schema
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -66,9 +72,10 @@ def _condition(text: str, schema: Schema) -> Condition:
         )
     name, value, rows = match["column"].strip(), match["value"].strip(), int(match["rows"])
     allowed = {column.name: column for column in (*schema.features, schema.label) if column.kind in _KINDS}
-    if name not in allowed:
+    hospital = name == HOSPITAL and layout.hospitals > 1
+    if name not in allowed and not hospital:
         raise ConfigError(f"--condition names column {name!r}; allowed are {several(allowed)}.{nearest(name, allowed)}")
-    values = _values(allowed[name], schema)
+    values = _values(allowed[name], schema) if not hospital else tuple(map(str, range(1, layout.hospitals + 1)))
     if value not in values:
         raise ConfigError(f"--condition gives column {name!r} the value {value!r}; allowed are {several(values)}.")
     if rows < 1:
@@ -92,7 +99,8 @@ def draw_where(synthesizer: Synthesizer, condition: Condition, rng: np.random.Ge
 
     Raises ConfigError where the value is so rare that it would take more than 100 rows for each wanted one, and 100,000.
     """
-    by_label = condition.column == synthesizer.layout.schema.label.name
+    layout = synthesizer.layout
+    by_label = condition.column == layout.schema.label.name and layout.hospitals == 1
     most = _LEAST_TRIES + _TRIES * condition.rows
     found = drawn = 0
     while found < condition.rows:

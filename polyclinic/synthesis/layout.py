@@ -1,7 +1,8 @@
 """A record as one row of numbers for a synthesizer, and back: a pure function of the public schema.
 
 z = [encoded features, numeric ones scaled by public numbers, missing cells 0 | a 0/1 indicator for each feature that may be
-missing and is not one-hot | one-hot label]. F features, K classes, D numbers in all.
+missing and is not one-hot | one-hot class]. F features, K classes, D numbers in all. The class is the label; where rows are
+conditioned on their hospital too, it is label times H + hospital, of H hospitals.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from polyclinic.errors import ConfigError, DataError
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where what lies in z. ``mean``, ``std``: (F,) public scale; ``nullable``: (F,) features with an indicator."""
+    """Where what lies in z. ``mean``, ``std``: (F,) public scale; ``nullable``: (F,) features with an indicator; ``hospitals``:
+    H, 1 where rows do not say of which hospital they are.
+    """
 
     schema: Schema
     mean: Floats
     std: Floats
     nullable: Bools
+    hospitals: int = 1
 
     @classmethod
-    def of(cls, schema: Schema) -> Layout:
+    def of(cls, schema: Schema, hospitals: int = 1) -> Layout:
         """Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, or features of missingness."""
         for column in schema.features:
             if column.is_open:
@@ -42,7 +46,7 @@ class Layout:
                     f"Schema column {column.name!r} has a feature that says where it is missing; task synthesis keeps track of "
                     "that itself: leave imputation at 'mean' and indicator out of the schema."
                 )
-        return cls(schema, *public_standardiser(schema), nullable_mask(schema))
+        return cls(schema, *public_standardiser(schema), nullable_mask(schema), hospitals)
 
     @property
     def features(self) -> int:
@@ -51,8 +55,8 @@ class Layout:
 
     @property
     def classes(self) -> int:
-        """K, the label's classes."""
-        return self.schema.num_classes
+        """K, the classes."""
+        return self.schema.num_classes * self.hospitals
 
     @property
     def width(self) -> int:
@@ -66,7 +70,7 @@ class Layout:
 
     @property
     def label(self) -> slice:
-        """The one-hot label, last."""
+        """The one-hot class, last."""
         return slice(self.missing.stop, self.missing.stop + self.classes)
 
     @cached_property
@@ -107,12 +111,18 @@ class Layout:
         high[: self.features][features] = ((1.0 - self.mean) / self.std)[features]
         return low, high
 
-    def rows(self, x: Floats, y: Ints) -> Floats:
-        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) classes."""
+    def rows(self, x: Floats, y: Ints, hospital: int = 0) -> Floats:
+        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) labels, at the hospital of this number.
+
+        Raises ConfigError for a hospital that is not one of ``hospitals``.
+        """
+        if self.hospitals > 1 and not 0 <= hospital < self.hospitals:
+            raise ConfigError(f"hospital is {hospital}; this layout has {self.hospitals} of them, from 0.")
+        classes = y * self.hospitals + (hospital if self.hospitals > 1 else 0)
         absent = np.isnan(x)
         low, high = (bound[: self.features] for bound in self.bounds)
         scaled = np.where(absent, 0.0, np.clip((x - self.mean) / self.std, low, high))
-        return np.concatenate([scaled, absent[:, self.nullable], np.eye(self.classes)[y]], axis=1)
+        return np.concatenate([scaled, absent[:, self.nullable], np.eye(self.classes)[classes]], axis=1)
 
     def labels(self, z: Floats) -> Ints:
         """(n,) class of each row: its largest."""
@@ -120,12 +130,12 @@ class Layout:
         return found
 
     def encoded(self, z: Floats) -> tuple[Floats, Ints]:
-        """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) classes."""
+        """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) labels."""
         x = np.asarray(z[:, : self.features], dtype=np.float64) * self.std + self.mean
         absent = np.zeros_like(x, dtype=bool)
         absent[:, self.nullable] = z[:, self.missing] > 0.5
         x[absent] = np.nan
-        return x, self.labels(z)
+        return x, self.labels(z) // self.hospitals
 
     def decode(self, z: Floats) -> pd.DataFrame:
         """(n, D) as records with the schema's feature columns and its label: each the nearest that the schema allows.

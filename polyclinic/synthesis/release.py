@@ -42,10 +42,10 @@ class Source:
     def read(cls, folder: Path) -> Source:
         """Raises ConfigError for a folder of no finished run of task synthesis, DataError for a damaged one."""
         folder = run_in(folder)
-        _check_task(folder)
+        hospitals = _check_task(folder)
         summary = _summary(folder)
         digests = {"synthesizer": sha256(folder / SYNTHESIZER), "ledger": sha256(folder / LEDGER)}
-        layout = Layout.of(Schema.from_toml(folder / "schema.toml"))
+        layout = Layout.of(Schema.from_toml(folder / "schema.toml"), hospitals)
         return cls(folder, load(folder / SYNTHESIZER, layout), summary, digests)
 
 
@@ -71,7 +71,7 @@ def synthesize(
             raise ConfigError(f"--{name} is {value}; it must be {least} or more.")
     source = Source.read(Path(folder))
     layout = source.synthesizer.layout
-    conditions = conditions_of(condition, layout.schema)
+    conditions = conditions_of(condition, layout)
     rows = _rows(rows, conditions)
     digests: dict[str, str] = {}
 
@@ -120,7 +120,8 @@ def run_in(folder: Path) -> Path:
     return runs[0]
 
 
-def _check_task(folder: Path) -> None:
+def _check_task(folder: Path) -> int:
+    """How many hospitals the run's rows tell apart, 1 where they do not. Raises ConfigError for a run of another task."""
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -130,6 +131,7 @@ def _check_task(folder: Path) -> None:
             f"{folder} is a run of task {config.get('task')!r}, which has no generator; rows are drawn from a run of task "
             f"{TASK!r}."
         )
+    return max(int(config.get("condition-hospitals", 0)), 1)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class SumsTask:
 
     def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         method, rows = self._known(), site.rows
-        z = method.layout.rows(rows.x, rows.y)
+        z = method.layout.rows(rows.x, rows.y, site.number)
         given = {name: value for name, value in self.question.items() if name != ROUND}
         total = settings.max_grad_norm * clipped_total(
             method, self._round, given, len(arrays[SUM]), z, rows.patient, rows.patients
@@ -184,14 +184,14 @@ class GameTask:
         if game.noise or game.batch_clip:
             return published_steps(game, layout, generator, build, arrays, work, settings)
         one = replace(settings, local_steps=1, loss=game.loss)
-        real = [layout.rows(site.rows.x, site.rows.y) for site in work]
+        real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]
         draws = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
         updates: list[SiteUpdate] = []
         losses = []
         for step in range(settings.local_steps):
             now = []
             for index, (site, z, rng) in enumerate(zip(work, real, draws, strict=True)):
-                fakes = fake_rows(generator, game, layout, site.rows.y, rng)
+                fakes = fake_rows(generator, game, layout, layout.labels(z), rng)
                 rows = pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes)
                 if step:
                     site = replace(site, own=updates[index].arrays, kept=updates[index].kept)

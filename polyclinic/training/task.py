@@ -84,7 +84,8 @@ class SiteWork:
     ``layers`` (dropout and other layers that draw) are the site's own streams; ``kept`` is what the site kept
     from its last round: its optimizer's tensors, and the noise process under way.
     ``own``: arrays of the site's own in place of the model's; ``begin``: where it begins instead, while a proximal term goes
-    on pulling to the model; ``control``: what is added to every step's gradient. All by the arrays' names.
+    on pulling to the model; ``control``: what is added to every step's gradient. All by the arrays' names. ``number``: which of
+    the run's hospitals it is, from 0.
     """
 
     rows: Rows
@@ -96,6 +97,7 @@ class SiteWork:
     own: Mapping[str, np.ndarray] = field(default_factory=dict)
     begin: Mapping[str, np.ndarray] = field(default_factory=dict)
     control: Mapping[str, np.ndarray] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(frozen=True)

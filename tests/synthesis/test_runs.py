@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import Array, ArrayRecord
 
@@ -20,6 +21,7 @@ from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
@@ -86,6 +88,21 @@ def test_the_noise_that_is_told_is_the_noise_that_is_there(run: Run) -> None:
     errors = np.array([rows_of(one).means - exact.means for one in many])
     # Two rounds of sums each correct the one before, so that the last one's noise is left.
     assert 0.7 < float(np.median(np.abs(errors) / np.array(stds))) / 0.6745 < 1.5
+
+
+def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> None:
+    result = run(condition_hospitals=3, model="moments", rounds=1, epsilon=50.0)
+    layout = Layout.of(Schema.from_toml(result.path / "schema.toml"), 3)
+    assert layout.classes == 6
+    shards = load_shards(dataset_named("trial"), 3, "natural", 0, 1.0)
+    for number, shard in enumerate(shards, start=1):
+        out = tmp_path / f"{number}.csv"
+        synthesize(result.path, 800, out, condition=f"hospital={number}:800")
+        assert abs(pd.read_csv(out)["age"].mean() - (65 + 25 * shard.train.x[:, 1].mean())) < 1.5
+    with pytest.raises(ConfigError, match="allowed are"):
+        synthesize(result.path, 10, tmp_path / "x.csv", condition="hospital=4:10")
+    with pytest.raises(ConfigError, match="condition-hospitals"):
+        run(condition_hospitals=2)
 
 
 @pytest.mark.parametrize(

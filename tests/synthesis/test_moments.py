@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis, cosines
 from polyclinic.synthesis.methods.covariance import class_covariances, denoised, on_simplex, positive
+from polyclinic.synthesis.methods.gaussian import bent
 from polyclinic.synthesis.methods.moments import Moments, present, unhidden
 from polyclinic.synthesis.methods.normal import race
 from polyclinic.synthesis.sums import fit_centrally
@@ -176,6 +178,16 @@ def test_histograms_keep_what_stands_out_of_the_noise() -> None:
     noisy = np.array([0.02, 0.3, 0.18, 0.18, 0.3, 0.02])
     np.testing.assert_allclose(unhidden(expected, noisy, 1e-6), noisy, atol=1e-6)
     np.testing.assert_allclose(unhidden(expected, noisy, 1.0), expected, atol=1e-12)
+
+
+def test_a_copula_of_normal_histograms_changes_nothing() -> None:
+    normals = np.random.default_rng(0).normal(size=(50_000, 1))
+    same = np.array([[0.1, 0.2, 0.4, 0.3]])
+    np.testing.assert_allclose(bent(normals, same, same), normals, atol=1e-6)
+    other = np.array([[0.4, 0.0, 0.1, 0.5]])
+    cut = ndtri(np.cumsum(same[0])[:3])
+    shares = np.bincount(np.digitize(bent(normals, same, other)[:, 0], cut), minlength=4) / 50_000
+    np.testing.assert_allclose(shares, other[0], atol=0.01)
 
 
 @pytest.mark.parametrize("noise", [0.0, 50.0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
@@ -62,5 +62,20 @@ class Gaussian:
         values = mean + deviation * normals
         if "histograms" in self.numbers:
             bins = Bins.of(self.layout, self.bins)
-            values[:, bins.places] = bins.quantiles(ndtr(normals[:, bins.places]), self.numbers["histograms"][label])
+            at = bins.places
+            normal = bins.of_normal(mean[None, at], deviation[None, at])[0]
+            values[:, at] = mean[at] + deviation[at] * bent(normals[:, at], normal, self.numbers["histograms"][label])
         return drawn(Places.of(self.layout), normals, values, cut, biases, none, rng)
+
+
+def bent(normals: Floats, expected: Floats, found: Floats) -> Floats:
+    """(n, Q) standard normals moved so that (Q, bins) chances ``expected`` of bins become ``found``; within bins in their order.
+
+    Where both are the same they stay what they are, however wide the bins.
+    """
+    moved = np.empty_like(normals)
+    for column, (before, after) in enumerate(zip(expected, found, strict=True)):
+        new, old = (np.concatenate([[0.0], np.cumsum(chances)]) for chances in (after, before))
+        chance = np.interp(ndtr(normals[:, column]), new, old)
+        moved[:, column] = ndtri(np.clip(chance, 1e-9, 1.0 - 1e-9))
+    return moved

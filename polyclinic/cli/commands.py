@@ -21,6 +21,7 @@ from polyclinic.cli.cohort import cohort, flow_table
 from polyclinic.cli.identity import identity
 from polyclinic.cli.prepare import prepare
 from polyclinic.cli.query import query
+from polyclinic.cli.reproduce import reproduce
 from polyclinic.cli.risk import link, risk
 from polyclinic.cli.synthesize import synthesize
 from polyclinic.cli.terminal import Commands, Json, assignments, console, loading, print_json
@@ -42,6 +43,7 @@ app.command()(query)
 app.command()(cohort)
 app.command()(prepare)
 app.command()(synthesize)
+app.command()(reproduce)
 app.command()(account)
 app.command()(identity)
 for look in (risk, link, anonymize, coarsen):

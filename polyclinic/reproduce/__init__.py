@@ -1,1 +1,4 @@
-"""Experiments of the literature, done again: each module's ``run(out, quick)`` writes results.json, table.md and a figure."""
+"""Published experiments, run again: ``polyclinic reproduce NAME``.
+
+What was published and what is found stand side by side; what is missed is said to be. The list is in ``experiment``.
+"""

@@ -75,7 +75,12 @@ def study(parts: Parts, plan: Study) -> list[Found]:
             options = plan.options(method, seed)
             result = parts.run(f"{method}-{seed}", options)
             name = f"{method}-{seed}"
-            settings = {"run": result.path.name, "rows": plan.rows, "classifiers": list(plan.classifiers), "measured": list(plan.measured)}
+            settings = {
+                "run": result.path.name,
+                "rows": plan.rows,
+                "classifiers": list(plan.classifiers),
+                "measured": list(plan.measured),
+            }
 
             def judge(result: Any = result, options: Options = options, method: str = method, seed: int = seed) -> Any:
                 nonlocal real
@@ -148,7 +153,9 @@ def score_table(found: Sequence[Found], metric: str, published: Sequence[Sequenc
     methods = list(dict.fromkeys(one.method for one in found))
     rows = [list(row) for row in published]
     seeds = of(found, methods[0])
-    rows.append(["real patients", "", *(spread([_score(one.real[kind], metric) for one in seeds]) for kind in kinds), "1"])
+    rows.append(
+        ["real patients", "", *(spread([_score(one.real[kind], metric) for one in seeds]) for kind in kinds), "1"]
+    )
     for method in methods:
         own = of(found, method)
         rows.append([
@@ -165,7 +172,10 @@ def means_table(found: Sequence[Found], published: Sequence[Sequence[str]] = ())
     seeds = of(found, methods[0])
     rows = [list(row) for row in published]
     rows.append(["real patients", *(spread([one.real_means[column] for one in seeds], 2) for column in columns)])
-    rows += [[method, *(spread([one.means[column] for one in of(found, method)], 2) for column in columns)] for method in methods]
+    rows += [
+        [method, *(spread([one.means[column] for one in of(found, method)], 2) for column in columns)]
+        for method in methods
+    ]
     return markdown(["mean of", *columns], rows)
 
 

@@ -1,0 +1,72 @@
+"""What published systems state of their epsilon beside what their settings come to: as a table and over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from polyclinic.evaluation.synthetic_plots import plot_spent
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.events import dpsgd_event
+from polyclinic.privacy.published import (
+    CRITIC_STEPS,
+    DELTA,
+    GENERATOR_STEPS,
+    TRIAL_NOISE,
+    TRIAL_PATIENTS,
+    Published,
+    composed_epsilon,
+    published,
+    stated_multiplier,
+)
+
+_POINTS = 12
+_EPOCHS = 500
+
+
+def rows_of(systems: Sequence[str]) -> list[Published]:
+    """What was published of these systems; takes some seconds the first time."""
+    return [one for one in published() if one.system in systems]
+
+
+def table(systems: Sequence[str]) -> str:
+    """Stated against true epsilon, in Markdown, with what else is wrong."""
+    from polyclinic.reproduce.tables import markdown
+
+    rows = [
+        [
+            one.system,
+            one.setting,
+            f"{one.claimed:g}",
+            f"{one.true:.4g}",
+            f"{one.delta:g}",
+            one.relation,
+            one.unit,
+            one.accountant,
+            one.why,
+        ]
+        for one in rows_of(systems)
+    ]
+    head = ["system", "setting", "stated ε", "true ε", "δ", "relation", "unit", "by", "what else"]
+    return "Stated epsilon against the true one, every step counted.\n\n" + markdown(head, rows)
+
+
+def epochs_figure() -> Figure:
+    """The AC-GAN on SPRINT: epsilon over its 500 epochs of 6,000 steps, beside the 2 that is stated."""
+    epochs = np.linspace(_EPOCHS / _POINTS, _EPOCHS, _POINTS)
+    true = [
+        epsilon(dpsgd_event(1 / TRIAL_PATIENTS, TRIAL_NOISE, int(epoch) * TRIAL_PATIENTS), DELTA, "rdp")
+        for epoch in epochs
+    ]
+    return plot_spent({"add or remove": (epochs, np.array(true))}, budget=2.0)
+
+
+def steps_figure(claimed: float = 5.0) -> Figure:
+    """DPGAN on MNIST: epsilon over the generator's 500,000 steps at the noise of ``claimed``."""
+    steps = np.geomspace(1, GENERATOR_STEPS, _POINTS).round()
+    true = [composed_epsilon(stated_multiplier(claimed), int(step) * CRITIC_STEPS) for step in steps]
+    return plot_spent(
+        {"true": (steps, np.array(true)), "stated": (steps, np.full(len(steps), claimed))}, logarithmic=True
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -62,16 +63,14 @@ def federation(parts: Parts, asked: Asked, common: Mapping[str, Any]) -> Federat
     for seed in range(pairs):
         for name, options in arms.items():
             own = {**options, "seed": seed}
-            part = f"{name.replace(' ', '-').replace(',', '')}-{seed}"
+            part = f"{name}-{seed}"
             result = parts.run(f"federation/{part}", own)
             found[name].append(
-                parts.answer(
-                    f"federation/{part}", {"run": result.path.name}, lambda result=result, own=own: _of_run(result, own)
-                )
+                parts.answer(f"federation/{part}", {"run": result.path.name}, partial(_of_run, result, own))
             )
         own = {**arms["hospitals that differ, own noise"], "seed": seed}
         found["best hospital alone"].append(
-            parts.answer(f"federation/alone-{seed}", own, lambda own=own, seed=seed: _best_alone(own, seed))
+            parts.answer(f"federation/alone-{seed}", own, partial(_best_alone, own, seed))
         )
         parts.say(f"federation: pair {seed + 1} of {pairs}")
     return Federated(

@@ -32,7 +32,7 @@ class Parts:
 
         Raises DataError for a file that cannot be read.
         """
-        path = self.folder / "parts" / f"{name}.json"
+        path = self.folder / "parts" / f"{plain_name(name)}.json"
         given = json.loads(json.dumps(dict(settings), allow_nan=False))
         if path.is_file():
             try:
@@ -54,7 +54,7 @@ class Parts:
         Runs of other settings under the same name are removed. Raises PolyclinicError as ``Federation.run`` does, with
         the part's name.
         """
-        place = self.folder / "runs" / name
+        place = self.folder / "runs" / plain_name(name)
         config = RunConfig.build({**options, "out": str(place)})
         wanted = _deciding(config)
         for folder in sorted(place.glob("*/")):
@@ -74,6 +74,11 @@ class Parts:
         except PolyclinicError as error:
             error.add_note(f"This was part {name!r} of the experiment; what is finished is kept in {self.folder}.")
             raise
+
+
+def plain_name(name: str) -> str:
+    """A name of a part as a file's."""
+    return name.replace(", ", "-").replace(" ", "-")
 
 
 class _Told(Silent):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from polyclinic.evaluation.synthetic.correlations import pearson
-from polyclinic.evaluation.synthetic_plots import plot_correlations, plot_trajectories, plot_transfer
 from polyclinic.reproduce import hospitals, stated
 from polyclinic.reproduce.experiment import Asked, Findings, Say, Target
 from polyclinic.reproduce.parts import Parts
-from polyclinic.reproduce.patients import hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic.reproduce.tables import between, markdown, number
-from polyclinic.reproduce.transfer_study import Found, Study, gap, means_table, score_table, spearman, study
+from polyclinic.reproduce.transfer_figures import figures
+from polyclinic.reproduce.transfer_study import Found, Study, gap, means_table, plain, score_table, spearman, study
 
 EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 5
 ARMS = {0: "standard", 1: "intensive"}
@@ -84,6 +80,7 @@ def run(asked: Asked, say: Say) -> Findings:
     published = [
         [*row[:2], *(row[2 + i] for i, kind in enumerate(PAPERS_GAP) if kind in kinds), row[-1]] for row in PUBLISHED
     ]
+    drawn = figures(parts, chosen, found, SHOWN, ARMS, MONTHS, MEASURED) | {"epsilon": stated.epochs_figure()}
     tables = [
         f"Accuracy on held-out participants; {len(chosen.seeds)} simulation(s), mean ± standard deviation.\n",
         score_table(found, "accuracy", published),
@@ -93,7 +90,7 @@ def run(asked: Asked, say: Say) -> Findings:
         stated.table(("AC-GAN",)),
     ]
     targets = _targets(found, asked) if asked.preset == "sound" else ()
-    results: dict[str, Any] = {"methods": [_plain(one) for one in found]}
+    results: dict[str, Any] = {"methods": [plain(one) for one in found]}
     config: dict[str, Any] = chosen.as_config()
     if asked.federation:
         federated = hospitals.federation(parts, asked, {**chosen.common, "epsilon": EPSILON, "delta": DELTA})
@@ -101,7 +98,7 @@ def run(asked: Asked, say: Say) -> Findings:
         tables.append(federated.table)
         results["federation"] = federated.results
         config["federation"] = federated.config
-    return Findings(config, targets, results, "\n".join(tables), _figures(parts, chosen, found))
+    return Findings(config, targets, results, "\n".join(tables), drawn)
 
 
 def _targets(found: list[Found], asked: Asked) -> tuple[Target, ...]:
@@ -134,50 +131,3 @@ def _gap_table(found: list[Found], kinds: tuple[str, ...]) -> str:
         for one in first
     ]
     return markdown(["trained on", *(kind.upper() for kind in kinds)], rows)
-
-
-def _plain(one: Found) -> dict[str, Any]:
-    scores = {
-        kind: {metric: vars(value) for metric, value in judged.scores.items()}
-        | {
-            "minus real": {metric: vars(value) for metric, value in judged.minus_real.items()},
-            "importance": judged.importance,
-        }
-        for kind, judged in one.judged.items()
-    }
-    real = {kind: {metric: vars(value) for metric, value in judged.scores.items()} for kind, judged in one.real.items()}
-    return {
-        "method": one.method, "seed": one.seed, "epsilon": one.epsilon, "seconds": one.seconds, "real": real, "synthetic": scores,
-        "spearman": one.spearman, "means": one.means, "real means": one.real_means,
-    }  # fmt: skip
-
-
-def _figures(parts: Parts, chosen: Study, found: list[Found]) -> dict[str, Figure]:
-    """Of the first simulation."""
-    seed = chosen.seeds[0]
-    shown = [method for method in chosen.methods if method in SHOWN] or list(chosen.methods)
-    real = real_patients(hospitals_of(chosen.options(shown[0], seed)))
-    tables = {"real": real.train} | {
-        method: synthetic(
-            synthesizer_of(parts.run(f"{method}-{seed}", chosen.options(method, seed)), real.layout),
-            chosen.rows or len(real.train.y), seed,
-        )[1]
-        for method in shown
-    }  # fmt: skip
-    first = [one for one in found if one.seed == seed]
-    bars = {"real": first[0].real} | {one.method: one.judged for one in first if one.method in shown}
-    figures = {
-        "transfer": plot_transfer(bars, "accuracy"),
-        "correlations": plot_correlations(
-            {name: pearson(one.x) for name, one in tables.items()}, list(real.layout.names[: real.layout.features])
-        ),
-        "epsilon": stated.epochs_figure(),
-    }
-    for column, at in real.layout.columns:
-        low, high = column.bounds or (-1.0, 1.0)
-        values = {
-            name: {arm: (one.x[one.y == y, at] + 1) / 2 * (high - low) + low for y, arm in ARMS.items()}
-            for name, one in tables.items()
-        }
-        figures[f"trajectories-{column.name}"] = plot_trajectories(values, MONTHS, MEASURED[column.name])
-    return figures

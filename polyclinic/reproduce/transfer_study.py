@@ -55,11 +55,11 @@ class Found:
     seed: int
     epsilon: float | None
     seconds: float
-    real: dict[str, Judged]
-    judged: dict[str, Judged]
+    real: Mapping[str, Judged]
+    judged: Mapping[str, Judged]
     spearman: float | None
-    means: dict[str, float]
-    real_means: dict[str, float]
+    means: Mapping[str, float]
+    real_means: Mapping[str, float]
 
     def gap(self, classifier: str, metric: str) -> float | None:
         """Score less that of training on real rows."""
@@ -188,3 +188,22 @@ def epsilon(found: Sequence[Found]) -> str:
 
 def _score(one: Judged, metric: str) -> float | None:
     return one.scores[metric].value
+
+
+def plain(one: Found) -> dict[str, Any]:
+    """As JSON."""
+    synthetic_scores = {
+        kind: {
+            "scores": {metric: asdict(value) for metric, value in judged.scores.items()},
+            "minus real": {metric: asdict(value) for metric, value in judged.minus_real.items()},
+            "importance": judged.importance,
+        }
+        for kind, judged in one.judged.items()
+    }
+    real = {
+        kind: {metric: asdict(value) for metric, value in judged.scores.items()} for kind, judged in one.real.items()
+    }
+    return {
+        "method": one.method, "seed": one.seed, "epsilon": one.epsilon, "seconds": one.seconds, "real": real,
+        "synthetic": synthetic_scores, "spearman": one.spearman, "means": one.means, "real means": one.real_means,
+    }  # fmt: skip

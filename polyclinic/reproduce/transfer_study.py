@@ -117,11 +117,12 @@ def _means(records: Any, columns: Sequence[str]) -> dict[str, float]:
 
 
 def _read(answer: Mapping[str, Any]) -> Found:
-    tables = {side: {name: _judgement(one) for name, one in answer[side].items()} for side in ("real", "judged")}
+    tables = {side: {name: read_judged(one) for name, one in answer[side].items()} for side in ("real", "judged")}
     return Found(**{**answer, **tables})
 
 
-def _judgement(one: Mapping[str, Any]) -> Judged:
+def read_judged(one: Mapping[str, Any]) -> Judged:
+    """A judgement from JSON."""
     scores, less = ({name: Interval(**value) for name, value in one[kind].items()} for kind in ("scores", "minus_real"))
     return Judged(scores, less, one["importance"])
 

@@ -33,7 +33,7 @@ from polyclinic.reproduce.tables import markdown, mean, number, spread
 from polyclinic.reproduce.transfer_study import read_judged
 
 EPSILON, DELTA, SEEDS = 10.0, 1e-5, 3
-# Published (Bie et al. 2023) accuracy on MNIST at epsilon 10 of DPGAN with what it lacked.
+# Accuracy on MNIST at epsilon 10 of a DPGAN with what it lacked (Bie et al. 2023), on another and larger data set.
 MODERN, WITHIN = 0.95, 0.015
 GAME = {"baselines": False}
 SHARED = {"secure-aggregation": True, "shared-noise": True}
@@ -45,7 +45,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "dpgan": {"model": "dpgan", **GAME},
     "ppgan": {"model": "ppgan", **GAME},
 }
-QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "dpgan": {"model": "dpgan", "rounds": 3, **GAME}}
+QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}
 PAPER: dict[str, dict[str, Any]] = {
     "dpgan, as published": {"model": "dpgan", "preset": "paper", "dp": False, **GAME},
     "ppgan, as published": {"model": "ppgan", "preset": "paper", "dp": False, **GAME},
@@ -201,29 +201,33 @@ def _table(found: Sequence[Drawn], chosen: Plan, scores: Mapping[str, float | No
 
 
 def _targets(found: Sequence[Drawn], chosen: Plan, asked: Asked) -> tuple[Target, ...]:
-    def best(method: str) -> float | None:
-        own = [
-            max((value for value in _accuracies(one) if value is not None), default=None) for one in _of(found, method)
-        ]
-        return mean(own)
+    best = {method: mean([_best(one) for one in _of(found, method)]) for method in chosen.methods}
+    inception = {method: mean([one.inception for one in _of(found, method)]) for method in chosen.methods}
+
+    def less(values: Mapping[str, float | None], first: str, second: str) -> float | None:
+        a, b = values.get(first), values.get(second)
+        return None if a is None or b is None else a - b
 
     targets = [
         Target(
-            "R14", f"{method}: accuracy of the best classifier on real pictures at epsilon {EPSILON:g}",
-            f"{MODERN} (MNIST, Bie et al. 2023)", number(best(method)), "dpgan and ppgan rank where they do", None,
+            "R14", f"{method}: accuracy of the best classifier on real pictures, epsilon {EPSILON:g}", f"{MODERN} on MNIST",
+            number(value), f">= {MODERN - WITHIN:.3f}" if method == "dpgan" else "", None
+            if asked.quick or value is None or method != "dpgan"
+            else value >= MODERN - WITHIN,
         )
-        for method in chosen.methods
+        for method, value in best.items()
     ]  # fmt: skip
-    games = {method: best(method) for method in chosen.methods if chosen.methods[method]["model"] in ("dpgan", "ppgan")}
-    others = {method: best(method) for method in chosen.methods if method not in games}
-    if games and others and not asked.quick:
-        top = max(games.values(), key=lambda value: value or 0.0)
-        rival = max(others.values(), key=lambda value: value or 0.0)
+    if "ppgan" in chosen.methods:
+        ranks = less(inception, "ppgan", "dpgan")
         targets.append(Target(
-            "R14", "the better of dpgan and ppgan less the best method of sums, accuracy", "-",
-            number((top or 0.0) - (rival or 0.0), signed=True), "no goal: who wins", None,
+            "R14", "ppgan less dpgan, inception score", "above 0, as a figure", number(ranks, 2, signed=True),
+            "above 0: the ranking that PPGAN shows", None if asked.quick or ranks is None else ranks > 0,
         ))  # fmt: skip
     return tuple(targets)
+
+
+def _best(one: Drawn) -> float | None:
+    return max((value for value in _accuracies(one) if value is not None), default=None)
 
 
 def _figures(parts: Parts, chosen: Plan, found: Sequence[Drawn]) -> dict[str, Figure]:

@@ -15,7 +15,8 @@ from polyclinic.privacy.published import (
     DELTA,
     GENERATOR_STEPS,
     TRIAL_NOISE,
-    TRIAL_PATIENTS,
+    TRIAL_RATE,
+    TRIAL_STEPS,
     Published,
     composed_epsilon,
     published,
@@ -44,12 +45,12 @@ def table(systems: Sequence[str]) -> str:
             f"{one.delta:g}",
             one.relation,
             one.unit,
-            one.accountant,
+            "; ".join(f"{name} {value:.4g}" for name, value in one.beside.items()),
             one.why,
         ]
         for one in rows_of(systems)
     ]
-    head = ["system", "setting", "stated ε", "true ε", "δ", "relation", "unit", "by", "what else"]
+    head = ["system", "setting", "stated ε", "true ε", "δ", "relation", "unit", "by other accountants", "what else"]
     return "Stated epsilon against the true one, every step counted.\n\n" + markdown(head, rows)
 
 
@@ -57,7 +58,7 @@ def epochs_figure() -> Figure:
     """The AC-GAN on SPRINT: epsilon over its 500 epochs of 6,000 steps, beside the 2 that is stated."""
     epochs = np.linspace(_EPOCHS / _POINTS, _EPOCHS, _POINTS)
     true = [
-        epsilon(dpsgd_event(1 / TRIAL_PATIENTS, TRIAL_NOISE, int(epoch) * TRIAL_PATIENTS), DELTA, "rdp")
+        epsilon(dpsgd_event(TRIAL_RATE, TRIAL_NOISE, int(TRIAL_STEPS * epoch / _EPOCHS)), DELTA, "rdp")
         for epoch in epochs
     ]
     return plot_spent({"add or remove": (epochs, np.array(true))}, budget=2.0)
@@ -66,7 +67,7 @@ def epochs_figure() -> Figure:
 def steps_figure(claimed: float = 5.0) -> Figure:
     """DPGAN on MNIST: epsilon over the generator's 500,000 steps at the noise of ``claimed``."""
     steps = np.geomspace(1, GENERATOR_STEPS, _POINTS).round()
-    true = [composed_epsilon(stated_multiplier(claimed), int(step) * CRITIC_STEPS) for step in steps]
+    true = [composed_epsilon(stated_multiplier(claimed), steps=int(step) * CRITIC_STEPS) for step in steps]
     return plot_spent(
         {"true": (steps, np.array(true)), "stated": (steps, np.full(len(steps), claimed))}, logarithmic=True
     )

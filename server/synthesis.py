@@ -51,8 +51,8 @@ def class_counts(config: RunConfig, sites: Sequence[Site], totals: Sequence[np.n
     hospitals = config.condition_hospitals
     if max(site.index for site in sites) >= hospitals:
         raise ConfigError(
-            f"Configuration key 'condition-hospitals' has the value {hospitals}, but {len(sites)} hospitals take part; give their "
-            "number."
+            f"Configuration key 'condition-hospitals' has the value {hospitals}, but {len(sites)} hospitals take part; give "
+            "their number."
         )
     found = np.zeros((len(totals[0]), hospitals))
     for site, total in zip(sites, totals, strict=True):

@@ -44,7 +44,10 @@ EFFECTS = (
         ("alpha",), f"the partitioner {', '.join(_SKEWED)}, or +bias after one",
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner,
     ),
-    Effect(("method-options", "method-kind", "synthetic-rows", "condition-hospitals"), "the task synthesis", lambda c: c.synthesis),
+    Effect(
+        ("method-options", "method-kind", "synthetic-rows", "condition-hospitals"), "the task synthesis",
+        lambda c: c.synthesis,
+    ),
     Effect(("preset", "candidates", "baselines"), "task synthesis with a game, as gan", lambda c: c.game),
     Effect(("selected", "selection-epsilon"), "candidates above 0", lambda c: c.candidates > 0),
     Effect(("hidden",), "a model that has hidden layers, as mlp", lambda c: c.model != "logistic"),

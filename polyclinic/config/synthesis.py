@@ -73,8 +73,8 @@ class Synthesis(Keys):
         0,
         ge=0,
         le=1000,
-        description="The number of the run's hospitals, where rows are to say of which one they are, each with what it has of its "
-        "own; 0: rows are of all alike.",
+        description="The number of the run's hospitals, where rows are to say of which one they are; 0: they "
+        "are of all alike.",
     )
     candidates: int = Field(
         0,

@@ -51,9 +51,9 @@ class Condition:
 
 
 def conditions_of(text: str, layout: Layout) -> tuple[Condition, ...]:
-    """What ``"arm=1:300,arm=0:200"`` asks for: the label, or a binary, categorical or ordinal feature, its value, and how many; where rows
-    say of which hospital they are, ``"hospital=2:100"`` as well, numbered from 1 in the order of the run's hospitals.
+    """What ``"arm=1:300,arm=0:200"`` asks for: the label, or a binary, categorical or ordinal feature, its value, and how many.
 
+    Where rows say of which hospital they are, ``"hospital=2:100"`` as well, numbered from 1 in the order of the run's.
     Raises ConfigError for another form, column, value or number.
     """
     found = tuple(_condition(part, layout) for part in _NEXT.split(text) if part.strip())

@@ -83,6 +83,7 @@ def run(
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False,
     strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None,
     task: Annotated[str | None, typer.Option(help="Task by name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
     ray_address: Annotated[
@@ -98,7 +99,7 @@ def run(
     """Train one model over several hospitals; without arguments, the embedded default."""
     flags = {
         "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
-        "task": task, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus, "checkpoints_kept": keep,
+        "task": task, "model": model, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus, "checkpoints_kept": keep,
         "out": out,
     }  # fmt: skip
     given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})

@@ -99,8 +99,8 @@ def run(
     """Train one model over several hospitals; without arguments, the embedded default."""
     flags = {
         "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
-        "task": task, "model": model, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus, "checkpoints_kept": keep,
-        "out": out,
+        "task": task, "model": model, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus,
+        "checkpoints_kept": keep, "out": out,
     }  # fmt: skip
     given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})
     screen = console(as_json)

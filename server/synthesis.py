@@ -23,6 +23,7 @@ from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
+from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import Synthesizer
 
@@ -33,7 +34,8 @@ _ONLOOKERS = 1
 def check_synthesis(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a method that does not exist, does not go with the schema, or asks other rounds than the run has."""
     if config.game:
-        game_of(config, layout_of(config, schema))
+        layout = layout_of(config, schema)
+        first_state(game_of(config, layout), layout, config.seed)
     if config.sums and (needed := sums_method(config, layout_of(config, schema)).rounds) != config.rounds:
         raise ConfigError(
             f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "

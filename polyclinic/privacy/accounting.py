@@ -131,8 +131,8 @@ def _boundary(cost: Callable[[float], float], target: float, start: float, step:
     while high_cost > target:
         if high >= _LARGEST_NOISE:
             raise ConfigError(
-                f"target_epsilon {target} cannot be reached: the accountant's bound stays above it up to a "
-                f"noise_multiplier of {_LARGEST_NOISE:g}."
+                f"target_epsilon {target} cannot be reached: with a noise_multiplier of {high:.3g} the accountant's bound is "
+                f"still {high_cost:.3g}; ask for more than that, or for fewer or other steps."
             )
         low, low_cost, high, step = high, high_cost, high * step, step**2
         high_cost = cost(high)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from polyclinic.evaluation.synthetic.correlations import correlations
 from polyclinic.evaluation.synthetic.resampling import Interval
 from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, REAL, Judged, transfer
@@ -23,7 +25,8 @@ Options = Mapping[str, Any]
 class Study:
     """methods: configuration keys of each beside the ``common`` ones.  measured: feature columns whose means are told.
 
-    rows: synthetic rows drawn of each, 0 for as many as there are real training rows.
+    rows: synthetic rows drawn of each, 0 for as many as there are real training rows.  once: methods that take long, of
+    which only the first seed is run.
     """
 
     common: Options
@@ -32,6 +35,11 @@ class Study:
     measured: tuple[str, ...] = ()
     rows: int = 0
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
+    once: tuple[str, ...] = ()
+
+    def at(self, seed: int) -> list[str]:
+        """The methods of a seed."""
+        return [method for method in self.methods if seed == self.seeds[0] or method not in self.once]
 
     def options(self, method: str, seed: int) -> dict[str, Any]:
         """The configuration of one run."""
@@ -39,7 +47,7 @@ class Study:
 
     def as_config(self) -> dict[str, Any]:
         """The study as TOML may hold it."""
-        return {"seeds": list(self.seeds), "rows": self.rows, "classifiers": list(self.classifiers),
+        return {"seeds": list(self.seeds), "rows": self.rows, "classifiers": list(self.classifiers), "once": list(self.once),
                 "common": dict(self.common), "methods": {name: dict(one) for name, one in self.methods.items()}}  # fmt: skip
 
 
@@ -71,7 +79,7 @@ def study(parts: Parts, plan: Study) -> list[Found]:
     found = []
     for seed in plan.seeds:
         real: Patients | None = None
-        for method in plan.methods:
+        for method in plan.at(seed):
             options = plan.options(method, seed)
             result = parts.run(f"{method}-{seed}", options)
             name = f"{method}-{seed}"
@@ -112,7 +120,7 @@ def _means(records: Any, columns: Sequence[str]) -> dict[str, float]:
     found = {}
     for column in columns:
         names = [name for name in records.columns if name == column or name.startswith(f"{column}_")]
-        found[column] = float(records[names].to_numpy(dtype=float).mean())
+        found[column] = float(np.nanmean(records[names].to_numpy(dtype=float)))
     return found
 
 

@@ -1,52 +1,242 @@
-"""The quick form of each experiment: it runs, and what it writes says what the whole one must."""
+"""Experiments by name: what is asked and refused, what is left in a folder, and that finished parts are not run again."""
 
 import json
-import subprocess
-import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from polyclinic.reproduce import cvsim6, dissimilarity, gdp
+from polyclinic.cli import app
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.synthetic.resampling import Interval
+from polyclinic.reproduce import digits, experiment, icd, mimic_hf, sprint, stated
+from polyclinic.reproduce.experiment import (
+    EXPERIMENTS,
+    Asked,
+    Experiment,
+    Findings,
+    Target,
+    experiment_named,
+    reproduce,
+    write,
+)
+from polyclinic.reproduce.hospitals import errors_apart
+from polyclinic.reproduce.parts import Parts
+from polyclinic.reproduce.tables import between, markdown, mean, spread
+from polyclinic.reproduce.transfer_study import Study, of, read_judged, score_table, study
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_cvsim6(tmp_path: Path) -> None:
-    cvsim6.run(tmp_path, quick=True)
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert max(row["difference"] for row in found["published"]) < 0.01
-    (case,) = found["cases"]
-    assert max(case["hold-out error"].values()) < 0.1
-    for source in case["sources"]:
-        flow, exact = source["flow"], source["exact"]
-        for i in range(2):
-            assert abs(flow["mean"][i] - exact["mean"][i]) < 0.3 * exact["deviation"][i]
-            assert flow["deviation"][i] == pytest.approx(exact["deviation"][i], rel=0.3)
-    assert case["sources"][1]["noise multiplier"] > 0.5
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "table.md", "cycle.svg", "posteriors.svg"}
-
-
-def test_dissimilarity(tmp_path: Path) -> None:
-    dissimilarity.run(tmp_path, quick=True)
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert max(found["largest difference"].values()) < 2e-3
-    assert "wasserstein | 0.500 (0.500)" in (tmp_path / "table.md").read_text()
+TRIAL: dict[str, Any] = {"dataset": "trial", "sites": 2, "task": "synthesis"}
+MOMENTS: dict[str, Any] = {"model": "moments", "epsilon": 5.0, "delta": 1e-4}
 
 
-def test_gdp(tmp_path: Path) -> None:
-    gdp.run(tmp_path, quick=True)
-    assert "2.2 times the claim" in (tmp_path / "table.md").read_text()
-    assert [row["holds"] for row in json.loads((tmp_path / "results.json").read_text())["lines"]] == [True, True]
+def _quiet(line: str) -> None:
+    pass
 
 
-def test_a_quick_run_does_not_replace_the_committed_results() -> None:
-    command = [sys.executable, "-m", "experiments.dissimilarity", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "--quick needs --out" in done.stderr
+def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'sprint'"):
+        experiment_named("sprnt")
 
 
-@pytest.mark.parametrize("name", ["cvsim6", "dissimilarity", "gdp"])
-def test_committed_results_are_of_the_whole_experiment(name: str) -> None:
-    found = json.loads((ROOT / "experiments" / name / "results.json").read_text(encoding="utf-8"))
-    assert found["quick"] is False
+@pytest.mark.parametrize(
+    ("name", "asked", "words"),
+    [
+        ("sprint", {"hospitals": -1}, "--hospitals is -1"),
+        ("icd", {"seeds": -2}, "--seeds is -2"),
+        ("icd", {"federation": True}, "--federation is a part of experiment 'sprint'"),
+        ("cvsim6", {"preset": "paper"}, "has sound"),
+        ("cvsim6", {"hospitals": 3}, "has no hospitals"),
+    ],
+)
+def test_what_an_experiment_does_not_take_is_refused(
+    name: str, asked: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        reproduce(experiment_named(name), Asked(tmp_path / "out", **asked), _quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_mnist_without_its_files_says_what_else_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"'mnist'.*'digits'"):
+        reproduce(experiment_named("mnist"), Asked(tmp_path / "out"), _quiet)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="no folder can be made"):
+        reproduce(experiment_named("sprint"), Asked(tmp_path / "file" / "out"), _quiet)
+
+
+def test_every_experiment_that_can_be_asked_for_has_a_module() -> None:
+    ours = [one for one in EXPERIMENTS.values() if not one.plain]
+    for one in ours:
+        module = __import__(f"polyclinic.reproduce.{one.module}", fromlist=["run"])
+        assert callable(module.run), one.name
+    assert {"sprint", "mimic-hf", "icd", "digits", "mnist"} == {one.name for one in ours}
+
+
+def test_results_tables_and_settings_are_left_in_the_folder(tmp_path: Path) -> None:
+    found = Findings(
+        {"seeds": [0], "common": {"epsilon": 2.5}},
+        (Target("R12", "gap", "-0.05", "-0.02", ">= -0.05", True), Target("R12", "rank", ".9", "0.8", ">= .95", False)),
+        {"methods": [{"method": "moments"}]},
+        "text\n",
+    )
+    told = write(Experiment("fake", "", "fake"), Asked(tmp_path, quick=True), found)
+    assert [one["met"] for one in told["targets"]] == [True, False]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["targets"] == told["targets"] and results["quick"] and results["versions"]["polyclinic"]
+    table = (tmp_path / "table.md").read_text()
+    assert "mean nothing" in table and "| R12 | gap | -0.05 | -0.02 | >= -0.05 | yes |" in table
+    assert tomllib.loads((tmp_path / "config.toml").read_text()) == found.config
+
+
+def test_a_finished_part_is_not_found_again_unless_its_settings_differ(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def find() -> dict[str, float]:
+        calls.append(1)
+        return {"value": len(calls)}
+
+    parts = Parts(tmp_path, _quiet)
+    assert parts.answer("a, b", {"x": 1}, find) == parts.answer("a, b", {"x": 1}, find) == {"value": 1}
+    assert parts.answer("a, b", {"x": 2}, find) == {"value": 2}
+    assert Parts(tmp_path, _quiet).answer("a, b", {"x": 2}, find) == {"value": 2}
+
+
+def test_a_part_that_fails_leaves_nothing_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, _quiet)
+    with pytest.raises(ZeroDivisionError):
+        parts.answer("a", {}, lambda: 1 // 0)
+    assert not list(tmp_path.rglob("*.json"))
+    with pytest.raises(ValueError, match="JSON"):
+        parts.answer("a", {}, lambda: float("nan"))
+    assert parts.answer("a", {}, lambda: 3) == 3
+    (tmp_path / "parts" / "a.json").write_text("{")
+    with pytest.raises(DataError, match=r"a\.json is not a finished part"):
+        parts.answer("a", {}, lambda: 4)
+
+
+def test_a_run_is_kept_by_its_settings_and_replaced_by_others(tmp_path: Path) -> None:
+    said: list[str] = []
+    parts, free = Parts(tmp_path, said.append), {**TRIAL, "model": "moments", "dp": False}
+    first = parts.run("moments-0", free)
+    assert parts.run("moments-0", free).path == first.path
+    assert said == ["moments-0: begins"]
+    other = parts.run("moments-0", {**free, "seed": 1})
+    assert other.path != first.path and not first.path.exists()
+    (other.path / "report.html").unlink()  # stopped before its end
+    again = parts.run("moments-0", {**free, "seed": 1})
+    assert (again.path / "report.html").is_file() and len(list((tmp_path / "runs" / "moments-0").iterdir())) == 1
+
+
+def test_a_run_that_fails_names_its_part(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as failed:
+        Parts(tmp_path, _quiet).run("bad-0", {**TRIAL, **MOMENTS, "model": "momnets"})
+    assert any("bad-0" in note for note in failed.value.__notes__)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Parts]:
+    methods = {"moments": MOMENTS, "free": {"model": "moments", "dp": False}}
+    plan = Study(TRIAL, methods, (0, 1), ("age", "sbp"), 300, ("lr", "knn"), ("free",))
+    return plan, Parts(tmp_path_factory.mktemp("study"), _quiet)
+
+
+def test_a_study_judges_each_method_at_each_seed_and_is_the_same_again(small: tuple[Study, Parts]) -> None:
+    plan, parts = small
+    found = study(parts, plan)
+    assert [(one.method, one.seed) for one in found] == [("moments", 0), ("free", 0), ("moments", 1)]
+    assert found[1].epsilon is None and found[0].epsilon is not None and found[0].epsilon <= 5.0
+    for one in found:
+        for kind in ("lr", "knn"):
+            value = one.judged[kind].scores["accuracy"].value
+            real = one.real[kind].scores["accuracy"].value
+            assert value is not None and real is not None
+            assert one.gap(kind, "accuracy") == pytest.approx(value - real)
+        assert 40 < one.means["age"] < 90 and 100 < one.real_means["sbp"] < 160
+    again = study(parts, plan)
+    assert again == found
+    table = score_table(found, "accuracy", [["published", "1", ".9", ".8", ".7"]])
+    assert table.count("\n") == 6 and "∞" in table and "± " in table
+    assert len(of(found, "moments")) == 2
+
+
+def test_a_judgement_survives_its_file() -> None:
+    one = {"scores": {"f1": {"value": 0.5, "low": 0.4, "high": None}}, "minus_real": {}, "importance": None}
+    assert read_judged(one).scores["f1"] == Interval(0.5, 0.4, None)
+
+
+@pytest.mark.parametrize("plan", [sprint.plan, mimic_hf.plan, icd.plan, lambda asked: digits.plan("digits", asked)])
+@pytest.mark.parametrize("preset", ["sound", "paper"])
+def test_every_run_of_a_plan_is_a_possible_configuration(plan: Callable[[Asked], Any], preset: Any) -> None:
+    from polyclinic.config import RunConfig
+
+    for quick in (False, True):
+        made = plan(Asked(Path("out"), preset=preset, quick=quick, hospitals=3, seeds=2))
+        assert len(made.seeds) == 2 and made.common["sites"] == 3
+        for method in made.methods:
+            config = RunConfig.build(made.options(method, 0))
+            private = preset == "sound" and "not private" not in method
+            assert config.dp is private, method
+            if private and plan is not digits.plan:
+                assert config.delta <= 1e-5
+
+
+def test_the_stated_and_the_true_epsilon_stand_side_by_side() -> None:
+    table = stated.table(("DPGAN", "PPGAN"))
+    rows = [line.split(" | ") for line in table.splitlines() if "PGAN |" in line]
+    claimed, true = [float(row[2]) for row in rows], [float(row[3]) for row in rows]
+    assert len(rows) == 8 and all(real > 1e4 * said for said, real in zip(claimed, true, strict=True))
+
+
+def test_standard_errors_of_pairs() -> None:
+    assert errors_apart([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 0.0
+    apart = np.array([0.1, 0.3, 0.2, 0.4])
+    expected = apart.mean() / (apart.std(ddof=1) / 2)
+    assert errors_apart(list(apart + 1), [1.0] * 4) == pytest.approx(expected)
+
+
+def test_numbers_as_words() -> None:
+    assert spread([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and spread([0.5], 2, signed=True) == "+0.50"
+    assert spread([1.0, None]) == "-" == spread([]) and mean([1.0, None]) is None and mean([1.0, 2.0]) == 1.5
+    assert between(Interval(0.5, 0.25, 0.75), 2) == "0.50 (0.25 to 0.75)" and between(Interval(None)) == "-"
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"
+
+
+def test_the_command_lists_runs_and_speaks_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CliRunner().invoke
+    listed = json.loads(run(app, ["reproduce", "--json"]).stdout)
+    assert [one["name"] for one in listed] == list(EXPERIMENTS)
+    assert run(app, ["reproduce", "sprint", "--preset", "best"]).exception is not None
+
+    def small_run(asked: Asked, say: Callable[[str], None]) -> Findings:
+        say("works")
+        print("noise on stdout")
+        return Findings({"quick": asked.quick}, (Target("R0", "w", "-", "1", "1", True),), {}, "words\n")
+
+    monkeypatch.setattr(icd, "run", small_run)
+    done = run(app, ["reproduce", "icd", "--quick", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["name"] == "icd" and told["preset"] == "sound" and told["targets"][0]["id"] == "R0"
+    shown = run(app, ["reproduce", "icd", "--quick", "--out", str(tmp_path)])
+    assert "words" in shown.stdout and str(tmp_path) in shown.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [one.name for one in experiment.EXPERIMENTS.values() if not one.plain and one.name != "mnist"]
+)
+@pytest.mark.parametrize("preset", ["sound", "paper"])
+def test_the_short_form_of_every_experiment_runs(name: str, preset: Any, tmp_path: Path) -> None:
+    asked = Asked(tmp_path, preset=preset, quick=True, federation=name == "sprint" and preset == "sound")
+    told = reproduce(experiment_named(name), asked, _quiet)
+    assert bool(told["targets"]) == (preset == "sound")
+    assert {"results.json", "table.md", "config.toml"} <= {path.name for path in tmp_path.iterdir()}
+    assert len(list(tmp_path.glob("*.svg"))) >= 3

@@ -24,6 +24,10 @@ def reproduce(
         bool, typer.Option("--quick", help="A small form of under a minute, whose numbers mean nothing.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="How many seeds; 0 is the experiment's own number.")] = 0,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this method, by its name in the table; repeatable.", show_default=False),
+    ] = None,
     federation: Annotated[
         bool, typer.Option("--federation", help="sprint: also several hospitals against one, and alone.")
     ] = False,
@@ -57,7 +61,7 @@ def reproduce(
     experiment = experiment_named(name)
     folder = out or Path("reproduced") / (f"{name}-quick" if quick else name)
     chosen = cast(Literal["sound", "paper"], preset)
-    asked = Asked(folder, chosen, quick, hospitals, seeds, federation)
+    asked = Asked(folder, chosen, quick, hospitals, seeds, federation, tuple(method or ()))
     told = console(as_json=True)
     # What libraries print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout):

@@ -27,7 +27,7 @@ class Asked:
     """What a person asked for; 0 hospitals or seeds are the experiment's own number.
 
     out: the folder of results, in which finished parts are kept too.  quick: a small form, of seconds, whose numbers
-    mean nothing.  federation: also one hospital against several (sprint only).
+    mean nothing.  federation: also one hospital against several (sprint only).  methods: by name; none are all.
     """
 
     out: Path
@@ -36,6 +36,16 @@ class Asked:
     hospitals: int = 0
     seeds: int = 0
     federation: bool = False
+    methods: tuple[str, ...] = ()
+
+    def chosen(self, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        """Those of ``methods`` that were asked for, all where none was named. Raises ConfigError for another name."""
+        for name in self.methods:
+            if name not in methods:
+                raise ConfigError(
+                    f"--method is {name!r}; this experiment has {'; '.join(methods)}.{nearest(name, methods)}"
+                )
+        return {name: one for name, one in methods.items() if not self.methods or name in self.methods}
 
 
 @dataclass(frozen=True)
@@ -164,5 +174,7 @@ def _check(experiment: Experiment, asked: Asked) -> None:
             raise ConfigError(f"--{name} is {value}; it must be 1 or more, or 0 for the experiment's own number.")
         if value and experiment.plain:
             raise ConfigError(f"--{name} is {value}; experiment {experiment.name!r} has no {name}.")
+    if asked.methods and experiment.plain:
+        raise ConfigError(f"--method is {asked.methods[0]!r}; experiment {experiment.name!r} has no methods.")
     if asked.federation and experiment.name != "sprint":
         raise ConfigError(f"--federation is a part of experiment 'sprint', not of {experiment.name!r}.")

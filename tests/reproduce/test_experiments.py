@@ -50,6 +50,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
         ("icd", {"federation": True}, "--federation is a part of experiment 'sprint'"),
         ("cvsim6", {"preset": "paper"}, "has sound"),
         ("cvsim6", {"hospitals": 3}, "has no hospitals"),
+        ("cvsim6", {"methods": ("gan",)}, "has no methods"),
     ],
 )
 def test_what_an_experiment_does_not_take_is_refused(
@@ -58,6 +59,12 @@ def test_what_an_experiment_does_not_take_is_refused(
     with pytest.raises(ConfigError, match=words):
         reproduce(experiment_named(name), Asked(tmp_path / "out", **asked), _quiet)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_an_experiment_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ConfigError, match=r"moments; .*Did you mean 'mixture'"):
+        sprint.plan(Asked(Path("out"), methods=("mixtures",)))
+    assert list(sprint.plan(Asked(Path("out"), methods=("mixture",))).methods) == ["mixture"]
 
 
 def test_mnist_without_its_files_says_what_else_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,17 @@ from safetensors.numpy import load_file
 from polyclinic.client.hospital import read_imputer
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import build_for, dataset_of, strategy_named, task_of
+from polyclinic.plugins import build_for, dataset_of, game_of, strategy_named, sums_method, task_of
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
+from polyclinic.synthesis.layout import Layout
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
+from polyclinic.training.auditing.fixed import Fixed, of_game, of_sums
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.preparation import imputed, standardised
@@ -33,11 +36,19 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
-    if not config.dp:
+    if not config.dp and config.preset != "paper":
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
-    privacy = calibrate(config)
     draw = generator(0, "audit", "patients")
+    if config.synthesis:
+        schema, count = dataset_of(config).schema, _PATIENTS
+        x = draw.uniform(-1.0, 1.0, (count, len(feature_names(schema))))
+        made_up = Rows(x, draw.integers(0, schema.num_classes, count), np.arange(count), count)
+        noise = calibrate(config).noise_multiplier if config.dp else None
+        return _synthesis(
+            config, made_up, noise, config.learning_rate or 0.1, config.rounds, config.epsilon, seed, fault
+        )
+    privacy = calibrate(config)
     rows = Rows(
         draw.normal(size=(_PATIENTS, _FEATURES)), draw.integers(0, _CLASSES, _PATIENTS), np.arange(_PATIENTS), _PATIENTS
     )
@@ -60,7 +71,8 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
             f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
         )
     noise = summary["privacy"]["noise_multiplier"]
-    if noise is None or summary["privacy"]["epsilon"] is None:
+    published = config.preset == "paper"
+    if not published and (noise is None or summary["privacy"]["epsilon"] is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )
@@ -68,9 +80,11 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     if not site["rounds_joined"]:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     rows, classes = _rows(folder, config, name)
-    subject = _subject(
-        config, rows, classes, noise, summary["learning_rate"], site["rounds_joined"], site["epsilon"], seed, fault
-    )
+    rate, rounds, spent = summary["learning_rate"], site["rounds_joined"], site["epsilon"] or 0.0
+    if config.synthesis:
+        subject: Subject = _synthesis(config, rows, noise, rate or 0.1, rounds, spent, seed, fault)
+    else:
+        subject = _subject(config, rows, classes, noise, rate, rounds, spent, seed, fault)
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
 
 
@@ -93,15 +107,33 @@ def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
     return standardised(train, scale), dataset.schema.num_classes
 
 
-def _subject(
-    config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, learning_rate: float, rounds: int, epsilon: float,
+def _synthesis(
+    config: RunConfig, rows: Rows, noise_multiplier: float | None, learning_rate: float, rounds: int, epsilon: float,
     seed: int | None, fault: Fault,
-) -> Subject:  # fmt: skip
+) -> Fixed:  # fmt: skip
+    _check_noise(config)
+    layout = Layout.of(dataset_of(config).schema)
+    settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
+    if config.sums:
+        return of_sums(sums_method(config, layout), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
+    return of_game(
+        game_of(config, layout), layout, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault
+    )
+
+
+def _check_noise(config: RunConfig) -> None:
     if config.shared_noise:
         raise ConfigError(
             "Configuration key 'shared-noise' has the value True: the noise is in the sum of all hospitals and not in one's "
             "training, which is what an audit attacks; audit a run without it."
         )
+
+
+def _subject(
+    config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, learning_rate: float, rounds: int, epsilon: float,
+    seed: int | None, fault: Fault,
+) -> Subject:  # fmt: skip
+    _check_noise(config)
     settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
     return Subject(
         task_of(config), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,

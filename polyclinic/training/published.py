@@ -34,11 +34,11 @@ def published_steps(
     A batch is ``sample_rate`` of the site's patients, at least one, drawn without replacement at every step; noise is from
     the site's own stream. Raises ConfigError for settings with privacy, which this would not keep.
     """
-    if settings.noise_multiplier is not None:
+    if settings.noise_multiplier:
         raise ConfigError(
             f"The game {game.name} has the preset 'paper', which keeps no epsilon; it runs without privacy only."
         )
-    one = replace(settings, local_steps=1, sample_rate=1.0, loss=game.loss)
+    one = replace(settings, local_steps=1, sample_rate=1.0, noise_multiplier=None, loss=game.loss)
     real = [layout.rows(site.rows.x, site.rows.y) for site in work]
     rngs = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
     now, losses = list(work), []
@@ -49,10 +49,7 @@ def published_steps(
         ]
         gradients, loss = _averages(build, arrays, now, batches, one)
         losses.append(loss)
-        noisy = [
-            {name: value.astype(np.float32) for name, value in _noisy(game, found, site).items()}
-            for found, site in zip(gradients, now, strict=True)
-        ]
+        noisy = [_noisy(game, found, site) for found, site in zip(gradients, now, strict=True)]
         # A step on nobody's rows: the optimizer gets the noisy gradient and nothing else.
         empty = [
             replace(site, rows=_nobody(batch), public_patients=1.0, control=gradient)
@@ -96,7 +93,7 @@ def _averages(
     )
     exact = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in arrays.items()}
     alone = [
-        replace(site, rows=batch, public_patients=None, kept={}, control={})
+        replace(site, rows=batch, public_patients=max(batch.patients, 1), kept={}, control={})
         for site, batch in zip(work, batches, strict=True)
     ]
     updates = classification.train(build, exact, alone, plain)

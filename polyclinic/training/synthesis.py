@@ -88,6 +88,10 @@ class SumsTask:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
         return _judged(arrays, rows)
 
+    def privatised(self, build: Callable[[], nn.Module], arrays: Arrays) -> list[str]:
+        """The arrays that records reach, through noise."""
+        return [SUM]
+
     def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         method, rows = self._known(), site.rows
         z = method.layout.rows(rows.x, rows.y, site.number)
@@ -182,6 +186,7 @@ class GameTask:
         game, layout = self._known()
         generator = generator_of(game, layout, self.question)
         if game.noise or game.batch_clip:
+            game = game if self.clips else replace(game, weight_clip=None)
             return published_steps(game, layout, generator, build, arrays, work, settings)
         one = replace(settings, local_steps=1, loss=game.loss)
         real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]

@@ -55,7 +55,7 @@ def pairs(game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, f
     removing a patient adds or removes that patient's real and generated rows, whose summed gradient is clipped once.
     """
     order = np.argsort(patient, kind="stable")
-    both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), -1)
+    both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), z.shape[1])
     real = np.tile(np.array([1, 0]), len(z))
     y = 2 * layout.labels(both) + real if game.loss == "auxiliary" else real
     return Rows(game.front(layout).rows(both), y.astype(np.int64), np.repeat(patient[order], 2), patients)

@@ -7,7 +7,9 @@ Steinke, Nasr and Jagielski 2023.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import Bools, correct_guesses, largest_lower
 from polyclinic.privacy.streams import Floats
 from polyclinic.training.auditing.faults import Builder
+from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import covariance, scores
-from polyclinic.training.auditing.made_up import canaries, joined
+from polyclinic.training.auditing.made_up import canaries, joined, nobody, strangers
 from polyclinic.training.auditing.releases import from_releases, is_release
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 from polyclinic.training.task import Arrays, TrainSettings, own_arrays
@@ -29,6 +32,8 @@ _LEAST_APART = 1e-3
 _LEAST_NOISE, _NORMAL_MEDIAN = 1e-3, 0.6745
 # In the final model a canary must still have a gradient after it was learned.
 _BLACK_BOX_SCALE = 10.0
+# Of canaries with a hospital each, how many are trained at once.
+_HOSPITALS = 100
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,13 @@ def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence:
     guesses: one or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
     """
     included = subject.stream("coins").uniform(canaries) < 0.5
-    attack = _black_box if not white_box else from_releases if is_release(subject) else _white_box
+    attack: Callable[[Any, Bools], Floats] = _white_box
+    if isinstance(subject, Fixed):
+        attack = _apart
+    elif not white_box:
+        attack = _black_box
+    elif is_release(subject):
+        attack = from_releases
     scored = attack(subject, included)
     correct = {number: correct_guesses(scored, included, number) for number in guesses}
     lower, best = largest_lower(canaries, correct, subject.delta, confidence)
@@ -114,6 +125,44 @@ def _black_box(subject: Subject, included: Bools) -> Floats:
     return np.asarray(before - np.mean([losses(subject, build, model, rows) for model in models], axis=0))
 
 
+def _apart(subject: Fixed, included: Bools) -> Floats:
+    """Likelihood ratios of the coins of canaries that each have a hospital of their own: the worst patients there can be."""
+    ratios = np.zeros(len(included))
+    for part in subject.parts or (subject,):
+        build, arrays = part.model()
+        worst, known = _worst(part, build, arrays)
+        for begin in range(0, len(included), _HOSPITALS):
+            some = np.arange(begin, min(begin + _HOSPITALS, len(included)))
+            hospitals = [
+                part.hospital(
+                    worst[i % len(worst)] if included[i] else nobody(part), part.settings, "run", part.number, int(i)
+                )
+                for i in some
+            ]
+            sums = noisy_sums(part, build, arrays, hospitals, part.settings, part.rounds if not subject.parts else 1)[0]
+            for place, i in enumerate(some):
+                one, seen = known[i % len(known)], sums[:, place]
+                spread = one.spread * one.noise(seen, part.settings)
+                ratios[i] += scores(one.counts(seen), spread, part.settings)[0]
+    return ratios
+
+
+def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], list[Contributions]]:
+    """Patients of extreme cells, many rows or rare labels, and what each alone adds; those who add most."""
+    zero = np.zeros(1, dtype=np.int64)
+    rows = [
+        Rows(np.asarray(x), zero.repeat(len(x)) + label, zero.repeat(len(x)), 1) for _, x, label in strangers(subject)
+    ]
+    settings = noiseless(subject.settings)
+    alone = [subject.hospital(one, settings, "alone", i) for i, one in enumerate(rows)]
+    each = noisy_sums(subject, build, arrays, alone, settings)[0][0]
+    square = np.sum(each**2, axis=1)
+    most = np.flatnonzero(square > square.max() / 4)
+    if not square.max() > 0:
+        raise ConfigError("No patient adds anything to what hospitals send: there is nothing to audit.")
+    return [rows[i] for i in most], [Contributions(each[i : i + 1], 1 / square[i].reshape(1, 1)) for i in most]
+
+
 def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Floats:
     """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``."""
     if hasattr(subject.own_task, "canary_losses"):
@@ -123,9 +172,12 @@ def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Floa
     return np.asarray(-np.log(np.maximum(probability, np.finfo(np.float64).tiny)))
 
 
-def told_apart(subject: Subject, build: Builder, arrays: Arrays, count: int) -> tuple[Rows, Contributions]:
+def told_apart(
+    subject: Subject, build: Builder, arrays: Arrays, count: int, exact: bool = False
+) -> tuple[Rows, Contributions]:
     """Canaries at the scale at which the model tells them apart best, and their contributions.
 
+    exact: sums that will have no noise, in which canaries that are nearly alike are told apart as well.
     Raises ConfigError when no scale makes their contributions independent of each other.
     """
 
@@ -137,7 +189,8 @@ def told_apart(subject: Subject, build: Builder, arrays: Arrays, count: int) -> 
     rows = canaries(subject, count, scale)
     each = contributions(subject, build, arrays, rows, count)
     products = each @ each.T
-    if np.linalg.eigvalsh(products)[0] < _LEAST_APART * np.trace(products) / count:
+    least = _LEAST_APART * (1e-6 if exact else 1.0)
+    if np.linalg.eigvalsh(products)[0] < least * np.trace(products) / count:
         raise ConfigError(
             f"The model does not tell {count} canaries apart: what they add to its gradients is not independent; "
             "take fewer canaries, or another model."

@@ -12,17 +12,21 @@ from dataclasses import replace
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
+from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import mean_square_interval
 from polyclinic.privacy.events import merged
 from polyclinic.privacy.streams import Floats, generator
-from polyclinic.training.auditing.canaries import noiseless, told_apart
+from polyclinic.training.auditing.canaries import Contributions, noiseless, told_apart
+from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.finding import ROUNDING, SIGNIFICANCE, Finding
+from polyclinic.training.auditing.fixed import Fixed, label_counts
 from polyclinic.training.auditing.law import counts, covariance
 from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
-from polyclinic.training.auditing.subject import Subject, noisy_sums, train
+from polyclinic.training.auditing.subject import Subject, noisy_sums, privatised, train
 from polyclinic.training.auditing.views import View
+from polyclinic.training.task import Arrays
 
 _WIDE = 2000
 _ROUNDS, _SITES = 10, 20
@@ -55,11 +59,14 @@ def findings(subject: Subject) -> list[Finding]:
     """What all checks found of a model that the task takes."""
     if is_release(subject):
         return release_findings(subject)
-    return [sensitivity(subject), *noise(subject), steps(subject), *sampling(subject)]
+    found = [sensitivity(subject), *noise(subject), steps(subject), *sampling(subject)]
+    return [*found, label_counts(subject)] if isinstance(subject, Fixed) else found
 
 
 def sensitivity(subject: Subject) -> Finding:
     """The most that one patient, typical or extreme, moves a sum, in clip norms: at most 1 when it is added or removed."""
+    if isinstance(subject, Fixed) and subject.parts:
+        return max((sensitivity(replace(part, parts=())) for part in subject.parts), key=lambda one: one.measured)
     build, arrays = subject.model()
     pairs, settings = neighbours(subject), noiseless(subject.settings)
     hospitals = [
@@ -79,9 +86,10 @@ def sensitivity(subject: Subject) -> Finding:
 
 def noise(subject: Subject) -> list[Finding]:
     """The size of the noise that empty batches get, over what is claimed, and whether sites, rounds or sums share any."""
-    build, arrays = subject.model(extra=_WIDE)
     settings, rounds = subject.settings, min(_NOISE_ROUNDS, subject.rounds)
-    hospitals = [subject.hospital(nobody(subject, _WIDE), settings, "empty", site) for site in range(_SITES)]
+    wide, sites = (0, _as_many(subject)) if isinstance(subject, Fixed) else (_WIDE, _SITES)
+    build, arrays = subject.model(extra=wide)
+    hospitals = [subject.hospital(nobody(subject, wide), settings, "empty", site) for site in range(sites)]
     found, all_draws = [], []
     for view, sums in zip(
         subject.views(), noisy_sums(subject, build, arrays, hospitals, settings, rounds), strict=True
@@ -89,13 +97,20 @@ def noise(subject: Subject) -> list[Finding]:
         # Noise that is correlated over the rounds as the process says is independent again after this.
         mixing = np.linalg.cholesky(covariance(view.settings, rounds))
         unmixed = np.linalg.solve(mixing, sums.reshape(rounds, -1) / view.settings.noise_scale)
-        draws = unmixed.reshape(rounds * _SITES, -1)
+        draws = unmixed.reshape(rounds * sites, -1)
         low, high = np.sqrt(mean_square_interval(draws.size, SIGNIFICANCE))
         size = float(np.sqrt(np.mean(draws**2)))
         found.append(Finding(view.named("noise size"), "noise of empty batches, over what is claimed", size, float(low),
                              float(high)))  # fmt: skip
         all_draws.append(draws)
     return [*found, independence(np.concatenate(all_draws), "largest correlation of two sites or rounds")]
+
+
+def _as_many(subject: Fixed) -> int:
+    """Sites whose noise tells as much as that of ``_SITES`` with wide models, or nearly."""
+    build, arrays = subject.model()
+    numbers = sum(arrays[name].size for name in privatised(subject, build, arrays))
+    return min(max(4, -(-_SITES * _WIDE // numbers)), 10 * _SITES)
 
 
 def steps(subject: Subject) -> Finding:
@@ -139,17 +154,27 @@ def sampling(subject: Subject) -> list[Finding]:
     # So many that a round is expected to have a few of them.
     patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 300)
     build, arrays = subject.model(extra=patients)
-    rows, known = told_apart(subject, build, arrays, patients)
+    rows, known = several(subject, build, arrays, patients)
     hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]
     sums = noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS)
     return [
         finding
         for view, seen in zip(subject.views(settings), sums, strict=True)
-        for finding in _as_claimed(view, np.rint(known.counts(seen)))
+        for finding in as_claimed(view, np.rint(known.counts(seen)))
     ]
 
 
-def _as_claimed(view: View, found: Floats) -> Iterator[Finding]:
+def several(subject: Subject, build: Builder, arrays: Arrays, wanted: int) -> tuple[Rows, Contributions]:
+    """As many canaries as are wanted, or where none has a column of its own as the model tells apart."""
+    while isinstance(subject, Fixed) and wanted > 2:
+        try:
+            return told_apart(subject, build, arrays, wanted, exact=True)
+        except ConfigError:
+            wanted //= 2
+    return told_apart(subject, build, arrays, wanted)
+
+
+def as_claimed(view: View, found: Floats) -> Iterator[Finding]:
     """Statistics of the (rounds, sites, patients) counts against those of draws from the view's law."""
     draw = generator(0, "audit", "counts")
     law = np.array([_moments(counts(view.settings, found.shape, draw)) for _ in range(_REFERENCES)])

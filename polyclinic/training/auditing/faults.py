@@ -110,7 +110,7 @@ def _batch_normalised(build: Builder, features: int) -> Builder:
     return lambda: nn.Sequential(nn.BatchNorm1d(features, affine=False, track_running_stats=False), build())
 
 
-def _unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+def unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
     """Training without the check of the module that every task makes first."""
     made = (lambda: build().double()) if settings.double else build
     return [train_one(made, arrays, site, settings) for site in work]
@@ -147,7 +147,7 @@ FAULTS: dict[str, Fault] = {
         Fault("noise-off", noise=Silent),
         Fault("half-noise", noise=_Halved),
         Fault("no-clipping", settings=_unclipped),
-        Fault("batch-norm", build=_batch_normalised, train=_unchecked),
+        Fault("batch-norm", build=_batch_normalised, train=unchecked),
         Fault("shuffled", sampling=_Shuffled),
         Fault("second-noise-off", task=_second_silent),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def canaries(subject: Subject, count: int, scale: float) -> Rows:
     They are the same in every call and no secret: only which of them take part is. A task may have
     ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
     """
-    own = getattr(subject.own_task, "canaries", _one_column_each)
+    own: Any = subject.canaries or getattr(subject.own_task, "canaries", _one_column_each)
     found: Rows = own(subject.features, subject.classes, count, scale, keyed_stream(0, "audit", "canaries"))
     return found
 
@@ -53,7 +54,7 @@ def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
     """Pairs of hospitals by what tells them apart, one patient who is in the first alone."""
     company = _some(subject.patients)
     return {**{f"patient {i + 1}": (company, _without(company, i)) for i in range(min(4, company.patients - 1))},
-            **{name: (_with(company, x, y), company) for name, x, y in _strangers(subject)}}  # fmt: skip
+            **{name: (_with(company, x, y), company) for name, x, y in strangers(subject)}}  # fmt: skip
 
 
 def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Floats) -> dict[str, float]:
@@ -63,7 +64,7 @@ def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Floats) -> dict[str, flo
     return dict(zip(pairs, np.where(np.isfinite(moved), moved, np.inf).tolist(), strict=True))
 
 
-def _strangers(subject: Subject) -> Iterator[tuple[str, Floats, int]]:
+def strangers(subject: Subject) -> Iterator[tuple[str, Floats, int]]:
     """Patients to add: (name, rows, class)."""
     row = np.nan_to_num(subject.patients.x[:1])
     for label in range(min(2, subject.classes)):

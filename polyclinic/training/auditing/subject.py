@@ -52,6 +52,11 @@ class Subject:
         """The task without what the strategy has hospitals do beside it."""
         return inner(self.task)
 
+    @property
+    def canaries(self) -> Callable[[int, int, int, float, Stream], Rows] | None:
+        """(features, classes, count, scale, stream) to canaries; None where each has a column of its own or the task has some."""
+        return None
+
     def views(self, settings: TrainSettings | None = None) -> list[View]:
         """The noisy sums of a round, as ``settings`` or the run's make them."""
         # A fault that trains by itself makes the first only.

@@ -14,6 +14,7 @@ import numpy as np
 from polyclinic.privacy.streams import Floats
 from polyclinic.training.control import Controlled
 from polyclinic.training.personal import Personal
+from polyclinic.training.synthesis import SumsTask
 from polyclinic.training.task import OWN, Arrays, SiteUpdate, Task, TrainSettings
 
 
@@ -46,7 +47,7 @@ class View:
 
 def views(task: Task, settings: TrainSettings) -> list[View]:
     """The noisy sums of a round of ``task``, the one that all tasks make first."""
-    found = [View("", settings, _update)]
+    found = [View("", settings, _sum if isinstance(task, SumsTask) else _update)]
     if isinstance(task, Personal):
         found.append(View("personal model", settings, _personal))
     if isinstance(task, Controlled) and task.variate == "gradient":
@@ -61,6 +62,11 @@ def inner(task: Task) -> Task:
 
 def _update(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
     return np.asarray((before.arrays[name] - update.arrays[name]) / size)
+
+
+def _sum(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
+    """A sum is no step, so that no size changes it."""
+    return np.asarray(before.arrays[name] - update.arrays[name])
 
 
 def _personal(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:

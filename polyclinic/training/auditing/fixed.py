@@ -1,0 +1,157 @@
+"""The audit of task synthesis, whose rows are as wide as the schema says: no canary can have a column of its own.
+
+So every canary has a hospital of its own in place of it. The auditor, who plays the server, chooses what is public: a critic
+whose dropout draws nothing, a generator that gives one row always, and the questions of a method's sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyclinic.ehr.shard import Rows, Shard
+from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import initialise
+from polyclinic.privacy.statistics import Moments
+from polyclinic.privacy.streams import Stream, torch_seed
+from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
+from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train, unchecked
+from polyclinic.training.auditing.finding import ROUNDING, Finding
+from polyclinic.training.auditing.made_up import moves, neighbours
+from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.preparation import class_contributions
+from polyclinic.training.synthesis import ROUND, SUM, GameTask, SumsTask
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+_NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batches, of which a sum takes none"}
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Subject):
+    """Task synthesis. ``first``: what a sum begins from; ``parts``: of sums, a subject for each round, by its ``number``.
+
+    ``published``: the preset keeps no epsilon, so that only what breaks it is looked for. ``counts``: what of the labels is
+    paid for before.
+    """
+
+    layout: Layout = field(kw_only=True)
+    first: Arrays = field(kw_only=True)
+    parts: tuple[Fixed, ...] = ()
+    number: int = 0
+    published: bool = False
+    counts: Callable[[Shard], Moments] = class_contributions
+
+    def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
+        """The builder and the arrays; nothing is made wider."""
+        if isinstance(self.own_task, SumsTask):
+            return self.build(self.features), dict(self.first)
+        build = self.fault.build(self.build(self.features), self.layout.width)
+        first = initialise(build, torch_seed(self.seed or 0, "audit", "model"))
+        return build, {name: value.double().numpy() for name, value in first.items()}
+
+    @property
+    def canaries(self) -> Callable[[int, int, int, float, Stream], Rows]:
+        """Different patients of one row, within the schema's bounds."""
+        return _different
+
+
+def of_sums(
+    method: SumsMethod, settings: TrainSettings, patients: Rows, epsilon: float, delta: float, seed: int | None = None,
+    fault: Fault = NO_FAULT,
+) -> Fixed:  # fmt: skip
+    """All rounds of a method, whose questions are those that the patients' own sums would lead to.
+
+    Raises ConfigError for a fault that a sum has no place for.
+    """
+    if fault.name in _NO_PLACE:
+        raise ConfigError(f"The fault {fault.name!r} is of {_NO_PLACE[fault.name]}.")
+    layout, z = method.layout, method.layout.rows(patients.x, patients.y)
+    parts = []
+    state: Arrays = {"classes": class_frequencies(np.bincount(patients.y, minlength=layout.classes).astype(np.float64))}
+    for round in range(1, method.rounds + 1):
+        question, size = method.question(round, state), method.size(round, state)
+        task: Any = SumsTask(method, {ROUND: np.array([round]), **question})
+        parts.append(
+            Fixed(task, lambda features: nn.Sequential, settings, 1, patients, layout.classes, epsilon, delta, seed, fault,
+                  layout=layout, first={SUM: np.zeros(size)}, number=round)
+        )  # fmt: skip
+        total = clipped_total(method, round, question, size, z, patients.patient, patients.patients)
+        state = method.absorb(round, state, total / patients.patients, 1e-9)
+    return replace(parts[-1], parts=tuple(parts), rounds=method.rounds)
+
+
+def of_game(
+    game: Game, layout: Layout, settings: TrainSettings, rounds: int, patients: Rows, epsilon: float, delta: float,
+    seed: int | None = None, fault: Fault = NO_FAULT,
+) -> Fixed:  # fmt: skip
+    """Rounds of a game against a generator that draws nothing."""
+    game = replace(game, core=lambda at: _Still(at.label.start), begin=lambda at: {})
+    task: Any = GameTask(game, layout, clips=False).asked({})
+    return Fixed(
+        task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.classes, epsilon, delta,
+        seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout, first={},
+        published=settings.noise_multiplier is None,
+    )  # fmt: skip
+
+
+def label_counts(subject: Fixed) -> Finding:
+    """The most that one patient moves the counts of labels that are paid for, over what the noise is made for."""
+    both = neighbours(subject)
+    counted = [
+        subject.counts(Shard("audit", subject.layout.schema, r.x, r.y, r.patient, np.zeros(r.patients, dtype=bool)))
+        for pair in both.values() for r in pair
+    ]  # fmt: skip
+    found, most = moves(both, np.array([one.total for one in counted])), counted[0].sensitivity
+    name = max(found, key=found.__getitem__)
+    what = f"most that a patient moves the counts, over their noise's: {name}"
+    return Finding("label counts", what, found[name] / most, 0.0, 1.0 + ROUNDING)
+
+
+class _Still(nn.Module):
+    """A generator's network that gives the same row always."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, latent: Tensor, label: Tensor) -> Tensor:
+        return torch.zeros(len(label), self.columns)
+
+
+def _different(features: int, classes: int, count: int, scale: float, stream: Stream) -> Rows:
+    x = np.asarray(scale * (2.0 * stream.uniform((count, features)) - 1.0), dtype=np.float64)
+    return Rows(x, (stream.uniform(count) * classes).astype(np.int64), np.arange(count), count)
+
+
+def _steady(module: nn.Module) -> nn.Module:
+    """``module``, whose dropout drops nothing."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+    return module
+
+
+def _in_pairs(task: GameTask) -> Train:
+    """The critic's step on pairs, without the check that refuses a critic which mixes patients."""
+
+    def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+        game, layout = task.game, task.layout
+        assert game is not None and layout is not None
+        generator, rng = generator_of(game, layout, task.question), np.random.default_rng(0)
+        tables = [
+            pairs(game, layout, layout.rows(site.rows.x, site.rows.y), site.rows.patient, site.rows.patients,
+                  fake_rows(generator, game, layout, site.rows.y, rng))
+            for site in work
+        ]  # fmt: skip
+        both = [replace(site, rows=rows) for site, rows in zip(work, tables, strict=True)]
+        return unchecked(build, arrays, both, replace(settings, loss=game.loss))
+
+    return train

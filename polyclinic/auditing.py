@@ -15,12 +15,11 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import build_for, dataset_of, game_of, strategy_named, sums_method, task_of
+from polyclinic.plugins import build_for, dataset_of, game_of, layout_of, strategy_named, sums_method, task_of
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.layout import Layout
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.fixed import Fixed, of_game, of_sums
 from polyclinic.training.auditing.subject import Subject
@@ -112,7 +111,7 @@ def _synthesis(
     seed: int | None, fault: Fault,
 ) -> Fixed:  # fmt: skip
     _check_noise(config)
-    layout = Layout.of(dataset_of(config).schema)
+    layout = layout_of(config, dataset_of(config).schema)
     settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
     if config.sums:
         return of_sums(sums_method(config, layout), settings, rows, epsilon, config.delta, seed=seed, fault=fault)

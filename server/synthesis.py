@@ -23,7 +23,9 @@ from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
+from polyclinic.synthesis.games.guarantee import guarantee
 from polyclinic.synthesis.games.state import first_state
+from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import Synthesizer
 
@@ -129,9 +131,19 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
     return {"0.weight": weight.astype(np.float32), "0.bias": bias.astype(np.float32)}
 
 
-def synthesis_statement(config: RunConfig, synthesizer: Synthesizer | None) -> dict[str, Any]:
-    """What the summary says of the synthesizer."""
+def synthesis_statement(
+    config: RunConfig, synthesizer: Synthesizer | None, patients: Sequence[int] = ()
+) -> dict[str, Any]:
+    """What the summary says of the synthesizer; ``patients``: of each hospital that trained.
+
+    ``guarantee``: what a preset as published guarantees with this run's settings, None of another.
+    """
+    said = ""
+    if isinstance(synthesizer, GeneratedRows):
+        said = guarantee(
+            synthesizer.game, patients, config.sample_rate, config.local_steps, config.rounds, config.delta
+        )
     return {
         "method": config.model, "options": config.method_options, "preset": config.preset, "game": config.game,
-        "finished": synthesizer is not None, "guarantee": None,
+        "finished": synthesizer is not None, "guarantee": said or None,
     }  # fmt: skip

@@ -31,7 +31,8 @@ _OF_GAME: dict[tuple[str, str], dict[str, Any]] = {
         "weight-decay": 0.01,
     },
     ("acgan", "paper"): {
-        "rounds": 500, "sample-rate": 1 / 60, "local-steps": 1, "learning-rate": 2e-4, "max-grad-norm": 1e-4, "optimizer": "adam",
+        "rounds": 60, "sample-rate": 1 / 6_000, "local-steps": 100, "learning-rate": 2e-4, "max-grad-norm": 1e-4,
+        "optimizer": "adam",
     },
     ("dpgan", "sound"): {
         "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",

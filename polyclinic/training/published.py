@@ -39,7 +39,7 @@ def published_steps(
             f"The game {game.name} has the preset 'paper', which keeps no epsilon; it runs without privacy only."
         )
     one = replace(settings, local_steps=1, sample_rate=1.0, noise_multiplier=None, loss=game.loss)
-    real = [layout.rows(site.rows.x, site.rows.y) for site in work]
+    real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]
     rngs = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
     now, losses = list(work), []
     for _ in range(settings.local_steps):
@@ -76,7 +76,7 @@ def _batch(
     place = np.full(rows.patients, -1)
     place[np.argsort(site.sampling.uniform(rows.patients))[:count]] = np.arange(count)
     chosen = np.flatnonzero(place[rows.patient] >= 0)
-    fakes = fake_rows(generator, game, layout, rows.y[chosen], rng)
+    fakes = fake_rows(generator, game, layout, layout.labels(z[chosen]), rng)
     return pairs(game, layout, z[chosen], place[rows.patient[chosen]], count, fakes)
 
 

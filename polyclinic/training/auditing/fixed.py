@@ -75,13 +75,15 @@ def of_sums(
         raise ConfigError(f"The fault {fault.name!r} is of {_NO_PLACE[fault.name]}.")
     layout, z = method.layout, method.layout.rows(patients.x, patients.y)
     parts = []
-    state: Arrays = {"classes": class_frequencies(np.bincount(patients.y, minlength=layout.classes).astype(np.float64))}
+    state: Arrays = {
+        "classes": class_frequencies(np.bincount(layout.labels(z), minlength=layout.classes).astype(np.float64))
+    }
     for round in range(1, method.rounds + 1):
         question, size = method.question(round, state), method.size(round, state)
         task: Any = SumsTask(method, {ROUND: np.array([round]), **question})
         parts.append(
-            Fixed(task, lambda features: nn.Sequential, settings, 1, patients, layout.classes, epsilon, delta, seed, fault,
-                  layout=layout, first={SUM: np.zeros(size)}, number=round)
+            Fixed(task, lambda features: nn.Sequential, settings, 1, patients, layout.schema.num_classes, epsilon, delta, seed,
+                  fault, layout=layout, first={SUM: np.zeros(size)}, number=round)
         )  # fmt: skip
         total = clipped_total(method, round, question, size, z, patients.patient, patients.patients)
         state = method.absorb(round, state, total / patients.patients, 1e-9)
@@ -96,8 +98,8 @@ def of_game(
     game = replace(game, core=lambda at: _Still(at.label.start), begin=lambda at: {})
     task: Any = GameTask(game, layout, clips=False).asked({})
     return Fixed(
-        task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.classes, epsilon, delta,
-        seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout, first={},
+        task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.schema.num_classes,
+        epsilon, delta, seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout, first={},
         published=settings.noise_multiplier is None,
     )  # fmt: skip
 
@@ -146,11 +148,11 @@ def _in_pairs(task: GameTask) -> Train:
         game, layout = task.game, task.layout
         assert game is not None and layout is not None
         generator, rng = generator_of(game, layout, task.question), np.random.default_rng(0)
-        tables = [
-            pairs(game, layout, layout.rows(site.rows.x, site.rows.y), site.rows.patient, site.rows.patients,
-                  fake_rows(generator, game, layout, site.rows.y, rng))
-            for site in work
-        ]  # fmt: skip
+        tables = []
+        for site in work:
+            z = layout.rows(site.rows.x, site.rows.y, site.number)
+            fakes = fake_rows(generator, game, layout, layout.labels(z), rng)
+            tables.append(pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes))
         both = [replace(site, rows=rows) for site, rows in zip(work, tables, strict=True)]
         return unchecked(build, arrays, both, replace(settings, loss=game.loss))
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result["rows"] = [compared(way, row, found["linear"]) for way, row in found.items()]
     if not given.quick:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_section(PAGE, result)
+        write_between(PAGE, BEGIN, END, table(result))
     sys.stdout.write((json.dumps(result, indent=2) if given.json else table(result)) + "\n")
     return 0
 
@@ -96,11 +96,11 @@ def table(result: Mapping[str, Any]) -> str:
     )
 
 
-def write_section(path: Path, result: Mapping[str, Any]) -> None:
-    """Put the table between the two marks of ``path``, which must hold them."""
-    before, rest = path.read_text(encoding="utf-8").split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+def write_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Put ``text`` between the two marks of ``path``, which must hold them."""
+    before, rest = path.read_text(encoding="utf-8").split(begin, 1)
+    after = rest.split(end, 1)[1]
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

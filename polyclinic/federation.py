@@ -253,7 +253,7 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
-            if config.game and config.baselines:
+            if (config.game or config.density) and config.baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 folder.rewrite(summary)
             if folder.awaits_comparison:

@@ -29,7 +29,10 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
 from polyclinic.models import tabular
+from polyclinic.models.flows import KINDS
 from polyclinic.strategies.registry import BUILT_IN
+from polyclinic.synthesis.flows.recipe import Recipe
+from polyclinic.synthesis.flows.recipe import make as make_density
 from polyclinic.synthesis.games.builders import GAMES
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
@@ -38,12 +41,13 @@ from polyclinic.synthesis.registry import METHODS
 from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.training import classification, convex
 from polyclinic.training.control import Controlled
+from polyclinic.training.density import DensityTask
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
 from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
-GROUPS = ("datasets", "models", "methods", "games", "strategies", "tasks", "sources")
+GROUPS = ("datasets", "models", "methods", "games", "densities", "strategies", "tasks", "sources")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def _built_in(group: str) -> Mapping[str, Any]:
         "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
         "methods": METHODS,
         "games": {name: partial(make_game, name=name) for name in GAMES},
+        "densities": {name: partial(make_density, name=name) for name in KINDS},
         "strategies": BUILT_IN,
         "sources": sources.BUILT_IN,
         "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask())},
@@ -87,8 +92,8 @@ def resolve(group: str, name: str) -> Any:
     if name in built_in:
         return built_in[name]
     key = {
-        "datasets": "dataset", "models": "model", "methods": "model", "games": "model", "strategies": "strategy", "tasks": "task",
-        "sources": "data",
+        "datasets": "dataset", "models": "model", "methods": "model", "games": "model", "densities": "model",
+        "strategies": "strategy", "tasks": "task", "sources": "data",
     }[group]  # fmt: skip
     points = _entry_points(group)
     module, colon, attribute = name.partition(":")
@@ -173,6 +178,8 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
         layout = layout_of(config, schema)
         game = game_of(config, layout)
         return lambda: game.critic(layout)
+    if config.density:
+        return density_of(config, layout_of(config, schema)).module
     return build_for(config, len(feature_names(schema)), schema.num_classes)
 
 
@@ -237,9 +244,18 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
 
 def game_of(config: RunConfig, layout: Layout) -> Game:
     """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it cannot do."""
-    make = resolve("games", config.model)
+    options = {dashed(key): value for key, value in config.chosen.items()}
+    found = _made("games", config, layout, preset=config.preset, **options)
+    if not isinstance(found, Game):
+        raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
+    return found
+
+
+def _made(group: str, config: RunConfig, layout: Layout, **options: Any) -> Any:
+    """What the run's model of ``group`` makes of the layout and its options."""
+    make = resolve(group, config.model)
     try:
-        found = make(layout, preset=config.preset, **{dashed(key): value for key, value in config.chosen.items()})
+        return make(layout, **options)
     except PolyclinicError:
         raise
     except Exception as error:
@@ -247,14 +263,23 @@ def game_of(config: RunConfig, layout: Layout) -> Game:
             f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
             f"{_why(error)}."
         ) from error
-    if not isinstance(found, Game):
-        raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
+
+
+def density_of(config: RunConfig, layout: Layout) -> Recipe:
+    """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
+    found = _made("densities", config, layout, **config.chosen)
+    if not isinstance(found, Recipe):
+        raise ConfigError(
+            f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Recipe."
+        )
     return found
 
 
-def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask:
+def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask | DensityTask:
     if config.sums:
         return SumsTask(sums_method(config, layout) if layout else None)
+    if config.density:
+        return DensityTask(density_of(config, layout) if layout else None)
     return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
 
 

@@ -73,7 +73,7 @@ def engine_of(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
         return None
     schema = sites[0].schema
     module = load(build_model(config, schema), first_arrays(config, schema))
-    width = layout_of(config, schema).width if config.game else len(feature_names(schema))
+    width = layout_of(config, schema).width if config.game or config.density else len(feature_names(schema))
     return choose(module, width, config.engine)
 
 

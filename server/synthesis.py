@@ -16,11 +16,12 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import game_of, layout_of, sums_method
+from polyclinic.plugins import density_of, game_of, layout_of, sums_method
 from polyclinic.privacy.streams import generator
 from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
+from polyclinic.strategies.fedflow import FedFlow
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
 from polyclinic.synthesis.games.guarantee import guarantee
@@ -38,6 +39,8 @@ def check_synthesis(config: RunConfig, schema: Schema) -> None:
     if config.game:
         layout = layout_of(config, schema)
         first_state(game_of(config, layout), layout, config.seed)
+    if config.density:
+        density_of(config, layout_of(config, schema))
     if config.sums and (needed := sums_method(config, layout_of(config, schema)).rounds) != config.rounds:
         raise ConfigError(
             f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "
@@ -75,6 +78,8 @@ def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state:
     layout, classes = layout_of(config, schema), _frequencies(config, state.classes, schema)
     if config.sums:
         return FedSums(base, sums_method(config, layout), classes)
+    if config.density:
+        return FedFlow(base, density_of(config, layout), classes)
     rate = state.learning_rate or 0.0
     return FedGAN(
         base, game_of(config, layout), layout, classes, rounds=config.rounds, critic_steps=config.local_steps, rate=rate,
@@ -101,7 +106,7 @@ def tell_noise(strategy: Strategy, config: RunConfig, state: RunState, sites: Se
 
 def synthesizer_of(strategy: Strategy) -> Synthesizer | None:
     """What draws rows, where the strategy has come so far; None where it has not, or is of another task."""
-    return strategy.synthesizer() if isinstance(strategy, FedSums | FedGAN) else None
+    return strategy.synthesizer() if isinstance(strategy, FedSums | FedGAN | FedFlow) else None
 
 
 def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:

@@ -16,7 +16,7 @@ from polyclinic.config.execution import Conditions, Execution
 from polyclinic.config.keys import dashed
 from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
 from polyclinic.config.protection import Central, Privacy, SecureSum
-from polyclinic.config.synthesis import Synthesis, is_game, synthesis_defaults
+from polyclinic.config.synthesis import Synthesis, is_density, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
@@ -109,9 +109,14 @@ class RunConfig(
         return self.synthesis and is_game(self.model, self.method_kind)
 
     @property
+    def density(self) -> bool:
+        """Whether that is by a density, as of a normalizing flow."""
+        return self.synthesis and is_density(self.model, self.method_kind)
+
+    @property
     def sums(self) -> bool:
         """Whether that is by sums over patients."""
-        return self.synthesis and not self.game
+        return self.synthesis and not self.game and not self.density
 
     @property
     def selection_cost(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Adversarial games among the built-in models of task synthesis; the others are methods of sums.
 GAMES = ("gan", "acgan", "dpgan", "ppgan", "wgan", "wgan-gp", "medgan")
+#: Normalizing flows, whose density hospitals estimate by private steps.
+FLOWS = ("maf", "nsf")
 METHODS = ("moments", "independent", "latent", "mixture", "marginals")
 #: What every run of task synthesis takes where nothing is given.
 _ALWAYS: dict[str, Any] = {"model": "moments", "standardise": "none", "momentum": 0.0}
@@ -52,6 +55,9 @@ _OF_GAME: dict[tuple[str, str], dict[str, Any]] = {
         "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",
     },
 }  # fmt: skip
+_OF_FLOW: dict[str, Any] = {
+    "rounds": 20, "local-steps": 10, "sample-rate": 0.3, "optimizer": "adam", "learning-rate": 0.02, "max-grad-norm": 1.0,
+}  # fmt: skip
 
 
 class Synthesis(Keys):
@@ -60,10 +66,10 @@ class Synthesis(Keys):
     method_options: str = Field(
         "", description="Options of task synthesis' model: `classes=8, most=20` (docs/synthesis/methods.md)."
     )
-    method_kind: Literal["auto", "sums", "game"] = Field(
+    method_kind: Literal["auto", "sums", "game", "density"] = Field(
         "auto",
-        description="What a synthesis model named `package.module:Name` is: a method of sums or an adversarial game; auto knows "
-        "the names of `polyclinic plugins`.",
+        description="What a synthesis model named `package.module:Name` is: a method of sums, an adversarial game or a density; "
+        "auto knows the names of `polyclinic plugins`.",
     )
     preset: Literal["sound", "paper"] = Field(
         "sound",
@@ -91,8 +97,8 @@ class Synthesis(Keys):
     )
     baselines: bool = Field(
         True,
-        description="Games in a simulation: show moments and independent at the same epsilon beside the game; extra training "
-        "that no budget of the run covers.",
+        description="Games and densities in a simulation: show moments and independent at the same epsilon beside them; extra "
+        "training that no budget of the run covers.",
     )
     synthetic_rows: int = Field(
         2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
@@ -111,14 +117,25 @@ def synthesis_defaults(given: dict[str, Any]) -> dict[str, Any]:
     model = str(given.get("model", _ALWAYS["model"]))
     if is_game(model, str(given.get("method-kind", "auto"))):
         return _ALWAYS | _OF_GAME.get((model, str(given.get("preset", "sound"))), {})
+    if is_density(model, str(given.get("method-kind", "auto"))):
+        return _ALWAYS | _OF_FLOW
     return _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
 
 
 def is_game(model: str, kind: str = "auto") -> bool:
     """Whether a model of task synthesis is an adversarial game: by its name alone, for to import it would run its code."""
-    if kind != "auto":
-        return kind == "game"
-    return model in GAMES or model in {point.name for point in entry_points(group="polyclinic.games")}
+    return kind == "game" if kind != "auto" else _is(model, GAMES, "games")
+
+
+def is_density(model: str, kind: str = "auto") -> bool:
+    """Whether a model of task synthesis is a density that hospitals train step by step: by its name alone."""
+    return kind == "density" if kind != "auto" else _is(model, FLOWS, "densities")
+
+
+def _is(model: str, names: Sequence[str], group: str) -> bool:
+    if model in (*GAMES, *FLOWS, *METHODS):  # other packages' names are slow to list
+        return model in names
+    return model in {point.name for point in entry_points(group=f"polyclinic.{group}")}
 
 
 def check_synthesis(config: RunConfig) -> None:
@@ -166,6 +183,11 @@ def check_synthesis(config: RunConfig) -> None:
         raise ValueError(
             f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; take "
             "less, such as a tenth"
+        )
+    if config.preset == "paper" and config.density:
+        raise ValueError(
+            f"preset is 'paper' but model is {config.model!r}: the published flow has batch norm, which mixes patients, so that "
+            "no hospital trains it; set preset to 'sound' (docs/flows/flows.md)"
         )
     if config.preset == "paper" and (config.dp or config.sums):
         raise ValueError(

@@ -3,7 +3,7 @@
 A loss is one number a row, of outputs (..., O) and labels (...) int64. "cross-entropy": O logits, y the class.
 "logistic": one logit, y 1 or 0 (a critic's real and generated; Goodfellow et al. 2014). "wasserstein": one score, high
 for y 1 (Arjovsky et al. 2017). "auxiliary": a logit of real and the logits of K labels, y = 2 * label + real, the two
-entropies weighed alike (Odena et al. 2017).
+entropies weighed alike (Odena et al. 2017). "density": one output, minus the log-density of the row itself; y is not used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional
 from polyclinic.errors import ConfigError, nearest
 
 CROSS_ENTROPY = "cross-entropy"
+DENSITY = "density"
 Pair = tuple[Tensor, Tensor]
 
 
@@ -62,6 +63,10 @@ def _auxiliary(outputs: Tensor, labels: Tensor) -> Tensor:
     return _logistic(outputs[..., :1], labels % 2) + _cross_entropy(outputs[..., 1:], labels // 2)
 
 
+def _density(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs[..., 0]
+
+
 def _cross_entropy_closed(outputs: Tensor, labels: Tensor) -> Pair:
     chances = torch.log_softmax(outputs, -1)
     label = labels[..., None]
@@ -85,18 +90,24 @@ def _auxiliary_closed(outputs: Tensor, labels: Tensor) -> Pair:
     return real + label, torch.cat([at_real, at_label], -1)
 
 
+def _density_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    return _density(outputs, labels), torch.ones_like(outputs)
+
+
 _DIFFERENTIABLE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     CROSS_ENTROPY: _cross_entropy, "logistic": _logistic, "wasserstein": _wasserstein, "auxiliary": _auxiliary,
+    DENSITY: _density,
 }  # fmt: skip
 _CLOSED: Mapping[str, Callable[[Tensor, Tensor], Pair]] = {
     CROSS_ENTROPY: _cross_entropy_closed, "logistic": _logistic_closed, "wasserstein": _wasserstein_closed,
-    "auxiliary": _auxiliary_closed,
+    "auxiliary": _auxiliary_closed, DENSITY: _density_closed,
 }  # fmt: skip
 # Which numbers of outputs a loss takes, and how that is said.
 _OUTPUTS: Mapping[str, tuple[Callable[[int], bool], str]] = {
     CROSS_ENTROPY: (lambda outputs: outputs >= 1, "an output for each class"),
     "logistic": (lambda outputs: outputs == 1, "one output"),
     "wasserstein": (lambda outputs: outputs == 1, "one output"),
+    DENSITY: (lambda outputs: outputs == 1, "one output"),
     "auxiliary": (lambda outputs: outputs >= 2, "one output and another for each label"),
 }
 LOSSES = tuple(_OUTPUTS)

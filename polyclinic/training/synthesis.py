@@ -40,7 +40,8 @@ def judge_of(arrays: Arrays) -> Callable[[], nn.Module]:
     return lambda: logistic(features, classes)
 
 
-def _judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+def judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+    """Each site's (rows, classes) probabilities under the judge ``arrays``."""
     return classification.evaluate(judge_of(arrays), arrays, rows)
 
 
@@ -86,7 +87,7 @@ class SumsTask:
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
-        return _judged(arrays, rows)
+        return judged(arrays, rows)
 
     def privatised(self, build: Callable[[], nn.Module], arrays: Arrays) -> list[str]:
         """The arrays that records reach, through noise."""
@@ -213,7 +214,7 @@ class GameTask:
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
-        return _judged(arrays, rows)
+        return judged(arrays, rows)
 
     def _known(self) -> tuple[Game, Layout]:
         if self.game is None or self.layout is None:

@@ -1,0 +1,87 @@
+"""Normalizing flows: densities that can be trained row by row, and drawn from.
+
+A masked autoregressive flow (Papamakarios et al. 2017) or a neural spline flow (Durkan et al. 2019) by zuko, given a context.
+Nothing in it looks across rows: no batch norm, so that one patient's gradient depends on that patient alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import zuko
+from torch import Tensor, nn
+
+from polyclinic.errors import ConfigError, nearest
+
+KINDS = ("maf", "nsf")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
+
+
+class ConditionalFlow(nn.Module):
+    """The density of ``features`` numbers given ``context`` others, as autoregressive ``steps`` to a standard normal.
+
+    Its arrays (``state_dict``) are its parameters alone: masks and orders are constants of the code.
+    """
+
+    def __init__(self, features: int, context: int, steps: list[nn.Module]) -> None:
+        super().__init__()
+        self.features, self.context = features, context
+        self.steps = nn.ModuleList(steps)
+        for part in self.modules():
+            part._non_persistent_buffers_set.update(part._buffers)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(n, features + context) to (n, 1): minus the log-density of the features given the context."""
+        x, context = rows[..., : self.features], self._context(rows[..., self.features :])
+        total = x.new_zeros(x.shape[:-1])
+        for step in self.steps:
+            x, slope = step(context).call_and_ladj(x)
+            total = total + slope
+        base = -0.5 * (x.square() + math.log(2 * math.pi)).sum(-1)
+        return -(base + total)[..., None]
+
+    def drawn(self, base: Tensor, context: Tensor) -> Tensor:
+        """(n, features) that (n, features) standard normal numbers stand for, given (n, context)."""
+        given = self._context(context)
+        with torch.no_grad():
+            for step in reversed(cast(list[nn.Module], list(self.steps))):
+                base = step(given).inv(base)
+        return base
+
+    def _context(self, context: Tensor) -> Tensor | None:
+        return context if self.context else None
+
+
+def flow(
+    kind: str, features: int, context: int = 0, transforms: int = 3, hidden: tuple[int, ...] = (32, 32), bins: int = 8,
+    activation: str = "tanh",
+) -> ConditionalFlow:  # fmt: skip
+    """A flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
+
+    hidden: units of each step's masked layers. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
+    It begins as the standard normal whatever the seed of its inner layers: noise that few private steps need not forget.
+    Raises ConfigError for an unknown kind or activation, and for a number below 1.
+    """
+    for key, value, allowed in (("kind", kind, KINDS), ("activation", activation, tuple(ACTIVATIONS))):
+        if value not in allowed:
+            raise ConfigError(
+                f"The flow's {key} is {value!r}; allowed are {', '.join(allowed)}.{nearest(value, allowed)}"
+            )
+    if min(features, transforms, bins - 1, *hidden) < 1 or context < 0 or not hidden:
+        raise ConfigError(
+            f"A flow of {features} features, {context} of context, {transforms} transforms, hidden {hidden} and {bins} bins: all "
+            "must be 1 or more, bins 2 or more, context 0 or more."
+        )
+    make = zuko.flows.MAF if kind == "maf" else zuko.flows.NSF
+    options = {} if kind == "maf" else {"bins": bins}
+    made = make(
+        features, context, transforms=transforms, hidden_features=hidden, activation=ACTIVATIONS[activation], **options
+    )
+    steps = list(made.transform.transforms)
+    for step in steps:
+        for parameter in (step.hyper[-1] if hasattr(step, "hyper") else step).parameters():
+            nn.init.zeros_(parameter)
+    return ConditionalFlow(features, context, steps)

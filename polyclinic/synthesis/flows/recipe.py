@@ -1,0 +1,104 @@
+"""The recipe of a flow of a layout: which flow, behind which coordinates, and whether its arrays are averaged over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.models.flows import KINDS, ConditionalFlow, flow
+from polyclinic.synthesis.flows.coordinates import Coordinates
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``.
+
+    ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
+    """
+
+    layout: Layout
+    name: str = "maf"
+    transforms: int = 3
+    hidden: int = 32
+    layers: int = 2
+    bins: int = 8
+    activation: str = "tanh"
+    bounded: bool = False
+    ema: float = 0.0
+
+    def module(self) -> ConditionalFlow:
+        """A new flow, (n, D) to (n, 1) minus log-densities."""
+        features = self.layout.width - self.layout.classes
+        widths = (self.hidden,) * self.layers
+        return flow(self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation)
+
+    def filled(self, arrays: Arrays) -> ConditionalFlow:
+        """The flow with ``arrays``. Raises ValueError where names or shapes are those of another."""
+        with torch.random.fork_rng(devices=[]):
+            made = self.module()
+        kept = made.state_dict()
+        if {name: tuple(value.shape) for name, value in kept.items()} != {name: a.shape for name, a in arrays.items()}:
+            raise ValueError("The arrays are those of another flow.")
+        made.load_state_dict({name: torch.from_numpy(a.copy()).to(kept[name]) for name, a in arrays.items()})
+        made.eval()
+        return made
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """What stands before the flow."""
+        return Coordinates(self.layout, self.bounded)
+
+    def options(self) -> dict[str, Any]:
+        """What ``make`` needs to make the recipe again, as JSON."""
+        return {"name": self.name, **{key: getattr(self, key) for key in OPTIONS}}
+
+
+def make(layout: Layout, name: str = "maf", **options: Any) -> Recipe:
+    """The recipe of a flow ``name``; options may be text. Raises ConfigError for an unknown name or option, or a bad value."""
+    if name not in KINDS:
+        raise ConfigError(f"The flow {name!r} is unknown; allowed are {', '.join(KINDS)}.{nearest(name, KINDS)}")
+    changed = {}
+    for key, value in options.items():
+        if key not in OPTIONS:
+            raise ConfigError(
+                f"The flow {name!r} has no option {key!r}; allowed are {', '.join(OPTIONS)}.{nearest(key, tuple(OPTIONS))}"
+            )
+        read, allowed, words = OPTIONS[key]
+        try:
+            changed[key] = read(value)
+        except ValueError:
+            changed[key] = None
+        if changed[key] is None or not allowed(changed[key]):
+            raise ConfigError(f"The flow's option {key!r} is {value!r}; it must be {words}.")
+    found = Recipe(layout, name, **changed)
+    with torch.random.fork_rng(devices=[]):
+        found.module()
+    return found
+
+
+def _truth(value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError(value)
+    return str(value).lower() == "true"
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+# Options by what reads them, what they may be, and how that is said.
+OPTIONS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
+    "transforms": (int, lambda v: 1 <= v <= 50, "a whole number from 1 to 50"),
+    "hidden": (int, lambda v: 1 <= v <= 4096, "a whole number from 1 to 4096"),
+    "layers": (int, lambda v: 1 <= v <= 10, "a whole number from 1 to 10"),
+    "bins": (int, lambda v: 2 <= v <= 64, "a whole number from 2 to 64"),
+    "activation": (str, lambda v: v in ("relu", "tanh", "elu"), "relu, tanh or elu"),
+    "bounded": (_truth, _any, "true or false"),
+    "ema": (float, lambda v: 0 <= v < 1, "a number from 0 to below 1"),
+}

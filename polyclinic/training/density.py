@@ -1,0 +1,69 @@
+"""Density estimation at a hospital: private steps of a flow on every patient's rows, as of a classifier.
+
+Neighbouring relation: add or remove one patient. The noise that spreads 0/1, whole and missing numbers is drawn anew in every
+round, row by row, of nothing but the site's own stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from dp_accounting import DpEvent
+from torch import nn
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.synthesis.flows.recipe import Recipe
+from polyclinic.training import classification
+from polyclinic.training.losses import DENSITY
+from polyclinic.training.synthesis import judged
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+
+@dataclass(frozen=True, eq=False)
+class DensityTask:
+    """A round is steps of a flow at each site. ``recipe`` is None where only the price is asked."""
+
+    recipe: Recipe | None = None
+    name: str = "synthesis"
+
+    def asked(self, question: Mapping[str, np.ndarray]) -> DensityTask:
+        """Itself: a flow needs no question."""
+        return self
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """The flow's steps: those of private classification."""
+        return classification.event(settings, begun)
+
+    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+        """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
+        classification.check(build, arrays, self._known().layout.width, engine)
+
+    def train(
+        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
+        recipe = self._known()
+        seen = [replace(site, rows=spread(recipe, site.rows, _noise(site), site.number)) for site in work]
+        return classification.train(build, arrays, seen, replace(settings, loss=DENSITY))
+
+    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
+        return judged(arrays, rows)
+
+    def _known(self) -> Recipe:
+        if self.recipe is None:
+            raise ConfigError("The flow of this task is not known: the task was made without a schema.")
+        return self.recipe
+
+
+def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0) -> Rows:
+    """Encoded records of the hospital of this number as a flow sees them: (n, D) in its coordinates; the same patients."""
+    v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng)
+    return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)
+
+
+def _noise(site: SiteWork) -> np.random.Generator:
+    return np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53))

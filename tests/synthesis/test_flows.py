@@ -1,0 +1,252 @@
+"""Flows of tables: coordinates there and back, densities of mixed rows, sensitivity, and moments without privacy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from polyclinic.ehr.checks import Floats
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.models.tabular import initialise
+from polyclinic.privacy.streams import Stream, keyed_stream
+from polyclinic.synthesis.flows.coordinates import Coordinates
+from polyclinic.synthesis.flows.recipe import Recipe, make
+from polyclinic.synthesis.flows.synthesizer import FlowRows
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Arrays, load, save
+from polyclinic.training.density import DensityTask, spread
+from polyclinic.training.losses import losses_and_gradients, row_losses
+from polyclinic.training.stacked.batches import build_table
+from polyclinic.training.stacked.engines import choose, sums
+from polyclinic.training.stacked.trainer import batch_parts
+from polyclinic.training.task import SiteWork, TrainSettings
+from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
+
+LAYOUT = Layout.of(MIXED)
+
+
+def streams(*key: int) -> tuple[Stream, Stream, Stream]:
+    first, second, third = (keyed_stream(0, name, *key) for name in ("batches", "noise", "layers"))
+    return first, second, third
+
+
+def begun(recipe: Recipe) -> Arrays:
+    return {name: value.numpy() for name, value in initialise(recipe.module, 0).items()}
+
+
+def fitted(recipe: Recipe, records: Rows, rounds: int, steps: int) -> Arrays:
+    """Trained without privacy."""
+    arrays, kept = begun(recipe), {}
+    usual = TrainSettings(0.2, steps, 1e-2, 1.0, None, optimizer="adam")
+    for round in range(rounds):
+        sampling, noise, layers = streams(round)
+        work = SiteWork(records, sampling, noise, None, kept, layers)
+        update = DensityTask(recipe).train(recipe.module, arrays, [work], usual)[0]
+        arrays, kept = update.arrays, dict(update.kept)
+    return arrays
+
+
+def records(rows: int, seed: int = 0) -> Rows:
+    found = encode(mixed(rows, seed), MIXED)
+    assert found.y is not None
+    return Rows(found.x, found.y, np.arange(rows), rows)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_coordinates_lead_there_and_back(bounded: bool, seed: int) -> None:
+    z = rows_of(LAYOUT, mixed(20, seed))
+    there = Coordinates(LAYOUT, bounded)
+    v, _ = there.drawn(z, np.random.default_rng(seed))
+    np.testing.assert_allclose(there.rows(v), z, atol=1e-9)
+    assert not np.array_equal(v, there.drawn(z, np.random.default_rng(seed + 1))[0])
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_any_numbers_stand_for_a_record_within_bounds(bounded: bool) -> None:
+    v = 4 * np.random.default_rng(0).standard_normal((200, LAYOUT.width))
+    v[:, LAYOUT.label] = np.eye(3)[np.arange(200) % 3]
+    z = Coordinates(LAYOUT, bounded).rows(v)
+    low, high = LAYOUT.bounds
+    assert (z >= low - 1e-12).all()
+    assert (z <= high + 1e-12).all()
+    np.testing.assert_allclose(rows_of(LAYOUT, LAYOUT.decode(z)), z, atol=1e-9)
+
+
+def test_missing_cells_tell_nothing_but_that_they_are_missing() -> None:
+    z = rows_of(LAYOUT, mixed(4000, 1))
+    v, _ = Coordinates(LAYOUT).drawn(z, np.random.default_rng(0))
+    lactate = LAYOUT.names.index("lactate")
+    absent = z[:, LAYOUT.missing][:, 0] == 1
+    assert absent.mean() == pytest.approx(0.2, abs=0.02)
+    assert v[absent, lactate].std() == pytest.approx(1.0, abs=0.06)
+    assert v[~absent, lactate].std() < 0.6
+
+
+def test_log_density_of_mixed_rows_is_exact_where_the_flow_is_the_standard_normal() -> None:
+    """A flow at its beginning: each number's normal density, each bit's and whole number's mass, half for 0 or 1."""
+    schema = Schema(
+        name="s", unit="record",
+        columns=(
+            Column(name="x", kind="continuous", bounds=(-10.0, 10.0), centre=1.0, spread=2.0, nullable=True),
+            Column(name="n", kind="integer", bounds=(0.0, 8.0), centre=4.0, spread=2.0),
+            Column(name="b", kind="binary"),
+            Column(name="y", kind="binary", role="label"),
+        ),
+    )  # fmt: skip
+    layout = Layout.of(schema)
+    x = np.array([[0.3, 0.0, 1.0], [np.nan, -0.25, 0.0]])  # encoded: bounds are -1 and 1
+    z = layout.rows(x, np.array([1, 0]))
+    for bounded in (False, True):
+        recipe = make(layout, bounded=bounded)
+        rows = FlowRows(recipe, begun(recipe), np.array([1.0, 3.0]))
+        many = rows.log_density(np.repeat(z, 4000, axis=0), np.random.default_rng(0), draws=1)
+        found = np.log(np.exp(many).reshape(2, 4000).mean(1))
+        bit = np.log(norm.cdf(2) - norm.cdf(0))
+        cells = np.array([[-0.25, 0.25], [-0.75, -0.25]])
+        if bounded:
+            # v = z only near the centre; the mass of a cell is between its mapped ends.
+            low, width, scale, zero = (part[1] for part in recipe.coordinates._map)
+            share = (cells - low) / width
+            cells = scale * (np.log(share / (1 - share)) - zero)
+        whole = np.log(norm.cdf(cells[:, 1]) - norm.cdf(cells[:, 0]))
+        number = norm.logpdf((3.0 - 1.0) / 2.0)
+        if bounded:
+            low, width, scale, zero = (part[0] for part in recipe.coordinates._map)
+            share = (1.0 - low) / width
+            number = norm.logpdf(scale * (np.log(share / (1 - share)) - zero))
+            number += np.log(scale / (width * share * (1 - share)))
+        expected = np.array([number + 2 * bit + np.log(0.75), 2 * bit + np.log(0.25)]) + whole
+        np.testing.assert_allclose(found, expected, atol=0.03)
+
+
+def test_the_bounded_map_is_the_identity_near_the_centre() -> None:
+    there = Coordinates(LAYOUT, bounded=True)
+    near = np.full((1, LAYOUT.width), 1e-4)
+    mapped, slope = there._forth(near[:, : there._last])
+    centred = np.array([column.centre is not None for column, at in LAYOUT.columns for _ in range(at.stop - at.start)])
+    numbers = np.flatnonzero(LAYOUT.numeric[: LAYOUT.features] & centred)
+    np.testing.assert_allclose(mapped[0, numbers], 1e-4, atol=1e-7)
+    np.testing.assert_allclose(slope[0, numbers], 0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["maf", "nsf"])
+def test_engines_agree_and_no_patient_moves_the_sum_by_more_than_the_clip(name: str) -> None:
+    recipe = make(LAYOUT, name, transforms=2, hidden=8)
+    module = recipe.filled(
+        {
+            key: a + 0.3 * np.random.default_rng(1).standard_normal(a.shape).astype(np.float32)
+            for key, a in begun(recipe).items()
+        }
+    ).double()
+    assert choose(module, LAYOUT.width) == "functional"
+    shown = spread(recipe, records(6), np.random.default_rng(0))
+    shown.x[0] *= 30.0  # an outlier
+    patient = np.array([0, 1, 1, 2, 2, 2])
+
+    def summed(keep: np.ndarray, clip: float) -> Floats:
+        _, who = np.unique(patient[keep], return_inverse=True)
+        rows = Rows(shown.x[keep], shown.y[keep], who, int(who.max()) + 1)
+        table = build_table([SiteWork(rows, *streams()[:2])], torch.float64, "cpu")
+        batch = next(batch_parts(table, np.ones(rows.patients, dtype=bool), 64))
+        theta = torch.cat([p.detach().flatten() for p in module.parameters()])[None]
+        total: Floats = sums(module, "functional", clip, 64, "density")(theta, batch)[0][0].numpy()
+        return total
+
+    def plain(rows: list[int]) -> Floats:
+        losses = row_losses("density", module(torch.from_numpy(shown.x[rows])), torch.zeros(len(rows)))
+        found = torch.autograd.grad(losses.mean(), list(module.parameters()))
+        return torch.cat([part.flatten() for part in found]).numpy()
+
+    alone = [plain(np.flatnonzero(patient == p).tolist()) for p in range(3)]
+    clipped = [g * min(1.0, 0.5 / float(np.linalg.norm(g))) for g in alone]
+    whole = summed(np.ones(6, dtype=bool), 0.5)
+    np.testing.assert_allclose(whole, np.sum(clipped, axis=0), atol=1e-5)
+    for p in range(3):
+        assert np.linalg.norm(whole - summed(patient != p, 0.5)) <= 0.5 + 1e-6
+
+
+def test_the_closed_form_of_the_loss_is_its_gradient() -> None:
+    outputs = torch.randn(7, 1, dtype=torch.float64, requires_grad=True)
+    value = row_losses("density", outputs, torch.zeros(7))
+    closed, gradient = losses_and_gradients("density", outputs.detach(), torch.zeros(7))
+    torch.testing.assert_close(closed, value.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(value.sum(), outputs)[0])
+    with pytest.raises(ConfigError, match="takes a model with one output"):
+        row_losses("density", torch.zeros(2, 3), torch.zeros(2))
+
+
+def test_stacked_hospitals_have_what_each_has_alone() -> None:
+    recipe = make(LAYOUT, transforms=2, hidden=8)
+    usual = TrainSettings(0.5, 3, 1e-2, 1.0, 1.0, optimizer="adam")
+    sites = [SiteWork(records(20, s), *streams(s)[:2], 20.0, {}, streams(s)[2]) for s in range(3)]
+    together = DensityTask(recipe).train(recipe.module, begun(recipe), sites, usual)
+    for number, update in enumerate(together):
+        site = SiteWork(records(20, number), *streams(number)[:2], 20.0, {}, streams(number)[2])
+        alone = DensityTask(recipe).train(recipe.module, begun(recipe), [site], usual)[0]
+        for name, value in alone.arrays.items():
+            np.testing.assert_allclose(update.arrays[name], value, atol=2e-5)
+
+
+def test_a_mixed_table_keeps_its_moments_without_privacy() -> None:
+    recipe = make(LAYOUT, hidden=24, transforms=2)
+    table = records(1500)
+    z = LAYOUT.rows(table.x, table.y)
+    rows = FlowRows(recipe, fitted(recipe, table, 3, 60), np.bincount(table.y) / 1500)
+    drawn = rows.sample(4000, np.random.default_rng(0))
+    np.testing.assert_allclose(drawn.mean(0), z.mean(0), atol=0.12)
+    np.testing.assert_allclose(drawn.std(0), z.std(0), atol=0.12)
+    assert np.abs(np.corrcoef(drawn.T) - np.corrcoef(z.T)).mean() < 0.06
+    age, lactate = LAYOUT.names.index("age"), LAYOUT.names.index("lactate")
+    assert np.corrcoef(drawn[:, age], drawn[:, lactate])[0, 1] > 0.3
+    # The density knows a record from one whose numbers are exchanged among patients.
+    other = z.copy()
+    other[:, age] = np.random.default_rng(0).permutation(other[:, age])
+    rng = np.random.default_rng(0)
+    assert rows.log_density(z[:300], rng).mean() > rows.log_density(other[:300], rng).mean() + 0.3
+
+
+def test_a_flow_is_saved_and_read_again(tmp_path: Path) -> None:
+    recipe = make(LAYOUT, "nsf", transforms="1", hidden="4", bounded="true", ema=0.5)
+    rows = FlowRows(recipe, begun(recipe), np.array([0.7, 0.2, 0.1]))
+    save(rows, tmp_path / "s.safetensors")
+    again = load(tmp_path / "s.safetensors", LAYOUT)
+    labels = np.array([2, 0, 1, 2])
+    drawn = again.sample(4, np.random.default_rng(3), labels)
+    np.testing.assert_array_equal(drawn, rows.sample(4, np.random.default_rng(3), labels))
+    np.testing.assert_array_equal(LAYOUT.labels(drawn), labels)
+    assert again.options() == rows.options()
+    with pytest.raises(DataError, match="holds no synthesizer"):
+        load(tmp_path / "s.safetensors", Layout.of(numbers_only(2, 2)))
+
+
+def test_a_flow_that_diverged_draws_nothing() -> None:
+    recipe = make(LAYOUT, transforms=1, hidden=4)
+    broken = {name: np.full_like(value, np.inf) for name, value in begun(recipe).items()}
+    with pytest.raises(DataError, match="has diverged"):
+        FlowRows(recipe, broken, np.ones(3)).sample(5, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("maff", {}, "Did you mean 'maf'"),
+        ("maf", {"blocks": 3}, "has no option 'blocks'"),
+        ("maf", {"hidden": "wide"}, "whole number from 1 to 4096"),
+        ("maf", {"transforms": 0}, "whole number from 1 to 50"),
+        ("nsf", {"bins": 1}, "whole number from 2 to 64"),
+        ("maf", {"bounded": "perhaps"}, "true or false"),
+        ("maf", {"ema": 1}, "from 0 to below 1"),
+    ],
+)
+def test_bad_options_of_a_flow_are_refused(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(LAYOUT, name, **options)

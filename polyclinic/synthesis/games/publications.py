@@ -36,7 +36,8 @@ def dpgan(layout: Layout, preset: str, given: Mapping[str, Any]) -> Game:
 
     "paper": weights clipped to 0.01, RMSProp 5e-5 (codes 5e-4), 5 critic steps for each of the generator's (codes 2), batch
     norm in the critic of form "mlp", which training refuses with or without privacy, and their noise. "sound": no batch norm
-    in the critic, the logistic loss, Adam and the adaptive ratio of Bie, Kamath and Zhang 2023. Form "table": small networks, any schema.
+    in the critic, the logistic loss, Adam and the adaptive ratio of Bie, Kamath and Zhang 2023. Form "table": small networks,
+    any schema.
     """
     form = _form(layout, given)
     codes = form == "icd"

@@ -117,7 +117,8 @@ def test_batches_of_one_pair_are_flagged_for_how_they_are_drawn_alone() -> None:
     ("fault", "caught_by"),
     [
         ("noise-off", ["canaries", "noise size"]), pytest.param("half-noise", ["noise size"], marks=pytest.mark.slow),
-        pytest.param("no-clipping", ["canaries", "sensitivity"], marks=pytest.mark.slow), ("batch-norm", ["refusal", "sensitivity"]), ("shuffled", ["batch sizes", "patients' turns"]),
+        pytest.param("no-clipping", ["canaries", "sensitivity"], marks=pytest.mark.slow),
+        ("batch-norm", ["refusal", "sensitivity"]), ("shuffled", ["batch sizes", "patients' turns"]),
     ],
 )  # fmt: skip
 def test_faults_planted_in_a_game_are_caught(fault: str, caught_by: list[str]) -> None:

@@ -117,8 +117,8 @@ def _synthesis(
         return of_sums(sums_method(config, layout), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
     if not config.game:
         raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which the audit of task synthesis does not know; it audits "
-            "methods of sums and games."
+            f"Configuration key 'model' has the value {config.model!r}, which the audit of task synthesis does not know; it "
+            "audits methods of sums and games."
         )
     return of_game(
         game_of(config, layout), layout, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault

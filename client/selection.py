@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from polyclinic.arrays import from_record
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import charged
-from polyclinic.client.checks import check_names, check_policy
+from polyclinic.client.checks import check_names, check_policy, check_size
 from polyclinic.client.hospital import filled_rows
 from polyclinic.client.releases import digest
 from polyclinic.ehr.encoding import feature_names
@@ -29,9 +29,15 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
     event = NonPrivateDpEvent() if request.epsilon is None else choice_event(request.epsilon, request.selected)
 
     def allow(call: Call[SelectRequest]) -> None:
+        # Of another task, a policy would be asked about what is not done, and imputation could make patients' rows depend on
+        # each other.
+        if not call.config.game:
+            raise ConfigError(
+                f"{call.hospital.site}: a choice among generators is of a game of task 'synthesis' alone."
+            )
         check_names(call.hospital, call.config)
         check_policy(call.hospital, call.config.task, None if request.epsilon is None else float("inf"))
-        _judges(call)
+        check_size(call.hospital, _judges(call))
 
     def identify(call: Call[SelectRequest]) -> str:
         asked = call.request.model_dump(exclude={"site", "home"})

@@ -165,7 +165,7 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     check_names(call.hospital, question.config)
     models = 2 if question.config.strategy == "ditto" else 1
     check_policy(call.hospital, question.config.task, noise, models * question.settings.local_steps)
-    check_size(call.hospital, question.arrays)
+    check_size(call.hospital, question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()})
     own_imputer(call.hospital, question.config.imputation)
     if noise is not None and question.config.imputation == "mice":
         raise ConfigError(

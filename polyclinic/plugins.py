@@ -248,6 +248,11 @@ def game_of(config: RunConfig, layout: Layout) -> Game:
     found = _made("games", config, layout, preset=config.preset, **options)
     if not isinstance(found, Game):
         raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
+    if config.dp and (found.noise or found.batch_clip):
+        raise ConfigError(
+            f"Configuration key 'dp' is true, but the game {config.model!r} puts noise on batches' averages, which keeps no "
+            "epsilon; set dp to false."
+        )
     return found
 
 

@@ -18,7 +18,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic
 from polyclinic.privacy.events import gaussian_event
-from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
+from polyclinic.synthesis.games.fakes import check_generator, fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, clipped_total
@@ -158,13 +158,15 @@ class GameTask:
         game, layout = found._known()
         labels = np.zeros(1, dtype=np.int64)
         try:
-            rows = fake_rows(generator_of(game, layout, found.question), game, layout, labels, np.random.default_rng(0))
+            generator = generator_of(game, layout, found.question)
+            rows = fake_rows(generator, game, layout, labels, np.random.default_rng(0))
         except Exception as error:
             raise ConfigError(
                 f"The message's generator is not one of the game {game.name}: {type(error).__name__}."
             ) from error
         if not np.isfinite(rows).all():
             raise ConfigError("The message's generator gives numbers that are not finite: it has diverged.")
+        check_generator(generator, game, layout)
         return found
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 
@@ -46,6 +47,31 @@ def fake_rows(generator: nn.Module, game: Game, layout: Layout, labels: Ints, rn
             features = generator(game.latents(len(some), rng), some)
             found[begin : begin + len(some)] = with_labels(features, some, layout.classes).numpy()
     return found
+
+
+def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
+    """Raises ConfigError for a generator that mixes rows or remembers them: a patient's generated row follows from that
+    patient's label alone, or clipping a pair would not bound what the patient changes. Probed on made-up rows.
+    """
+    labels, latents = torch.arange(8) % layout.classes, game.latents(8, np.random.default_rng(0))
+    others = torch.full_like(labels, layout.classes - 1), game.latents(8, np.random.default_rng(1))
+    mine = torch.arange(8) < 4
+
+    def drawn(kept: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)
+            found: Tensor = generator(
+                torch.where(kept[:, None], latents, others[1]), torch.where(kept, labels, others[0])
+            )
+            return found
+
+    generator.eval()
+    together = drawn(mine | ~mine)
+    for kept in (mine, ~mine):
+        if not torch.allclose(drawn(kept)[kept], together[kept], rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise ConfigError("The game's generator mixes rows: one patient's label changes another's generated row.")
+    if not torch.allclose(drawn(mine | ~mine), together, rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ConfigError("The game's generator remembers rows: those drawn before change later ones.")
 
 
 def pairs(game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, fakes: Floats) -> Rows:

@@ -84,14 +84,28 @@ class Marginals:
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) one-hot in each of the round's m marginals, over sqrt(m): norm 1, or less for rows that differ.
 
-        Neighbouring relation: add or remove one patient with all rows.
+        Neighbouring relation: add or remove one patient with all rows. Raises ConfigError, whatever the rows, for a question
+        whose numbers are not of cells and columns: they would write a patient's cells into another's vector.
         """
+        if round > _ALONE:
+            self._check(question["groups" if round == _SCREEN else "merged"], question.get("pairs", self._pairs))
         cells, sizes = self.table.cells(z), self._sizes(round, question)
         if round > _ALONE:
             merged = question["groups" if round == _SCREEN else "merged"]
             pairs = self._pairs if round == _SCREEN else question["pairs"]
             cells = pair_codes(mapped(cells, merged, self.table), pairs, merged_sizes(merged, self.table))
         return indicators(cells, sizes, patient, patients)
+
+    def _check(self, merged: Ints, pairs: Ints) -> None:
+        cells, columns = int(self.table.sizes.sum()), len(self.table.sizes)
+        for name, numbers, shape, most in (
+            ("cells", merged, (cells,), cells),
+            ("pairs", pairs, (len(pairs), 2), columns),
+        ):
+            if numbers.dtype.kind not in "iu" or numbers.shape != shape or numbers.min() < 0 or numbers.max() >= most:
+                raise ConfigError(
+                    f"The question's {name} must be whole numbers from 0 to {most - 1}, of shape {shape}."
+                )
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """Adds the round's frequencies and what the next round asks."""

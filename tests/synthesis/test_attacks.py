@@ -1,0 +1,119 @@
+"""A server that lies: questions, generators and requests that would let one patient move more than the charge says."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor, nn
+
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.messages import QUESTION, SelectRequest
+from polyclinic.plugins import game_of
+from polyclinic.synthesis.games.builders import make as make_game
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.games.state import first_state
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.marginals.method import Marginals, make
+from polyclinic.training.synthesis import GameTask, SumsTask
+from tests.client.test_hospital import STRICT, context, make_hospital, message
+from tests.synthesis.tables import MIXED
+
+LAYOUT = Layout.of(MIXED)
+POLICY = f'{STRICT}allowed-tasks = ["synthesis", "statistics"]\nallowed-models = ["gan", "logistic"]\n'
+
+
+def asked(method: Marginals, merged: np.ndarray, pairs: np.ndarray) -> SumsTask:
+    return SumsTask(method).asked({"round": np.array([3]), "merged": merged, "pairs": pairs})
+
+
+def test_a_question_cannot_write_one_patients_cells_into_anothers_vector() -> None:
+    method = make(LAYOUT)
+    sizes, label = method.table.sizes, method.table.starts[-1]
+    merged, pairs = np.concatenate([np.arange(size) for size in sizes]), np.array([[0, 0], [len(sizes) - 1] * 2])
+    asked(method, merged, pairs)
+    # A code below 0 lands in an earlier patient's vector: 400 patients' sum moved by 36, or failed if it was the first's.
+    for code in (-1, -196 * 5, int(sizes.sum())):
+        changed = merged.copy()
+        changed[label + 1] = code
+        with pytest.raises(ConfigError):
+            asked(method, changed, pairs)
+    for wrong in (merged.astype(float), merged[:-1], np.append(merged, 0)):
+        with pytest.raises(ConfigError):
+            asked(method, wrong, pairs)
+    for wrong in (pairs - 1, pairs + 1, pairs.astype(float), np.zeros((2, 3), dtype=np.int64)):
+        with pytest.raises(ConfigError):
+            asked(method, merged, wrong)
+    groups = {"round": np.array([2]), "groups": np.where(np.arange(len(merged)) == label + 1, -1, merged)}
+    with pytest.raises(ConfigError):
+        SumsTask(method).asked(groups)
+
+
+class _Mixing(nn.Module):
+    """A row's features tell how common the label is among the rows beside it."""
+
+    def __init__(self, columns: int, latent: int, remembers: bool = False) -> None:
+        super().__init__()
+        self.linear, self.remembers, self.seen = nn.Linear(latent, columns), remembers, torch.zeros(())
+
+    def forward(self, latent: Tensor, label: Tensor) -> Tensor:
+        seen, self.seen = self.seen, label.double().mean()
+        return self.linear(latent) + (seen if self.remembers else self.seen).to(latent)
+
+
+def mixing(remembers: bool) -> Game:
+    game = make_game(LAYOUT, "gan")
+    return replace(game, core=lambda layout: _Mixing(layout.label.start, game.latent, remembers))
+
+
+@pytest.mark.parametrize(("remembers", "words"), [(False, "mixes rows"), (True, "mixes rows|remembers rows")])
+def test_a_generator_that_mixes_patients_labels_is_refused(remembers: bool, words: str) -> None:
+    game = mixing(remembers)
+    with pytest.raises(ConfigError, match=words):
+        GameTask(game, LAYOUT).asked(first_state(game, LAYOUT, 0).weights)
+
+
+@pytest.mark.parametrize("name", ["gan", "dpgan", "wgan"])
+def test_generators_that_keep_rows_apart_are_taken(name: str) -> None:
+    game = make_game(LAYOUT, name)
+    GameTask(game, LAYOUT).asked(first_state(game, LAYOUT, 0).weights)
+
+
+def select(hospital: Path, config: RunConfig, judges: int = 3) -> Any:
+    sent = message(SelectRequest(run="r", site=0, round=1, selected=1, epsilon=0.5), "query.select")
+    arrays = {"weight": np.zeros((judges, 2, 2)), "bias": np.zeros((judges, 2))}
+    sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in arrays.items()})
+    return app(sent, context(hospital, config))
+
+
+def test_a_choice_is_made_for_a_game_alone_and_of_no_more_than_the_policy_lets_in(tmp_path: Path) -> None:
+    # Under another task's name a policy without synthesis answered, even of records that chained equations had mixed.
+    game = RunConfig.build({"task": "synthesis", "model": "gan"})
+    hospital = make_hospital(tmp_path, f"{POLICY}most-parameters = 17\n")
+    mixed = RunConfig.build({"imputation": "mice", "dp": False})
+    for config, words in (
+        (RunConfig(), "of a game"),
+        (mixed, "of a game"),
+        (RunConfig.build({"task": "synthesis"}), "of a game"),
+        (game, "18 parameters"),
+    ):
+        assert words in (select(hospital, config).error.reason or "")
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    assert not select(hospital, game, judges=2).has_error()
+
+
+def test_noise_on_averages_is_never_called_private() -> None:
+    config = RunConfig.build(
+        {"task": "synthesis", "model": "tests.synthesis.test_attacks:published", "method-kind": "game"}
+    )
+    with pytest.raises(ConfigError, match="keeps no epsilon"):
+        game_of(config, LAYOUT)
+
+
+def published(layout: Layout, preset: str = "sound") -> Game:
+    return replace(make_game(layout, "gan"), noise=1.0)

@@ -54,7 +54,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
-        "stopped": state.stopped, "simulation": simulated,
+        "stopped": state.stopped, "simulation": simulated, "shared_noise": config.shared_noise,
         "statement": statement, "notes": notes(outcome, unchanged, comparison),
     }  # fmt: skip
 

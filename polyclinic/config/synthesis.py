@@ -189,6 +189,11 @@ def check_synthesis(config: RunConfig) -> None:
             f"preset is 'paper' but model is {config.model!r}: the published flow has batch norm, which mixes patients, so that "
             "no hospital trains it; set preset to 'sound' (docs/flows/flows.md)"
         )
+    if config.candidates and config.secure_noise:
+        raise ValueError(
+            f"candidates is {config.candidates} but secure-noise is {config.secure_noise:g}: each hospital's choice leaves by "
+            "itself, which noise in sums does not cover; set candidates to 0"
+        )
     if config.preset == "paper" and (config.dp or config.sums):
         raise ValueError(
             f"preset is 'paper' but dp is {str(config.dp).lower()} and model {config.model!r}: published games as published keep "

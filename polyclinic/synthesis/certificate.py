@@ -25,6 +25,10 @@ SIMULATED = (
     "The run was a simulation, whose noise follows its seed: against whoever knows that seed it protects nothing. Epsilon says "
     "what the same run costs with noise of the operating system's entropy, as in production."
 )
+SHARED = (
+    "The hospitals shared their noise: epsilon holds as long as the other hospitals added their shares and the server kept to "
+    "the protocol of secure sums."
+)
 _RULES = "see docs/synthesis/inference.md."
 UNDER_COVER_PRIVACY = (
     "Confidence intervals from these rows under-cover: all sets share the noise that privacy put into the generator, and no rule "
@@ -100,12 +104,13 @@ def certificate(
     ``method``, ``rows``, ``sets``, ``seed``, ``conditions``, ``schema``, ``columns``, ``left_out``, ``files``.
     """
     guarantee = guarantee_of(summary)
+    shared = [SHARED] if summary.get("shared_noise") and privacy_of(summary) else []
     simulated = [SIMULATED] if summary.get("simulation") and privacy_of(summary) else []
     return {
         "released": "synthetic records, drawn from a generator that was fitted to patients' records",
         "guarantee": guarantee,
         "privacy": privacy_of(summary),
-        "statement": [guarantee[0].upper() + guarantee[1:], POST_PROCESSING, *simulated],
+        "statement": [guarantee[0].upper() + guarantee[1:], POST_PROCESSING, *shared, *simulated],
         "warnings": warnings_of(summary, int(drawn["sets"])),
         "run": {"name": run, "dataset": summary.get("dataset"), "rounds": summary.get("rounds"),
                 "strategy": summary.get("strategy"), "simulation": summary.get("simulation")},

@@ -124,16 +124,24 @@ class SumsTask:
         self._probe()
 
     def _probe(self) -> int:
-        """The size of the sum, of a made-up record."""
+        """The size of the sum, of made-up records, whose vectors must be the same together as alone."""
         method = self._known()
-        z = method.layout.rows(np.zeros((1, method.layout.features)), np.zeros(1, dtype=np.int64))
+        layout, rng = method.layout, np.random.default_rng(0)
+        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), np.arange(3) % layout.schema.num_classes)
+        z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
         given = {name: value for name, value in self.question.items() if name != ROUND}
         try:
-            found = method.contributions(self._round, given, z, np.zeros(1, dtype=np.int64), 1)
+            found = method.contributions(self._round, given, z, np.arange(3), 3)
+            alone = [
+                method.contributions(self._round, given, z[at : at + 1], np.zeros(1, dtype=np.int64), 1)
+                for at in range(3)
+            ]
         except Exception as error:
             raise ConfigError(
                 f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
             ) from error
+        if not np.allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise ConfigError(f"The method {method.name} mixes patients: one's rows change another's part of the sum.")
         return int(found.shape[1])
 
 

@@ -1,6 +1,6 @@
 """A server that lies: questions, generators and requests that would let one patient move more than the charge says."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
+from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.plugins import game_of
+from polyclinic.synthesis.certificate import SHARED, certificate
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.method import Marginals, make
+from polyclinic.synthesis.synthesizer import Arrays
 from polyclinic.training.synthesis import GameTask, SumsTask
 from tests.client.test_hospital import STRICT, context, make_hospital, message
 from tests.synthesis.tables import MIXED
@@ -117,3 +120,36 @@ def test_noise_on_averages_is_never_called_private() -> None:
 
 def published(layout: Layout, preset: str = "sound") -> Game:
     return replace(make_game(layout, "gan"), noise=1.0)
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Counts patients before each one: what the first one adds is told by all later ones' vectors."""
+
+    layout: Layout = LAYOUT
+    name: str = "ranked"
+    rounds: int = 1
+
+    def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+        return np.arange(patients, dtype=np.float64)[:, None] % 2
+
+
+def test_a_method_that_mixes_patients_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mixes patients"):
+        SumsTask(_Ranked()).asked({"round": np.array([1])})  # type: ignore[arg-type]
+
+
+def test_a_choice_of_single_hospitals_is_not_among_what_noise_in_sums_covers() -> None:
+    secure = {"secure-aggregation": True, "secure-noise": 1.0, "patients-per-site": 100, "dp": False}
+    game = {"task": "synthesis", "model": "gan", "sites": 5} | secure
+    RunConfig.build(game)
+    with pytest.raises(ConfigError, match="leaves by itself"):
+        RunConfig.build(game | {"candidates": 2})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_certificate_says_on_whom_its_epsilon_rests(shared: bool) -> None:
+    private = {"epsilon": 1.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld"}
+    summary = {"privacy": private | {"composition": "one"}, "metrics": {"sites": {}}, "shared_noise": shared}
+    said = certificate(summary, "run", {}, {"sets": 1})["statement"]
+    assert (SHARED in said) is shared

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
-from sklearn.linear_model import LogisticRegression
 
 from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig
@@ -124,6 +123,8 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
     weight, bias = np.zeros((labels, layout.features)), np.zeros(labels)
     present = np.unique(y)
     if len(present) > 1:
+        from sklearn.linear_model import LogisticRegression  # a second to load, which other runs need not wait for
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # how far it converged hardly moves a metric
             model = LogisticRegression(max_iter=1000).fit(x, y)
@@ -144,7 +145,7 @@ def synthesis_statement(
     ``guarantee``: what a preset as published guarantees with this run's settings, None of another.
     """
     said = ""
-    if isinstance(synthesizer, GeneratedRows):
+    if config.preset == "paper" and isinstance(synthesizer, GeneratedRows):
         said = guarantee(
             synthesizer.game, patients, config.sample_rate, config.local_steps, config.rounds, config.delta
         )

@@ -66,13 +66,11 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def guarantee_of(summary: Mapping[str, Any]) -> str:
-    """The one sentence on what the run promises: its preset's own words where it has them."""
+    """The one sentence on what the run promises; of a run without privacy with its preset's own words, which promise nothing."""
     own = (summary.get("synthesis") or {}).get("guarantee")
     privacy = privacy_of(summary)
-    if own:
-        return str(own)
     if privacy is None:
-        return NO_GUARANTEE
+        return f"{NO_GUARANTEE} {own}" if own else NO_GUARANTEE
     if privacy["epsilon"] is None and not privacy["central"]:
         return UNBOUNDED
     said = []

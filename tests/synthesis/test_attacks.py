@@ -16,10 +16,12 @@ from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.plugins import game_of
-from polyclinic.synthesis.certificate import SHARED, certificate
+from polyclinic.server.synthesis import synthesis_statement
+from polyclinic.synthesis.certificate import NO_GUARANTEE, SHARED, certificate, guarantee_of
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.state import first_state
+from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.method import Marginals, make
 from polyclinic.synthesis.synthesizer import Arrays
@@ -153,3 +155,19 @@ def test_a_certificate_says_on_whom_its_epsilon_rests(shared: bool) -> None:
     summary = {"privacy": private | {"composition": "one"}, "metrics": {"sites": {}}, "shared_noise": shared}
     said = certificate(summary, "run", {}, {"sets": 1})["statement"]
     assert (SHARED in said) is shared
+
+
+def test_a_games_own_words_never_stand_for_what_the_run_spent() -> None:
+    private = {"epsilon": 3.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld"}
+    own = {"synthesis": {"guarantee": "epsilon 0.1"}, "metrics": {"sites": {}}}
+    summary = {"privacy": private | {"composition": "one"}} | own
+    assert "epsilon 3 at" in guarantee_of(summary) and "0.1" not in guarantee_of(summary)
+    bare = {"privacy": dict.fromkeys(private) | {"central": None}} | own
+    assert guarantee_of(bare).startswith(NO_GUARANTEE)
+
+
+def test_a_paper_preset_says_in_the_summary_what_it_really_guarantees() -> None:
+    config = RunConfig.build({"task": "synthesis", "model": "wgan", "preset": "paper", "dp": False})
+    game = make_game(LAYOUT, "wgan", preset="paper")
+    drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
+    assert synthesis_statement(config, drawn)["guarantee"] == game.guarantee == "None is claimed."

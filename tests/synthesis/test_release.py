@@ -320,7 +320,7 @@ def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:
     paper = certified(
         "paper", BARE | {"synthesis": {"guarantee": "None: batch norm.", "model": "dpgan", "preset": "paper"}}
     )
-    assert paper["guarantee"] == "None: batch norm." and paper["method"] == {
+    assert paper["guarantee"] == f"{certificates.NO_GUARANTEE} None: batch norm." and paper["method"] == {
         "name": "dpgan",
         "preset": "paper",
         "class": "Noise",

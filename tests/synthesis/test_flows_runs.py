@@ -37,7 +37,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def rows_of_run(result: RunResult) -> FlowRows:
-    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml")))
+    hospitals = max(result.config.condition_hospitals, 1)
+    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml"), hospitals))
     assert isinstance(found, FlowRows)
     return found
 
@@ -64,7 +65,7 @@ def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
 
 
 def test_a_run_pays_for_counts_and_steps_and_ends_in_rows(run: Run) -> None:
-    result = run(epsilon=2.0)
+    result = run(epsilon=2.0, condition_hospitals=3)
     plan = calibrate(result.config)
     assert epsilon(plan.total_event, 1e-3) <= 2.0
     for site in result.summary["statement"]["sites"].values():
@@ -72,6 +73,7 @@ def test_a_run_pays_for_counts_and_steps_and_ends_in_rows(run: Run) -> None:
         assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-3)
     assert any("every model update" in note for note in result.summary["notes"])
     drawn = rows_of_run(result)
+    assert drawn.layout.classes == 2 * 3
     z = drawn.sample(200, np.random.default_rng(0))
     assert drawn.layout.decode(z).shape[0] == 200
     assert np.isfinite(drawn.log_density(z, np.random.default_rng(0), 2)).all()

@@ -31,6 +31,8 @@ CLASSIFIERS = ("lr", "rf", "svm", "knn")
 WITHIN, GOAL_SPEARMAN = 0.05, 0.56
 SHARED = {"secure-aggregation": True, "shared-noise": True}
 GAME = {"baselines": False}
+# They take minutes: of them the first simulation alone is run.
+GAMES = ("gan", "acgan")
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
@@ -58,6 +60,7 @@ def plan(asked: Asked) -> Study:
     return Study(
         {"dataset": "mimic-hf", "sites": sites, "task": "synthesis"}, asked.chosen(methods), tuple(range(seeds)), tuple(MEASURED),
         1000 if asked.quick else 0, ("lr", "knn") if asked.quick else CLASSIFIERS,
+        tuple(name for name in methods if methods[name]["model"] in GAMES),
     )  # fmt: skip
 
 

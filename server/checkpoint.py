@@ -41,7 +41,7 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
         "model": json.dumps(list(state.arrays)),
     }
-    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, meta)
+    save_file({name: np.asarray(value, order="C") for name, value in arrays.items()}, partial, meta)
     flush(partial)
     partial.replace(path)
     flush(path.parent)

@@ -247,7 +247,7 @@ def test_what_a_game_does_not_take_is_refused(options: dict[str, object], said: 
 
 def test_a_game_at_one_place_learns_and_leaves_no_trace() -> None:
     z = records(600)
-    rows = Rows(z, LAYOUT.labels(z), np.arange(600), 600)
+    rows = Rows(*LAYOUT.encoded(z), np.arange(600), 600)
     made = game(batch=300, steps=10)
     before = torch.random.get_rng_state()
     found = train_centrally(made, LAYOUT, rows, settings_of(made), 15, HALF, seed=3)

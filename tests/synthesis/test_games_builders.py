@@ -55,7 +55,7 @@ def rows_of(at: Layout, rows: int = 24) -> Rows:
     )
     for group in at.groups[:-1]:
         x[:, group] = np.eye(group.stop - group.start)[rng.integers(0, group.stop - group.start, rows)]
-    return Rows(at.rows(x, y), y, np.arange(rows), rows)
+    return Rows(x, y, np.arange(rows), rows)
 
 
 @pytest.mark.parametrize(("name", "at", "options"), CASES)

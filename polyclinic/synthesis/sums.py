@@ -65,13 +65,21 @@ def clipped_total(
     order = np.argsort(patient, kind="stable")
     ends = np.searchsorted(patient[order], np.arange(patients + 1))
     at_once = max(1, _AT_ONCE // max(size, 1))
-    for first in range(0, patients, at_once):
-        last = min(first + at_once, patients)
-        rows = order[ends[first] : ends[last]]
-        found = method.contributions(round, question, z[rows], patient[rows] - first, last - first)
-        if found.shape != (last - first, size):
-            raise ValueError(f"{method.name} gives vectors of shape {found.shape}, needed is {(last - first, size)}.")
-        total += _clipped(np.asarray(found, dtype=np.float64)).sum(axis=0)
+    first = 0
+    while first < patients:
+        # By rows: one patient with very many must not end the hospital's memory, which would be seen.
+        last = int(np.searchsorted(ends, ends[first] + at_once, side="right")) - 1
+        last = min(max(last, first + 1), first + at_once, patients)
+        rows, found = order[ends[first] : ends[last]], np.zeros((last - first, size))
+        pieces = np.split(rows, range(at_once, len(rows), at_once))
+        for some in pieces:
+            given = method.contributions(round, question, z[some], patient[some] - first, last - first)
+            if given.shape != found.shape:
+                raise ValueError(f"{method.name} gives vectors of shape {given.shape}, needed is {found.shape}.")
+            # More than one piece are one patient's: the mean of all rows from the pieces' means.
+            found += np.asarray(given, dtype=np.float64) * (len(some) / len(rows) if len(pieces) > 1 else 1.0)
+        total += _clipped(found).sum(axis=0)
+        first = last
     return total
 
 

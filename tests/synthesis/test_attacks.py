@@ -17,6 +17,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.plugins import game_of
 from polyclinic.server.synthesis import synthesis_statement
+from polyclinic.synthesis import sums
 from polyclinic.synthesis.certificate import NO_GUARANTEE, SHARED, certificate, guarantee_of
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
@@ -24,10 +25,12 @@ from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.method import Marginals, make
+from polyclinic.synthesis.methods.moments import Moments
+from polyclinic.synthesis.sums import clipped_total
 from polyclinic.synthesis.synthesizer import Arrays
 from polyclinic.training.synthesis import GameTask, SumsTask
 from tests.client.test_hospital import STRICT, context, make_hospital, message
-from tests.synthesis.tables import MIXED
+from tests.synthesis.tables import MIXED, mixed, rows_of
 
 LAYOUT = Layout.of(MIXED)
 POLICY = f'{STRICT}allowed-tasks = ["synthesis", "statistics"]\nallowed-models = ["gan", "logistic"]\n'
@@ -171,3 +174,22 @@ def test_a_paper_preset_says_in_the_summary_what_it_really_guarantees() -> None:
     game = make_game(LAYOUT, "wgan", preset="paper")
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
     assert synthesis_statement(config, drawn)["guarantee"] == game.guarantee == "None is claimed."
+
+
+def test_a_patient_with_very_many_rows_takes_no_more_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of: list[int] = []
+
+    class Counted(Moments):
+        def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+            asked_of.append(len(z))
+            return super().contributions(round, question, z, patient, patients)
+
+    method = Counted(LAYOUT)
+    size = method.size(1, {})
+    patient = np.repeat(np.arange(12), [1, 2, 300, 0, 1, 1, 1, 1, 7, 1, 1, 20])
+    z = rows_of(LAYOUT, mixed(len(patient), 0))
+    whole = clipped_total(method, 1, {}, size, z, patient, 12)
+    assert asked_of == [len(z)]
+    monkeypatch.setattr(sums, "_AT_ONCE", 5 * size)
+    np.testing.assert_allclose(clipped_total(method, 1, {}, size, z, patient, 12), whole, rtol=1e-9, atol=1e-12)
+    assert max(asked_of[1:]) <= 5 and sum(asked_of[1:]) == len(z)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ def resolve(group: str, name: str) -> Any:
             f"Configuration key {key!r} has the value {name!r}, which does not load: {_why(error)}."
         ) from error
     known = [*built_in, *points]
+    if group in ("methods", "games"):  # by its name alone none of them is either
+        known = [known for group in ("methods", "games") for known in (*_built_in(group), *_entry_points(group))]
     raise ConfigError(
         f"Configuration key {key!r} has the value {name!r}; known are {', '.join(known)}, "
         f"or package.module:Name.{nearest(name, known)}"
@@ -223,6 +225,7 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
     make, options = resolve("methods", config.model), config.chosen
     if callable(make) and "rounds" in signature(make).parameters:
         options = {"rounds": config.rounds} | options
+    _check_options(config.model, make, options)
     try:
         found: SumsMethod = make(layout, **options)
     except PolyclinicError:
@@ -240,6 +243,19 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
             f"Configuration key 'model' has the value {config.model!r}, which lacks {', '.join(missing)}."
         )
     return found
+
+
+def _check_options(model: str, make: Any, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option that the method does not have, before its own TypeError says so in Python's words."""
+    taken = list(signature(make).parameters.values())[1:] if callable(make) else []
+    names = [one.name for one in taken if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    unknown = [name for name in options if name not in names]
+    if unknown and callable(make) and not any(one.kind is Parameter.VAR_KEYWORD for one in taken):
+        known = [dashed(name) for name in names]
+        raise ConfigError(
+            f"The method {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
+            f"{nearest(dashed(unknown[0]), known)}"
+        )
 
 
 def game_of(config: RunConfig, layout: Layout) -> Game:

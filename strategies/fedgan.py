@@ -61,7 +61,7 @@ class FedGAN(Strategy):
     ) -> Iterable[Message]:
         """As the base does, with the generator beside the critic."""
         self._sent = arrays
-        beside = ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in self._state.weights.items()})
+        beside = _record(self._state.weights)
         messages = list(self.base.configure_train(server_round, arrays, config, grid))
         for message in messages:
             message.content[_QUESTION] = beside
@@ -94,7 +94,7 @@ class FedGAN(Strategy):
         self.generator = state.flat()
         if server_round in self.kept_rounds:
             self.candidates[server_round] = state.drawn_from(self.game)
-        return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in critic.items()}), metrics
+        return _record(critic), metrics
 
     def synthesizer(self) -> Synthesizer:
         """What draws rows: the selected generators, or the last one."""
@@ -118,3 +118,8 @@ class FedGAN(Strategy):
     def summary(self) -> None:
         """Log the base's settings."""
         self.base.summary()
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    # Not ascontiguousarray, which makes a vector of a number, such as batch norm's count of batches.
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in arrays.items()})

@@ -169,6 +169,11 @@ def check_synthesis(config: RunConfig) -> None:
                     f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
                     f"strategy changes; set {key} to {wanted!r}"
                 )
+    if config.condition_hospitals and config.sites not in (0, config.condition_hospitals):
+        raise ValueError(
+            f"condition-hospitals is {config.condition_hospitals} but sites is {config.sites}; rows say of which of all the "
+            "run's hospitals they are: give their number, or 0"
+        )
     if config.candidates and (not config.game or config.candidates < 2 or config.selected >= config.candidates):
         raise ValueError(
             f"candidates is {config.candidates} with selected {config.selected} and model {config.model!r}: a choice is among at "

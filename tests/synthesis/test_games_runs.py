@@ -1,6 +1,7 @@
 """Federated games: one hospital is the central trainer bit for bit, and only critics are paid for, each step once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest, TrainRequest
+from polyclinic.models.gan_dpgan import dpgan_generator
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, dataset_named, game_of
 from polyclinic.privacy.accounting import epsilon
@@ -24,6 +26,7 @@ from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.games.builders import GAMES, make
+from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
@@ -106,6 +109,15 @@ def test_a_generator_that_diverges_is_taken_back_and_nothing_is_charged_twice(ru
     assert any("the generator diverged and was taken back" in note for note in wild.summary["notes"])
     rows = generators(wild).sample(50, np.random.default_rng(0))
     assert np.isfinite(rows).all()
+
+
+def normed(layout: Layout, preset: str = "sound") -> Game:
+    return replace(make(layout, "wgan", preset), core=lambda at: dpgan_generator(at.label.start, 32, at.classes))
+
+
+def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:
+    result = run(model="tests.synthesis.test_games_runs:normed", method_kind="game", dp=False, rounds=1)
+    assert not result.summary["dropouts"] and not result.summary["unchanged"]
 
 
 def test_a_run_shows_simple_methods_beside_the_game(run: Run) -> None:

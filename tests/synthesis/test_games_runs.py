@@ -1,5 +1,6 @@
 """Federated games: one hospital is the central trainer bit for bit, and only critics are paid for, each step once."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
 from polyclinic.training.synthesis_central import train_centrally
@@ -118,6 +120,14 @@ def normed(layout: Layout, preset: str = "sound") -> Game:
 def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:
     result = run(model="tests.synthesis.test_games_runs:normed", method_kind="game", dp=False, rounds=1)
     assert not result.summary["dropouts"] and not result.summary["unchanged"]
+
+
+def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: Path) -> None:
+    result = run(model="dpgan", preset="paper", dp=False, rounds=1)
+    says = result.summary["synthesis"]["guarantee"]
+    assert "states an epsilon" in says and says in (result.path / "report.html").read_text()
+    certificate = json.loads(synthesize(result.path, 3, tmp_path / "rows.csv").read_text())
+    assert certificate["guarantee"] == says and certificate["privacy"] is None
 
 
 def test_a_run_shows_simple_methods_beside_the_game(run: Run) -> None:

@@ -18,8 +18,8 @@ from polyclinic.training.task import SiteWork
 from tests.training.test_engines import made, models
 from tests.training.test_stacked import assert_equal, double, opacus, settings, start_of
 
-OUTPUTS = {"cross-entropy": 3, "logistic": 1, "wasserstein": 1, "auxiliary": 3}
-LABELS = {"cross-entropy": 3, "logistic": 2, "wasserstein": 2, "auxiliary": 4}
+OUTPUTS = {"cross-entropy": 3, "logistic": 1, "wasserstein": 1, "auxiliary": 3, "density": 1}
+LABELS = {"cross-entropy": 3, "logistic": 2, "wasserstein": 2, "auxiliary": 4, "density": 2}
 
 
 def some(loss: str, shape: tuple[int, ...], scale: float) -> tuple[Tensor, Tensor]:

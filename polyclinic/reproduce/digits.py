@@ -111,6 +111,7 @@ def pictures(dataset: str, asked: Asked, say: Say) -> Findings:
         f"places a run among these rows, real ones included ({', '.join(scores)}), and is not monotone.\n",
         _table(found, chosen, scores),
         stated.table(SYSTEMS),
+        *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
     ]
     targets = _targets(found, chosen, asked) if asked.preset == "sound" else ()
     results = {"methods": [asdict(one) for one in found], "generate score": scores}

@@ -106,6 +106,7 @@ def run(asked: Asked, say: Say) -> Findings:
         "what sampling alone does.\n",
         _table(found),
         stated.table(("DPGAN", "PPGAN")),
+        *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
     ]
     targets = _targets(found, chosen, asked) if asked.preset == "sound" else ()
     config = {"seeds": list(chosen.seeds), "codes": chosen.codes, "rows": chosen.rows, "common": dict(chosen.common),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyclinic.reproduce import stated
 from polyclinic.reproduce.experiment import Asked, Findings, Say, Target
 from polyclinic.reproduce.parts import Parts
 from polyclinic.reproduce.tables import between, markdown, number
@@ -78,6 +79,7 @@ def run(asked: Asked, say: Say) -> Findings:
         score_table(found, "f1"),
         "AUROC and F1, first simulation, with 95 % intervals (bootstrap over stays).\n",
         _interval_table(found, kinds),
+        *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
     ]
     targets = _targets(found, asked) if asked.preset == "sound" else ()
     drawn = figures(parts, chosen, found, SHOWN, CLASSES, (1, 2, 3, 4, 5), MEASURED, "auroc")

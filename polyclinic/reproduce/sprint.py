@@ -94,6 +94,7 @@ def run(asked: Asked, say: Say) -> Findings:
         _gap_table(found, kinds),
         means_table(found, PUBLISHED_MEANS),
         stated.table(("AC-GAN",)),
+        *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
     ]
     targets = _targets(found, asked) if asked.preset == "sound" else ()
     results: dict[str, Any] = {"methods": [plain(one) for one in found]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,8 +23,25 @@ from polyclinic.privacy.published import (
     published,
     stated_multiplier,
 )
+from polyclinic.reproduce.parts import Parts
 
 _POINTS = 12
+
+
+class Plan(Protocol):
+    """Runs by method and seed."""
+
+    @property
+    def seeds(self) -> Sequence[int]: ...
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def options(self, method: str, seed: int) -> dict[str, Any]:
+        """The configuration of one run."""
+        ...
+
+
 _EPOCHS = 500
 
 
@@ -71,3 +89,13 @@ def steps_figure(claimed: float = 5.0) -> Figure:
     return plot_spent(
         {"true": (steps, np.array(true)), "stated": (steps, np.full(len(steps), claimed))}, logarithmic=True
     )
+
+
+def guarantees(parts: Parts, plan: Plan) -> str:
+    """What the runs of the first seed say of their guarantee, where it is other than their epsilon: presets as published."""
+    seed = plan.seeds[0]
+    said = {
+        method: parts.run(f"{method}-{seed}", plan.options(method, seed)).summary["synthesis"]["guarantee"]
+        for method in plan.methods
+    }
+    return "\n".join(f"- {method}: {words}" for method, words in said.items() if words) + "\n"

@@ -197,7 +197,7 @@ def _values(block: Floats, column: Column) -> Floats:
         return np.where(np.isnan(block), np.nan, (block > 0.5).astype(np.float64))
     low, high = _interval(column)
     values = low + (np.clip(block, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
-    values = np.round(values) if column.kind in ("integer", "ordinal") else _tidy(values, low, high)
+    values = np.round(values) if column.kind in ("integer", "ordinal") or column.whole else _tidy(values, low, high)
     return np.clip(values, low, high)
 
 

@@ -40,6 +40,7 @@ class Column(BaseModel):
     steps: a trajectory ``name`` is read from the columns ``name_00``, ``name_01``, ... one for each step.
     clip: a number beyond the bounds is moved to the nearer one instead of being refused. other: the category, one of
     ``categories``, of every value that is not among them; a column with no other category is open (``is_open``).
+    whole: the cells of a trajectory are whole numbers, and decode to such.
     fill: a public value, in ``unit`` or a category, that imputation by constants puts in place of a missing cell.
     indicator: beside each cell that may be missing (NaN) a 0/1 feature says whether it is.
     centre, spread: public or paid mean and standard deviation of the cells in ``unit``, which standardise the column.
@@ -56,6 +57,7 @@ class Column(BaseModel):
     nullable: bool = False
     drop_first: bool = False
     steps: int = 0
+    whole: bool = False
     clip: bool = False
     other: str = ""
     fill: float | str | None = None
@@ -110,6 +112,8 @@ class Column(BaseModel):
             raise refuse("drop_first needs kind 'categorical' and nullable = false, or missing would read as the first")
         if self.clip and (self.kind not in _BOUNDED or (self.kind == "integer" and not self._has_whole_bounds)):
             raise refuse(f"clip needs a column with bounds ({', '.join(_BOUNDED)}), whole ones for kind 'integer'")
+        if self.whole and (self.kind != "trajectory" or not self._has_whole_bounds):
+            raise refuse("whole is for kind 'trajectory' with whole bounds; kind 'integer' is whole by itself")
         if self.other and (self.kind not in ("categorical", "code_set") or self.role == "label"):
             raise refuse("other needs kind 'categorical' or 'code_set', and a column that is not the label")
         if self.other and self.other not in self.categories:

@@ -214,4 +214,4 @@ def _write(pieces: Iterator[pd.DataFrame], schema: Schema, path: Path) -> None:
 def _type(column: Column, pa: Any) -> Any:
     if column.role == "patient_id" or column.categories:
         return pa.string()
-    return pa.int64() if column.kind in ("integer", "binary") else pa.float64()
+    return pa.int64() if column.kind in ("integer", "binary") or column.whole else pa.float64()

@@ -17,7 +17,9 @@ from torch import nn
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic
+from polyclinic.privacy.clipping import poisson_samples
 from polyclinic.privacy.events import gaussian_event
+from polyclinic.privacy.streams import keyed_stream
 from polyclinic.synthesis.games.fakes import check_generator, fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
@@ -199,19 +201,25 @@ class GameTask:
         if game.noise or game.batch_clip:
             game = game if self.clips else replace(game, weight_clip=None)
             return published_steps(game, layout, generator, build, arrays, work, settings)
-        one = replace(settings, local_steps=1, loss=game.loss)
+        # Batches are drawn here, so that only who is in one gets generated rows; of those the whole is then the batch.
+        one = replace(settings, local_steps=1, loss=game.loss, sample_rate=1.0)
         real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]
         draws = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
         updates: list[SiteUpdate] = []
         losses = []
         for step in range(settings.local_steps):
             now = []
-            for index, (site, z, rng) in enumerate(zip(work, real, draws, strict=True)):
+            for index, (site, whole, rng) in enumerate(zip(work, real, draws, strict=True)):
+                patients = site.rows.patients
+                chosen = poisson_samples(patients, settings.sample_rate, 1, site.sampling)[0]
+                there = chosen[site.rows.patient]
+                z, patient = whole[there], (np.cumsum(chosen) - 1)[site.rows.patient[there]]
                 fakes = fake_rows(generator, game, layout, layout.labels(z), rng)
-                rows = pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes)
+                rows = pairs(game, layout, z, patient, int(chosen.sum()), fakes)
                 if step:
                     site = replace(site, own=updates[index].arrays, kept=updates[index].kept)
-                now.append(replace(site, rows=rows))
+                expected = settings.sample_rate * (site.public_patients or patients)
+                now.append(replace(site, rows=rows, public_patients=expected, sampling=keyed_stream(0, "all")))
             updates = classification.train(build, arrays, now, one)
             if self.clips:
                 updates = [replace(update, arrays=game.clipped(update.arrays)) for update in updates]

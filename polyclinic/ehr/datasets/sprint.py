@@ -53,12 +53,28 @@ SCHEMA = Schema(
         Column(name="patient", kind="categorical", role="patient_id"),
         Column(name="site", kind="categorical", role="site"),
         Column(
-            name="sbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(60.0, 240.0), centre=130.0, spread=17.0
+            name="sbp",
+            kind="trajectory",
+            whole=True,
+            steps=VISITS,
+            unit="mmHg",
+            bounds=(60.0, 240.0),
+            centre=130.0,
+            spread=17.0,
         ),
         Column(
-            name="dbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(30.0, 150.0), centre=73.0, spread=12.0
+            name="dbp",
+            kind="trajectory",
+            whole=True,
+            steps=VISITS,
+            unit="mmHg",
+            bounds=(30.0, 150.0),
+            centre=73.0,
+            spread=12.0,
         ),
-        Column(name="medicines", kind="trajectory", steps=VISITS, bounds=(0.0, 8.0), centre=2.3, spread=1.2),
+        Column(
+            name="medicines", kind="trajectory", whole=True, steps=VISITS, bounds=(0.0, 8.0), centre=2.3, spread=1.2
+        ),
         Column(name="intensive", kind="binary", role="label", description="1 intensive arm, 0 standard arm"),
     ),
 )

@@ -31,9 +31,13 @@ SCHEMA = Schema(
         Column(name="age", kind="integer", unit="years", bounds=(40.0, 90.0)),
         Column(name="male", kind="binary"),
         Column(name="diabetes", kind="binary"),
-        Column(name="sbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(60.0, 240.0), nullable=True),
-        Column(name="dbp", kind="trajectory", steps=VISITS, unit="mmHg", bounds=(30.0, 150.0), nullable=True),
-        Column(name="medicines", kind="trajectory", steps=VISITS, bounds=(0.0, 8.0), nullable=True),
+        Column(
+            name="sbp", kind="trajectory", whole=True, steps=VISITS, unit="mmHg", bounds=(60.0, 240.0), nullable=True
+        ),
+        Column(
+            name="dbp", kind="trajectory", whole=True, steps=VISITS, unit="mmHg", bounds=(30.0, 150.0), nullable=True
+        ),
+        Column(name="medicines", kind="trajectory", whole=True, steps=VISITS, bounds=(0.0, 8.0), nullable=True),
         Column(name="controlled", kind="binary", role="label", description="1 if controlled at close-out"),
     ),
 )

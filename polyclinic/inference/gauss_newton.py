@@ -1,0 +1,224 @@
+"""A private posterior that keeps its correlations: Gauss-Newton steps on noisy sums of scores and information.
+
+In each round every record gives its score and its information at the current estimate, in coordinates in which the
+information of all is near the identity, so that noise hurts every direction alike (as the recursive preconditioning of Kamath,
+Li, Singhal and Ullman 2019). The vector is shortened to length 1 as one, which lowers the record's weight in the step as Huber's
+estimator does; the same vector says how much weight was left. Sums add up over hospitals. The covariance counts the
+noise, so that intervals cover; what the sums say is Gaussian around the maximum likelihood, as Laplace's approximation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.inference.likelihood import Likelihood
+from polyclinic.inference.regression import Gaussian
+
+Floats = NDArray[np.float64]
+Arrays = dict[str, np.ndarray]
+# Of a vector's squared length, what the record's weight has.
+_WEIGHT = 0.05
+# Rounding does not bring a vector above length 1.
+_MARGIN = 1 - 1e-12
+# A round's score is shortened where it is this many times what is expected, and its information.
+_SCORE, _INFORMATION = 3.0, 3.5
+# Steps of the whole prior at the most, and how far above its noise the information must be.
+_LONGEST, _ABOVE_NOISE = 3.0, 1.5
+# Less weight than this left to records, or rounds further apart (squared, by dimension) than this, is no result.
+_LEAST_KEPT, _FAR = 0.8, 9.0
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What the noisy sums say. posterior: with prior and noise.  likelihood: the same without noise's part, so what the
+    covariance would be without privacy.  kept: mean weight of records in the last round; 1 where none was shortened.
+    """
+
+    posterior: Gaussian
+    likelihood: Gaussian
+    kept: float
+
+    @property
+    def inflation(self) -> Floats:
+        """(k,) how many times the standard deviations are larger for privacy."""
+        found: Floats = self.posterior.deviations / self.likelihood.deviations
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class GaussNewton:
+    """The method: what a round asks, what a record answers, what the server makes of it.
+
+    start, scale: (k,) mean and standard deviation of the parameters' normal prior, which is public.
+    rounds: sums of the same noise; the last half are averaged.
+    Raises ConfigError naming the value that is out of range.
+    """
+
+    likelihood: Likelihood
+    start: Floats
+    scale: Floats
+    rounds: int = 8
+    name: str = field(default="gauss-newton", init=False)
+
+    def __post_init__(self) -> None:
+        k = len(self.likelihood.names)
+        for name, value in (("start", self.start), ("scale", self.scale)):
+            if np.shape(value) != (k,) or not np.isfinite(value).all():
+                raise ConfigError(
+                    f"{name} must be {k} finite numbers, one for each of {', '.join(self.likelihood.names)}."
+                )
+        if not (self.scale > 0).all():
+            raise ConfigError(f"scale must be positive, got {list(self.scale)}.")
+        if self.rounds < 2:
+            raise ConfigError(f"rounds must be 2 or more, got {self.rounds}.")
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector: score, information's upper triangle, weight."""
+        k = len(self.start)
+        return k + k * (k + 1) // 2 + 1
+
+    def begin(self, patients: float) -> Arrays:
+        """The state before round 1 of a table of so many records, by a public count."""
+        if not patients >= 1:
+            raise ConfigError(f"patients must be 1 or more, got {patients}.")
+        return {
+            "estimate": np.asarray(self.start, dtype=np.float64), "basis": np.diag(self.scale).astype(np.float64),
+            "patients": np.array([float(patients)]),
+        }  # fmt: skip
+
+    def check_noise(self, noise: float) -> None:
+        """Raises ConfigError for so much noise in each entry of a mean that information could not be told from it."""
+        if _ABOVE_NOISE * self._noise_of_information(noise) >= 1:
+            raise ConfigError(
+                f"The budget is too small for {len(self.start)} parameters: noise would hide the information; a larger epsilon, "
+                "more patients or fewer parameters may do."
+            )
+
+    def question(self, state: Arrays) -> Arrays:
+        """What hospitals must be told: the estimate and the coordinates."""
+        return {name: state[name] for name in ("estimate", "basis")}
+
+    def contributions(self, question: Arrays, records: Floats) -> Floats:
+        """(n, width) of records (n, d), each of length at most 1; a record that is not finite gives zeros."""
+        basis, estimate = question["basis"], torch.from_numpy(np.asarray(question["estimate"], dtype=np.float64))
+        k, given = len(estimate), torch.from_numpy(np.ascontiguousarray(records, dtype=np.float64))
+        score = self.likelihood.score(estimate, given).numpy() @ basis
+        information = basis.T @ self.likelihood.information(estimate, given).numpy() @ basis
+        upper = np.triu_indices(k)
+        twice = np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
+        block = np.concatenate([score / self._score, twice * information[:, *upper] / self._information], axis=1)
+        found = np.isfinite(block).all(axis=1)
+        block[~found] = 0.0
+        with np.errstate(over="ignore"):
+            kept = 1 / np.maximum(1.0, np.linalg.norm(block, axis=1))
+        vectors = np.concatenate(
+            [np.sqrt(1 - _WEIGHT) * kept[:, None] * block, np.sqrt(_WEIGHT) * kept[:, None]], axis=1
+        )
+        vectors[~found] = 0.0
+        return vectors * _MARGIN
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """The next state. mean: (width,) noisy sum by the number of patients; noise: standard deviation in each entry."""
+        basis, estimate, patients = state["basis"], state["estimate"], float(state["patients"][0])
+        score, information, kept = self._read(mean)
+        spread = self._noise_of_information(noise)
+        prior = basis.T @ np.diag(1 / (patients * self.scale**2)) @ basis
+        pull = -basis.T @ ((estimate - self.start) / (patients * self.scale**2))
+        values, vectors = np.linalg.eigh(information + prior)
+        floored = np.maximum(values, max(spread, 1e-9))
+        inverse = (vectors / floored) @ vectors.T
+        step = basis @ inverse @ (score + pull)
+        step *= min(1.0, _LONGEST / max(float(np.linalg.norm(step / self.scale)), 1e-300))
+        found = {
+            **state, "estimate": estimate + step, "kept": np.array([kept]),
+            "basis": basis @ (vectors / np.sqrt(floored / max(kept, 1e-3))) @ vectors.T,
+        }  # fmt: skip
+        if round <= self.rounds // 2:
+            return found
+        back = np.linalg.inv(basis)
+        error = max(noise * self._score / np.sqrt(1 - _WEIGHT), 1e-9)
+        new = {
+            "reached": estimate + basis @ inverse @ score,
+            "weight": back.T @ information @ information @ back / error**2,
+            "information": patients * back.T @ information @ back,
+            "told": np.linalg.eigvalsh(information + prior)[:1] - _ABOVE_NOISE * spread,
+        }
+        return found | {
+            name: np.concatenate([state.get(name, value[None][:0]), value[None]]) for name, value in new.items()
+        }
+
+    def posterior(self, state: Arrays) -> Released:
+        """What the last state says. Raises DataError where the noise hides the information, or the rounds did not agree."""
+        information, weights = state["information"].mean(axis=0), state["weight"]
+        if not (state["told"] > 0).all():
+            raise DataError(
+                "The noise hides the information about some direction of the parameters: a larger epsilon, more patients or "
+                "fewer parameters may do."
+            )
+        by_noise = np.linalg.inv(weights.sum(axis=0))
+        estimate = by_noise @ np.einsum("rij,rj->i", weights, state["reached"])
+        kept, away = float(state["kept"][0]), state["reached"] - estimate
+        allowed = np.linalg.inv(information) + len(weights) * by_noise
+        if kept < _LEAST_KEPT or np.einsum("ri,ij,rj->r", away, np.linalg.inv(allowed), away).max() > _FAR * len(
+            away[0]
+        ):
+            raise DataError(
+                f"The steps did not settle in {self.rounds} rounds (records kept {kept:.0%} of their weight): more rounds, or a "
+                "start and scale nearer to the parameters may do."
+            )
+        prior = np.diag(1 / self.scale**2)
+        precision = np.linalg.inv(np.linalg.inv(information) + by_noise)
+        covariance: Floats = np.linalg.inv(precision + prior)
+        mean: Floats = covariance @ (precision @ estimate + prior @ self.start)
+        plain: Floats = np.linalg.inv(information + prior)
+        return Released(Gaussian(mean, covariance), Gaussian(mean, plain), kept)
+
+    @property
+    def _score(self) -> float:
+        return _SCORE * float(np.sqrt(len(self.start)))
+
+    @property
+    def _information(self) -> float:
+        return _INFORMATION * len(self.start)
+
+    def _noise_of_information(self, noise: float) -> float:
+        """About the largest eigenvalue of the noise in a round's information."""
+        return float(np.sqrt(2 * len(self.start)) * noise * self._information / np.sqrt(1 - _WEIGHT))
+
+    def _read(self, mean: Floats) -> tuple[Floats, Floats, float]:
+        k = len(self.start)
+        block, kept = mean[:-1] / np.sqrt(1 - _WEIGHT), float(mean[-1] / np.sqrt(_WEIGHT))
+        upper = np.triu_indices(k)
+        information = np.zeros((k, k))
+        information[upper] = block[k:] * self._information / np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
+        return block[:k] * self._score, information + np.triu(information, 1).T, min(max(kept, 0.0), 1.0)
+
+
+def fit(
+    method: GaussNewton, tables: list[Floats], noise_multiplier: float, rng: np.random.Generator, shared: bool = True
+) -> Released:
+    """All rounds over hospitals' tables (n_h, d), one record a patient, noise multiplier that of a round's sum.
+
+    shared: one Gaussian in the sum over hospitals, as with secure aggregation; otherwise one at each of them.
+    Neighbouring relation: add or remove one patient, whose hospital is fixed. Not private at noise 0. Raises ConfigError where
+    the noise would hide everything, DataError where it did hide a direction.
+    """
+    patients = sum(len(table) for table in tables)
+    copies = 1 if shared else len(tables)
+    noise = noise_multiplier * np.sqrt(copies) / patients
+    method.check_noise(noise)
+    state = method.begin(patients)
+    for round in range(1, method.rounds + 1):
+        total = sum(
+            (method.contributions(method.question(state), table).sum(axis=0) for table in tables),
+            np.zeros(method.width),
+        )
+        drawn = sum((rng.standard_normal(method.width) for _ in range(copies)), np.zeros(method.width))
+        state = method.absorb(round, state, (total + noise_multiplier * drawn) / patients, noise)
+    return method.posterior(state)

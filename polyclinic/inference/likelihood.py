@@ -1,0 +1,137 @@
+"""What inference asks of a model: the log density of a record given parameters, and how it changes with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import hessian, jacrev, vmap
+
+from polyclinic.errors import ConfigError, nearest
+
+
+class Likelihood(ABC):
+    """A model of records (n, d) with parameters (k,), float64. A subclass gives ``names``, ``columns`` and ``log_density``;
+    it may give ``score`` and ``information`` in closed form, which are by torch.func otherwise.
+
+    names: of the k parameters.  columns: of the d numbers of a record, in the records' own units.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @abstractmethod
+    def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
+        """(m, n) of parameters (m, k), up to a constant of each record."""
+
+    def score(self, parameters: Tensor, records: Tensor) -> Tensor:
+        """(n, k) gradient of each record's log density at (k,) parameters."""
+        found: Tensor = vmap(lambda record: jacrev(self._one)(parameters, record))(records)
+        return found
+
+    def information(self, parameters: Tensor, records: Tensor) -> Tensor:
+        """(n, k, k) information of each record at (k,) parameters: here the observed one, minus the log density's Hessian."""
+        found: Tensor = vmap(lambda record: hessian(self._one)(parameters, record))(records)
+        return -found
+
+    def _one(self, parameters: Tensor, record: Tensor) -> Tensor:
+        return self.log_density(parameters[None], record[None])[0, 0]
+
+
+class Regression(Likelihood):
+    """A number y, normal with a known standard deviation around ``mean`` of the other columns; y is the last column.
+
+    A subclass gives ``mean`` and ``slopes``; the information is Fisher's, in closed form.
+    """
+
+    deviation: float
+
+    @abstractmethod
+    def mean(self, parameters: Tensor, records: Tensor) -> Tensor:
+        """(m, n) of parameters (m, k)."""
+
+    @abstractmethod
+    def slopes(self, parameters: Tensor, records: Tensor) -> Tensor:
+        """(n, k) gradient of the mean at (k,) parameters."""
+
+    def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
+        return -((records[:, -1] - self.mean(parameters, records)) / self.deviation).square() / 2
+
+    def score(self, parameters: Tensor, records: Tensor) -> Tensor:
+        residual = records[:, -1] - self.mean(parameters[None], records)[0]
+        return self.slopes(parameters, records) * (residual / self.deviation**2)[:, None]
+
+    def information(self, parameters: Tensor, records: Tensor) -> Tensor:
+        slopes = self.slopes(parameters, records) / self.deviation
+        return slopes[:, :, None] * slopes[:, None, :]
+
+
+class Linear(Regression):
+    """y on an intercept and features, of which each parameter is a slope. columns: the features, then y."""
+
+    def __init__(self, columns: tuple[str, ...], deviation: float) -> None:
+        if len(columns) < 2 or not deviation > 0:
+            raise ConfigError(
+                f"A linear model needs a feature, y and a positive deviation, got {columns}, {deviation}."
+            )
+        self.columns, self.deviation = columns, deviation
+        self.names = ("intercept", *columns[:-1])
+
+    def mean(self, parameters: Tensor, records: Tensor) -> Tensor:
+        return parameters @ _with_one(records[:, :-1]).T
+
+    def slopes(self, parameters: Tensor, records: Tensor) -> Tensor:
+        return _with_one(records[:, :-1])
+
+
+class Logistic(Likelihood):
+    """y, 0 or 1, on an intercept and features. columns: the features, then y."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        if len(columns) < 2:
+            raise ConfigError(f"A logistic model needs a feature and y, got {columns}.")
+        self.columns, self.names = columns, ("intercept", *columns[:-1])
+
+    def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
+        logit = parameters @ _with_one(records[:, :-1]).T
+        return records[:, -1] * logit - torch.nn.functional.softplus(logit)
+
+    def score(self, parameters: Tensor, records: Tensor) -> Tensor:
+        features = _with_one(records[:, :-1])
+        return features * (records[:, -1] - torch.sigmoid(features @ parameters))[:, None]
+
+    def information(self, parameters: Tensor, records: Tensor) -> Tensor:
+        features = _with_one(records[:, :-1])
+        chance = torch.sigmoid(features @ parameters)
+        return (chance * (1 - chance))[:, None, None] * features[:, :, None] * features[:, None, :]
+
+
+def _with_one(features: Tensor) -> Tensor:
+    return torch.cat((torch.ones_like(features[:, :1]), features), 1)
+
+
+def likelihood_named(name: str, built_in: Mapping[str, Callable[..., Likelihood]], **options: Any) -> Likelihood:
+    """The likelihood of a built-in name or of ``package.module:Name``, made with ``options``.
+
+    Raises ConfigError for an unknown name, one that does not load, or options that it does not take.
+    """
+    module, colon, attribute = name.partition(":")
+    try:
+        make = built_in[name] if name in built_in else getattr(import_module(module), attribute) if colon else None
+        if make is None:
+            raise ConfigError(
+                f"likelihood is {name!r}; known are {', '.join(built_in)}, or package.module:Name."
+                f"{nearest(name, built_in)}"
+            )
+        found = make(**options)
+    except ConfigError:
+        raise
+    except Exception as error:  # a stranger's code may raise anything
+        raise ConfigError(f"likelihood {name!r} does not load: {type(error).__name__}: {error}.") from error
+    if not isinstance(found, Likelihood):
+        raise ConfigError(f"likelihood {name!r} makes no polyclinic.inference.likelihood.Likelihood.")
+    return found

@@ -10,14 +10,18 @@ noise, so that intervals cover; what the sums say is Gaussian around the maximum
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.regression import Gaussian
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
+from polyclinic.privacy.accounting import epsilon as spent
 
 Floats = NDArray[np.float64]
 Arrays = dict[str, np.ndarray]
@@ -31,6 +35,7 @@ _SCORE, _INFORMATION = 3.0, 3.5
 _LONGEST, _ABOVE_NOISE = 3.0, 1.5
 # Less weight than this left to records, or rounds further apart (squared, by dimension) than this, is no result.
 _LEAST_KEPT, _FAR = 0.8, 9.0
+_COVERED = 1.959964
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,19 @@ class Released:
         """(k,) how many times the standard deviations are larger for privacy."""
         found: Floats = self.posterior.deviations / self.likelihood.deviations
         return found
+
+    def as_json(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """By parameter: mean, standard deviation, 95 % interval and how much privacy widened it; all correlations."""
+        mean, deviation = self.posterior.mean, self.posterior.deviations
+        rows = {
+            name: {
+                "mean": float(m), "sd": float(d), "low": float(m - _COVERED * d), "high": float(m + _COVERED * d),
+                "inflation": float(i),
+            }
+            for name, m, d, i in zip(names, mean, deviation, self.inflation, strict=True)
+        }  # fmt: skip
+        whole = self.posterior.covariance / np.outer(deviation, deviation)
+        return {"parameters": rows, "correlations": whole.tolist(), "kept": self.kept}
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +192,9 @@ class GaussNewton:
             )
         prior = np.diag(1 / self.scale**2)
         precision = np.linalg.inv(np.linalg.inv(information) + by_noise)
-        covariance: Floats = np.linalg.inv(precision + prior)
-        mean: Floats = covariance @ (precision @ estimate + prior @ self.start)
-        plain: Floats = np.linalg.inv(information + prior)
+        covariance = np.linalg.inv(precision + prior).astype(np.float64)
+        mean = (covariance @ (precision @ estimate + prior @ self.start)).astype(np.float64)
+        plain = np.linalg.inv(information + prior).astype(np.float64)
         return Released(Gaussian(mean, covariance), Gaussian(mean, plain), kept)
 
     @property
@@ -198,6 +216,26 @@ class GaussNewton:
         information = np.zeros((k, k))
         information[upper] = block[k:] * self._information / np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
         return block[:k] * self._score, information + np.triu(information, 1).T, min(max(kept, 0.0), 1.0)
+
+
+def private_posterior(
+    method: GaussNewton, tables: list[Floats], epsilon: float, delta: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    """``Released.as_json`` at this epsilon and delta (PLD, add or remove one patient), with what it cost.
+
+    tables: hospitals' (n_h, d), one record a patient; the noise is one Gaussian in their sum. Raises as ``fit`` does.
+    """
+
+    def event(noise: float) -> DpEvent:
+        return SelfComposedDpEvent(gaussian_event(noise), method.rounds)
+
+    noise = calibrate_noise_multiplier(epsilon, delta, event)
+    found = fit(method, tables, noise, rng).as_json(method.likelihood.names)
+    cost = {
+        "epsilon": spent(event(noise), delta), "delta": delta, "unit": "patient", "relation": "add-remove", "accountant": "pld",
+        "noise_multiplier": noise, "rounds": method.rounds,
+    }  # fmt: skip
+    return {**found, "privacy": cost}
 
 
 def fit(

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import hessian, jacrev, vmap
 
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, DataError, nearest
 
 
 class Likelihood(ABC):
@@ -114,18 +116,37 @@ def _with_one(features: Tensor) -> Tensor:
     return torch.cat((torch.ones_like(features[:, :1]), features), 1)
 
 
-def likelihood_named(name: str, built_in: Mapping[str, Callable[..., Likelihood]], **options: Any) -> Likelihood:
+LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = {"linear": Linear, "logistic": Logistic}
+
+
+def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """(n, d) records of named columns, (n,) numbers each, in the likelihood's order.
+
+    Raises DataError for a column that is missing, or that does not hold numbers.
+    """
+    for name in likelihood.columns:
+        if name not in columns:
+            raise DataError(f"The likelihood needs column {name!r}, which is not there.{nearest(name, columns)}")
+    try:
+        return np.column_stack([np.asarray(columns[name], dtype=np.float64) for name in likelihood.columns])
+    except (TypeError, ValueError):
+        raise DataError(f"Columns {', '.join(likelihood.columns)} must be numbers of one length.") from None
+
+
+def likelihood_named(name: str, **options: Any) -> Likelihood:
     """The likelihood of a built-in name or of ``package.module:Name``, made with ``options``.
 
     Raises ConfigError for an unknown name, one that does not load, or options that it does not take.
     """
     module, colon, attribute = name.partition(":")
     try:
-        make = built_in[name] if name in built_in else getattr(import_module(module), attribute) if colon else None
+        make = (
+            LIKELIHOODS[name] if name in LIKELIHOODS else getattr(import_module(module), attribute) if colon else None
+        )
         if make is None:
             raise ConfigError(
-                f"likelihood is {name!r}; known are {', '.join(built_in)}, or package.module:Name."
-                f"{nearest(name, built_in)}"
+                f"likelihood is {name!r}; known are {', '.join(LIKELIHOODS)}, or package.module:Name."
+                f"{nearest(name, LIKELIHOODS)}"
             )
         found = make(**options)
     except ConfigError:

@@ -100,6 +100,7 @@ _LISTED = (
     Experiment("mnist", "The same of MNIST, where its files are given", "mnist", ("sound", "paper")),
     Experiment("cvsim6", "A model of the circulation, its surrogate, and its parameters from patients", "cvsim6", plain=True),
     Experiment("dissimilarity", "Parameters from synthetic records under four dissimilarities", "dissimilarity", plain=True),
+    Experiment("regression", "Posteriors of a nonlinear regression: exact, by flows, and by private sums", "regression"),
     Experiment("gdp", "Density estimation and inference by private normalizing flows", "gdp", plain=True),
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _LISTED}

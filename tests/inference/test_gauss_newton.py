@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.gauss_newton import GaussNewton, fit
+from polyclinic.inference.gauss_newton import GaussNewton, fit, private_posterior
 from polyclinic.inference.likelihood import Linear, Logistic
 from polyclinic.inference.regression import PaperRegression, maximum_likelihood, measurements, records_of
 from polyclinic.privacy.streams import generator
@@ -104,3 +104,13 @@ def test_too_small_a_budget_is_refused() -> None:
     flat[:, 1] = 1.0  # beta0 and beta2 cannot be told apart
     with pytest.raises(DataError, match="hides the information"):
         fit(METHOD, [flat], 10.0, generator(0, "flat"))
+
+
+def test_at_an_epsilon_it_says_what_it_found_and_what_that_cost() -> None:
+    found = private_posterior(METHOD, [TABLE[:3000], TABLE[3000:]], 5.0, 1e-5, generator(3, "epsilon"))
+    assert 4.9 < found["privacy"]["epsilon"] <= 5.0 and found["privacy"]["rounds"] == METHOD.rounds
+    assert list(found["parameters"]) == list(MODEL.names)
+    for row, mean, deviation in zip(found["parameters"].values(), LIKELIHOOD.mean, LIKELIHOOD.deviations, strict=True):
+        assert row["low"] < mean < row["high"] and row["sd"] == pytest.approx(deviation, rel=0.05)
+        assert 1 < row["inflation"] < 1.1
+    assert np.array(found["correlations"])[np.triu_indices(5, 1)] == pytest.approx(LIKELIHOOD.correlations, abs=0.05)

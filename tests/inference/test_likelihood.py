@@ -1,10 +1,11 @@
 """Closed forms against torch.func, and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 
-from polyclinic.errors import ConfigError
-from polyclinic.inference.likelihood import Likelihood, Linear, Logistic, likelihood_named
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.inference.likelihood import Likelihood, Linear, Logistic, likelihood_named, table_of
 from polyclinic.inference.regression import PaperRegression, measurements, records_of
 
 PAPER = records_of(measurements(3, 40))
@@ -35,13 +36,22 @@ def test_information_is_minus_the_hessian_where_the_mean_is_what_is_observed(
 
 
 def test_what_is_named_wrongly_is_said() -> None:
-    built_in = {"linear": Linear, "logistic": Logistic}
-    assert isinstance(likelihood_named("polyclinic.inference.regression:PaperRegression", built_in), PaperRegression)
+    assert isinstance(likelihood_named("polyclinic.inference.regression:PaperRegression"), PaperRegression)
     with pytest.raises(ConfigError, match="Did you mean 'logistic'"):
-        likelihood_named("logistik", built_in)
+        likelihood_named("logistik")
     with pytest.raises(ConfigError, match="does not load: ModuleNotFoundError"):
-        likelihood_named("nowhere.at_all:Model", built_in)
+        likelihood_named("nowhere.at_all:Model")
     with pytest.raises(ConfigError, match="positive deviation"):
-        likelihood_named("linear", built_in, columns=("a", "y"), deviation=0.0)
+        likelihood_named("linear", columns=("a", "y"), deviation=0.0)
     with pytest.raises(ConfigError, match="makes no"):
-        likelihood_named("builtins:dict", built_in)
+        likelihood_named("builtins:dict")
+
+
+def test_records_are_made_of_named_columns() -> None:
+    model = Linear(("age", "sbp"), 1.0)
+    table = table_of(model, {"sbp": np.array([120, 130]), "age": np.array([50.0, 60.0]), "sex": np.array(["f", "m"])})
+    assert table.tolist() == [[50, 120], [60, 130]]
+    with pytest.raises(DataError, match="needs column 'sbp'.*Did you mean 'sbp1'"):
+        table_of(model, {"age": np.ones(2), "sbp1": np.ones(2)})
+    with pytest.raises(DataError, match="must be numbers"):
+        table_of(model, {"age": np.ones(2), "sbp": np.array(["high", "low"])})

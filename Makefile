@@ -24,10 +24,10 @@ demo: $(STAMP)
 	$(BIN)/polyclinic run --compare
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --durations 15
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n 0
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 15
 
 check: lint types
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/ehr tests/evaluation tests/training tests/packaging/test_rooms.py

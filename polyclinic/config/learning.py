@@ -63,9 +63,13 @@ class Model(Keys):
     task: str = Field(
         "classification",
         description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
-        "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), or `package.module:Name`.",
+        "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), synthesis "
+        "(docs/synthesis/README.md), or `package.module:Name`.",
     )
-    model: str = Field("logistic", description="logistic, mlp, or `package.module:Name`.")
+    model: str = Field(
+        "logistic",
+        description="logistic, mlp, of task synthesis a method such as moments (the default there), or `package.module:Name`.",
+    )
     hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(
         "fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`."

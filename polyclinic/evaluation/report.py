@@ -136,7 +136,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
     return {
-        "title": f"{dataset}, trained by {strategy} over {len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
+        "title": _title(summary, dataset, strategy, len(sites)),
         "subtitle": _subtitle(summary, simulation),
         "sentence": _sentence(summary, len(sites), simulation),
         "private": private,
@@ -200,6 +200,11 @@ def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
     return {**told, "rows": rows}
 
 
+def _title(summary: Summary, dataset: str, strategy: str, sites: int) -> str:
+    done = "synthesised" if _part(summary, "synthesis") else "trained"
+    return f"{dataset}, {done} by {strategy} over {sites} {'hospital' if sites == 1 else 'hospitals'}"
+
+
 def _subtitle(summary: Summary, simulation: bool) -> str:
     parts = [Path(str(summary["run"])).name] if summary.get("run") else []
     parts += ["simulation on one machine" if simulation else "federated run", f"seed {summary.get('seed', 'not set')}"]
@@ -218,8 +223,9 @@ def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
         if simulation
         else "Records stayed at their hospital; updates of the model are what travelled."
     )
+    what = "generator of synthetic patients" if _part(summary, "synthesis") else "shared model"
     return (
-        f"One shared model for {summary.get('dataset', 'the records')} was trained by {sites} "
+        f"One {what} for {summary.get('dataset', 'the records')} was trained by {sites} "
         f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
         f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
     )

@@ -103,7 +103,8 @@ and the model may reveal its training records. Do not share it as if it were ano
 
 <dl class="figures">
 <div><dt>AUROC, pooled</dt><dd>{{ pooled.auroc | metric }}</dd>
-<small>over the held-out patients of all hospitals</small></div>
+<small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}over the held-out patients of all
+hospitals</small></div>
 <div><dt>Accuracy, pooled</dt><dd>{{ pooled.accuracy | metric }}</dd>
 <small>{% if floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
 right answers{% endif %}</small></div>

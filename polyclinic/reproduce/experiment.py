@@ -98,6 +98,7 @@ _LISTED = (
     ),
     Experiment("digits", "Pictures of digits, 8 x 8, by DPGAN and PPGAN", "digits", ("sound", "paper")),
     Experiment("mnist", "The same of MNIST, where its files are given", "mnist", ("sound", "paper")),
+    Experiment("stated", "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to", "stated", plain=True),
     Experiment("cvsim6", "A model of the circulation, its surrogate, and its parameters from patients", "cvsim6", plain=True),
     Experiment("dissimilarity", "Parameters from synthetic records under four dissimilarities", "dissimilarity", plain=True),
     Experiment("regression", "Posteriors of a nonlinear regression: exact, by flows, and by private sums", "regression"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +26,7 @@ from polyclinic.privacy.published import (
     stated_multiplier,
 )
 from polyclinic.reproduce.parts import Parts
+from polyclinic.reproduce.writing import write
 
 _POINTS = 12
 
@@ -99,3 +102,11 @@ def guarantees(parts: Parts, plan: Plan) -> str:
         for method in plan.methods
     }
     return "\n".join(f"- {method}: {words}" for method, words in said.items() if words) + "\n"
+
+
+def run(out: Path, quick: bool) -> dict[str, Any]:
+    """Every published claim beside what it comes to, and the trial's epsilon over its epochs, into ``out``."""
+    rows = published()
+    systems = list(dict.fromkeys(one.system for one in rows))
+    figures = {} if quick else {"epochs": epochs_figure()}
+    return write(out, {"published": [asdict(one) for one in rows]}, table(systems), figures)

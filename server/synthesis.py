@@ -40,10 +40,18 @@ def check_synthesis(config: RunConfig, schema: Schema) -> None:
         first_state(game_of(config, layout), layout, config.seed)
     if config.density:
         density_of(config, layout_of(config, schema))
-    if config.sums and (needed := sums_method(config, layout_of(config, schema)).rounds) != config.rounds:
+    if not config.sums:
+        return
+    method = sums_method(config, layout_of(config, schema))
+    if method.rounds != config.rounds:
         raise ConfigError(
-            f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {needed} sums, "
-            f"one a round; set rounds to {needed}."
+            f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {method.rounds} "
+            f"sums, one a round; set rounds to {method.rounds}."
+        )
+    if config.secure_aggregation and getattr(method, "separate", False):
+        raise ConfigError(
+            f"Configuration key 'model' has the value {config.model!r}, which keeps hospitals' sums apart, but secure-aggregation "
+            "opens their total alone; set secure-aggregation to false, or take model 'moments'."
         )
 
 

@@ -42,7 +42,7 @@ def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> 
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     sites = config.sites or dataset_named(config.dataset).default_sites
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
-        # Flower's own defaults would pass for given ones, where a task has others.
+        # What is not at Flower's own defaults, and which of these are meant.
         changed = {key: value for key, value in config.flat().items() if value != usual[key]}
         out = str(Path(config.out).expanduser().resolve())
         given = changed | {"out": out}

@@ -153,6 +153,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
         ({"strategy": "qfedavg", "dp": False}, "which averages what hospitals send"),
         ({"sample_rate": 0.5}, "which no step or strategy changes"),
         ({"preset": "paper"}, "published games as published keep no epsilon"),
+        ({"model": "mixture", "rounds": 1, "secure_aggregation": True}, "keeps hospitals' sums apart"),
         ({"candidates": 3}, "a choice is among at least 2 generators of a game"),
         ({"method_options": "scales=3"}, "no option 'scales'; allowed are scale, "),
         ({"model": "moments", "method_options": "radios=3"}, "allowed are radius, .* Did you mean 'radius'"),

@@ -50,8 +50,8 @@ def check_synthesis(config: RunConfig, schema: Schema) -> None:
         )
     if config.secure_aggregation and getattr(method, "separate", False):
         raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which keeps hospitals' sums apart, but secure-aggregation "
-            "opens their total alone; set secure-aggregation to false, or take model 'moments'."
+            f"Configuration key 'model' has the value {config.model!r}, which keeps hospitals' sums apart, but "
+            "secure-aggregation opens their total alone; set secure-aggregation to false, or take model 'moments'."
         )
 
 

@@ -56,6 +56,8 @@ def test_a_runs_keys_are_on_the_page(folder: Path) -> None:
     run = printed("run", "--dataset", "breast-cancer", "--rounds", "1", "--out", str(folder), "-c", "overlap=2")
     assert not set(keys(run)) - NAMED
     assert not set(keys(printed("show", run["run"]))) - NAMED
+    options = ("--task", "synthesis", "--dataset", "trial", "--sites", "2", "--model", "gan", "--rounds", "1")
+    assert not set(keys(printed("run", *options, "--out", str(folder)))) - NAMED
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "export"])

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from polyclinic.ehr.checks import Floats
 from polyclinic.evaluation.synthetic.correlations import pearson
 from polyclinic.evaluation.synthetic_plots import plot_correlations, plot_spent, plot_trajectories, plot_transfer
+from polyclinic.federation import RunResult
 from polyclinic.reproduce.parts import Parts
 from polyclinic.reproduce.patients import hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic.reproduce.transfer_study import Found, Study
@@ -43,11 +45,14 @@ def figures(
                 if set(classes) <= set(np.unique(one.y).tolist())
             }
             drawn[f"trajectories-{column.name}"] = plot_trajectories(values, visits, measures[column.name])
-    spent = {
-        method: (own["round"].to_numpy(dtype=np.float64), own["epsilon"].to_numpy(dtype=np.float64))
-        for method, result in runs.items()
-        if len(own := result.folder.rounds().groupby("round", as_index=False)["epsilon"].max().dropna()) > 1
-    }
+    spent = {method: course for method, result in runs.items() if len((course := _spent(result))[0]) > 1}
     if spent:
         drawn["spent"] = plot_spent(spent, budget=float(plan.options(methods[0], seed).get("epsilon", 0.0)) or None)
     return drawn
+
+
+def _spent(result: RunResult) -> tuple[Floats, Floats]:
+    """Rounds and the largest epsilon at a hospital after each; none of a run without privacy, whose epsilon is infinite."""
+    largest = result.folder.rounds().groupby("round", as_index=False)["epsilon"].max()
+    own = largest[np.isfinite(largest["epsilon"].astype(float))]
+    return own["round"].to_numpy(dtype=np.float64), own["epsilon"].to_numpy(dtype=np.float64)

@@ -6,7 +6,6 @@ Called as ``python -m tests.ehr.million HOSPITAL``; prints {"peak_bytes", "steps
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from tests.memory import peak_bytes
 
 CONFIG = RunConfig()
 SCHEMA = Schema(
@@ -59,7 +59,7 @@ def main(hospital: Path) -> None:
     }
     task = TrainRequest(run="r", site=0, round=1, noise_multiplier=5.0, public_patients=700_000.0, learning_rate=0.5)
     metrics = asked(task, "train", hospital, **arrays)["metrics"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     print(json.dumps({"peak_bytes": peak, "steps": metrics["steps"], "seconds": time.monotonic() - began}))
 
 

@@ -21,7 +21,8 @@ from flwr.common.logger import log
 
 from polyclinic.client import answers, queries, secure, selection, surveys, training
 from polyclinic.client.calls import Answer, Call
-from polyclinic.client.hospital import open_hospital
+from polyclinic.client.hospital import is_real, open_hospital
+from polyclinic.client.journal import recorded
 from polyclinic.client.state import alone
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, PolyclinicError
@@ -74,13 +75,23 @@ class HospitalApp(ClientApp):
 
     def call_stack(self, messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
         """A reply for each message, in order; the messages are of one type. Never raises for what one site does."""
-        kind, answer = _ANSWERS[messages[0].metadata.message_type]
-        found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
-        calls = [call for call in found if isinstance(call, Call)]
-        given = iter([_told(call, reply, messages[0].metadata.message_type)
-                      for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
-        return [_reply(message, next(given) if isinstance(call, Call) else call)
-                for message, call in zip(messages, found, strict=True)]  # fmt: skip
+        if any(map(is_real, contexts)):
+            return [recorded(_alone, message, context) for message, context in zip(messages, contexts, strict=True)]
+        return _stack(messages, contexts)
+
+
+def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
+    kind, answer = _ANSWERS[messages[0].metadata.message_type]
+    found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
+    calls = [call for call in found if isinstance(call, Call)]
+    given = iter([_told(call, reply, messages[0].metadata.message_type)
+                  for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
+    return [_reply(message, next(given) if isinstance(call, Call) else call)
+            for message, call in zip(messages, found, strict=True)]  # fmt: skip
+
+
+def _alone(message: Message, context: Context) -> Message:
+    return _stack([message], [context])[0]
 
 
 app = HospitalApp()

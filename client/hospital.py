@@ -119,11 +119,15 @@ def _imputer(path: str, written: int) -> Imputer:
     return Imputer.read(path)
 
 
+def is_real(context: Context) -> bool:
+    """Whether the node is a hospital's own, with records, a policy and a ledger that no message decides about."""
+    return "hospital" in context.node_config
+
+
 def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
     """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
-    named = context.node_config.get("hospital")
-    if named is not None:
-        return _real_hospital(Path(str(named)), config.imputation == "indicator")
+    if is_real(context):
+        return _real_hospital(Path(str(context.node_config["hospital"])), config.imputation == "indicator")
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
     names = simulated_sites(config)

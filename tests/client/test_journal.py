@@ -1,0 +1,136 @@
+"""A hospital's journal: every message and every answer, on the disk before either goes on, and changes to it show."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyclinic.client.journal import NAME, append, read_journal
+from polyclinic.federation import RunResult
+from polyclinic.messages import FAILED, REFUSED
+from tests.client.test_hospital import STRICT, ledger, make_hospital, train
+
+ROOT = Path(__file__).resolve().parents[2]
+EVENTS = ["asked", "answered", "asked", "refused"]
+
+
+def events(home: Path) -> list[str]:
+    return [entry["event"] for entry in read_journal(home).entries]
+
+
+def test_every_message_and_its_answer_stand_in_order_with_what_the_ledger_said(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    assert train(hospital).has_content()
+    assert train(hospital, noise_multiplier=0.01, round=2).error.code == REFUSED
+    journal = read_journal(tmp_path / "home")
+    asked, answered, _, refused = journal.entries
+    assert [entry["event"] for entry in journal.entries] == EVENTS and journal.intact and not journal.torn
+    assert asked["kind"] == answered["kind"] == "train" and asked["round"] == 1 and asked["bytes"] > 0
+    assert answered["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=1e-3)
+    assert "smallest-noise-multiplier" in refused["why"]
+    assert (tmp_path / "home" / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_simulated_site_keeps_none(tmp_path: Path, quick: Callable[..., RunResult]) -> None:
+    quick()
+    assert not list(tmp_path.rglob(NAME))
+
+
+def test_where_the_journal_cannot_be_written_nothing_is_charged_or_answered(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / NAME).symlink_to("/dev/full")
+    reply = train(hospital)
+    assert reply.error.code == FAILED and "journal cannot be written" in str(reply.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+def test_an_answer_whose_line_cannot_be_written_stays_here_and_stays_charged(tmp_path: Path) -> None:
+    """The disk is full when the reply is ready: the process may write no file beyond what the journal has by then."""
+    hospital = make_hospital(tmp_path)
+    script = (
+        "import os, sys, pathlib\n"
+        "import tests.client.test_hospital as t\n"
+        "from polyclinic.client import training\n"
+        "home = pathlib.Path(sys.argv[1]).parent / 'home'\n"
+        "before = training.train\n"
+        "def train(calls):\n"
+        "    found = before(calls)\n"
+        "    (home / 'journal.jsonl').unlink(); (home / 'journal.jsonl').symlink_to('/dev/full')\n"
+        "    return found\n"
+        "import polyclinic.client.app as a\n"
+        "a._ANSWERS['train'] = (a._ANSWERS['train'][0], train)\n"
+        "reply = t.train(pathlib.Path(sys.argv[1]))\n"
+        "print(reply.error.reason)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(hospital)], cwd=ROOT, capture_output=True, text=True)
+    assert "journal cannot be written" in done.stdout, done.stderr
+    assert ledger(hospital).spent() > 0
+
+
+@pytest.mark.parametrize("change", ["edit", "remove", "insert", "swap"])
+def test_a_line_that_was_changed_taken_out_or_put_in_shows(tmp_path: Path, change: str) -> None:
+    for number in range(5):
+        append(tmp_path, {"event": "asked", "round": number})
+    path = tmp_path / NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    if change == "edit":
+        lines[2] = lines[2].replace(b'"round":2', b'"round":7')
+    elif change == "remove":
+        del lines[2]
+    elif change == "insert":
+        lines.insert(2, lines[2])
+    else:
+        lines[1], lines[2] = lines[2], lines[1]
+    assert read_journal(tmp_path).intact
+    path.write_bytes(b"".join(lines))
+    assert not read_journal(tmp_path).intact
+
+
+def test_lines_cut_off_at_the_end_show_by_the_newest_digest(tmp_path: Path) -> None:
+    for number in range(3):
+        append(tmp_path, {"event": "asked", "round": number})
+    noted = read_journal(tmp_path).head
+    path = tmp_path / NAME
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert read_journal(tmp_path).intact and read_journal(tmp_path).head != noted
+
+
+@pytest.mark.parametrize("left", [0, 1, 20])
+def test_a_line_that_a_crash_tore_is_kept_and_counted_and_the_next_follows_it(tmp_path: Path, left: int) -> None:
+    append(tmp_path, {"event": "asked"})
+    path = tmp_path / NAME
+    whole = path.read_bytes()
+    append(tmp_path, {"event": "answered"})
+    path.write_bytes(path.read_bytes()[: len(whole) + left])
+    append(tmp_path, {"event": "asked"})
+    journal = read_journal(tmp_path)
+    assert journal.intact and journal.torn == (left > 0) and events(tmp_path) == ["asked", "asked"]
+    path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED", 1))
+    assert not read_journal(tmp_path).intact
+
+
+def test_processes_that_write_at_once_leave_one_chain(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from polyclinic.client.journal import append\n"
+        "for n in range(40): append(pathlib.Path(sys.argv[1]), {'event': 'asked', 'round': n, 'why': 'x' * 3000})\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    journal = read_journal(tmp_path)
+    assert journal.intact and len(journal.entries) == 120 and not journal.torn
+
+
+def test_what_a_message_says_of_itself_cannot_break_a_line(tmp_path: Path) -> None:
+    append(tmp_path, {"event": "asked", "run": 'x"}\n{"event":"answered"', "kind": "\u2028"})
+    assert len(read_journal(tmp_path).entries) == 1
+    assert json.loads((tmp_path / NAME).read_text().splitlines()[0])["run"].endswith('"answered"')
+
+
+def test_a_policy_that_refuses_is_in_the_journal_before_any_ledger(tmp_path: Path) -> None:
+    train(make_hospital(tmp_path, STRICT + "most-parameters = 3\n"))
+    assert events(tmp_path / "home") == ["asked", "refused"]

@@ -1,0 +1,171 @@
+"""What Prometheus may ask of a node: a hospital's own journal and ledger, or the coordinator's runs. Read only.
+
+A hospital's numbers are of its own house: they say what was asked and what was spent, and are meant for its own monitoring, so
+they listen on this machine alone unless another address is given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from polyclinic.client.journal import NAME, entry_of
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.privacy.ledger import Ledger
+
+
+@dataclass
+class _Journal:
+    """What the journal has come to; each scrape reads only the lines that are new."""
+
+    path: Path
+    read: int = 0
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    newest: float = 0.0
+
+    def follow(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.read)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self.read += len(whole)
+        for line in whole.splitlines():
+            if entry := entry_of(line):
+                self._add(entry)
+
+    def _add(self, entry: dict[str, object]) -> None:
+        event, kind = str(entry.get("event")), str(entry.get("kind"))
+        self.messages[kind, event] += 1
+        self.bytes["in" if event == "asked" else "out"] += int(str(entry.get("bytes", 0)))
+        self.seconds[kind] += float(str(entry.get("seconds", 0.0)))
+        self.rounds += (kind, event) == ("train", "answered")
+        self.newest = max(self.newest, datetime.fromisoformat(str(entry["time"])).timestamp())
+
+
+class HospitalMetrics(Collector):
+    """Of the hospital whose home this is: messages by kind and outcome, rounds, seconds, bytes, and what its ledger says.
+
+    home: folder of journal and ledger. What cannot be read is left out; ``polyclinic_ledger_intact`` is then 0.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._ledger, self._journal = home / "ledger.sqlite", _Journal(home / NAME)
+
+    def collect(self) -> Iterator[Metric]:
+        self._journal.follow()
+        yield from self._of_messages()
+        if self._ledger.exists():
+            yield from self._of_ledger()
+
+    def _of_messages(self) -> Iterator[Metric]:
+        kept = self._journal
+        messages = CounterMetricFamily("polyclinic_messages", "Messages asked, answered, refused and failed.",
+                                       labels=["kind", "event"])  # fmt: skip
+        for (kind, event), count in kept.messages.items():
+            messages.add_metric([kind, event], count)
+        seconds = CounterMetricFamily("polyclinic_message_seconds", "Seconds from message to answer.", labels=["kind"])
+        for kind, total in kept.seconds.items():
+            seconds.add_metric([kind], total)
+        size = CounterMetricFamily("polyclinic_bytes", "Bytes of arrays that came and left.", labels=["direction"])
+        for direction, total in kept.bytes.items():
+            size.add_metric([direction], total)
+        yield from (messages, seconds, size)
+        refused = sum(count for (_, event), count in kept.messages.items() if event == "refused")
+        yield CounterMetricFamily("polyclinic_rounds", "Rounds of training that were answered.", value=kept.rounds)
+        yield CounterMetricFamily(
+            "polyclinic_refusals", "Messages that the policy or the budget refused.", value=refused
+        )
+        yield GaugeMetricFamily("polyclinic_newest_message_timestamp_seconds", "When the journal was last written.",
+                                value=kept.newest)  # fmt: skip
+
+    def _of_ledger(self) -> Iterator[Metric]:
+        try:
+            ledger = Ledger.read(self._ledger)
+            spent, budget, intact = ledger.spent(), ledger.budget, ledger.verify()
+        except PolyclinicError:
+            yield GaugeMetricFamily("polyclinic_ledger_intact", "1 where the ledger is as it was written.", value=0)
+            return
+        yield GaugeMetricFamily(
+            "polyclinic_ledger_intact", "1 where the ledger is as it was written.", value=int(intact)
+        )
+        yield GaugeMetricFamily(
+            "polyclinic_epsilon_spent", "Epsilon of all charges at the ledger's delta.", value=spent
+        )
+        if budget is not None:
+            yield GaugeMetricFamily("polyclinic_epsilon_budget", "Lifetime budget of these records.", value=budget)
+            yield GaugeMetricFamily(
+                "polyclinic_epsilon_left", "What of the budget is left.", value=max(budget - spent, 0.0)
+            )
+
+
+class CoordinatorMetrics(Collector):
+    """Of the runs in a folder: rounds done, hospitals that answered in the newest, drop-outs, bytes, seconds, epsilon.
+
+    runs: the folder that runs are written to (configuration key ``out``).
+    """
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+
+    def collect(self) -> Iterator[Metric]:
+        names = {
+            "round": "Newest round that is done.", "hospitals": "Hospitals in the newest round.",
+            "dropouts": "Hospitals that dropped out of a round, over all rounds.",
+            "bytes_up": "Bytes of arrays from hospitals, over all rounds.",
+            "bytes_down": "Bytes of arrays to hospitals, over all rounds.", "seconds": "Seconds of all rounds.",
+            "epsilon": "Largest epsilon that a hospital's ledger said.", "finished": "1 when the report is written.",
+        }  # fmt: skip
+        found = {run.parent.name: _of_run(run) for run in sorted(self._runs.glob("*/config.toml"))}
+        for name, what in names.items():
+            metric = GaugeMetricFamily(f"polyclinic_run_{name}", what, labels=["run"])
+            for run, values in found.items():
+                metric.add_metric([run], values[name])
+            yield metric
+
+
+def _of_run(config: Path) -> dict[str, float]:
+    told = dict.fromkeys(("round", "hospitals", "dropouts", "bytes_up", "bytes_down", "seconds", "epsilon"), 0.0)
+    joined: Counter[int] = Counter()
+    seconds: dict[int, float] = {}
+    history = config.with_name("history.jsonl")
+    for line in history.read_bytes().splitlines() if history.is_file() else ():
+        found = entry_of(line) or {}
+        if "dropout" in found:
+            told["dropouts"] += 1
+        row = found.get("row")
+        if not isinstance(row, dict):
+            continue
+        told["round"] = max(told["round"], row["round"])
+        seconds[row["round"]] = float(row.get("seconds") or 0.0)
+        if row["site"] not in ("pooled", "macro"):
+            joined[row["round"]] += 1
+            told["epsilon"] = max(told["epsilon"], row.get("epsilon") or 0.0)
+            for name in ("bytes_up", "bytes_down"):
+                told[name] += row.get(name) or 0.0
+    told |= {"hospitals": float(joined[int(told["round"])]), "seconds": sum(seconds.values())}
+    return told | {"finished": float(config.with_name("report.html").is_file())}
+
+
+def serve(collector: Collector, host: str, port: int) -> WSGIServer:
+    """Answer scrapes of this collector alone, in a thread. Raises ConfigError where host and port cannot be listened on."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        return start_http_server(port, host, registry)[0]
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"Metrics cannot listen on {host}:{port}: {error}.") from None

@@ -1,0 +1,100 @@
+"""What Prometheus reads of a node: numbers of the journal, the ledger and the runs, over HTTP, and the dashboard's names."""
+
+import json
+import re
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from polyclinic.client.journal import append
+from polyclinic.deployment.metrics import CoordinatorMetrics, HospitalMetrics, serve
+from polyclinic.errors import ConfigError
+from polyclinic.federation import RunResult
+from tests.client.test_hospital import STRICT, ledger, make_hospital, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def scrape(collector: Collector) -> dict[str, float]:
+    """Samples by name and labels, as a Prometheus would have them."""
+    port = free_port()
+    server = serve(collector, "127.0.0.1", port)
+    try:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+    return {
+        sample.name + "".join(f" {value}" for _, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text) for sample in family.samples
+    }  # fmt: skip
+
+
+def test_a_hospitals_metrics_are_what_its_journal_and_ledger_say(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    metrics = HospitalMetrics(tmp_path / "home")
+    assert scrape(metrics)["polyclinic_rounds_total"] == 0
+    assert train(hospital).has_content()
+    assert scrape(metrics)["polyclinic_rounds_total"] == 1
+    train(hospital, noise_multiplier=0.01, round=2)
+    found = scrape(metrics)
+    assert (
+        found["polyclinic_messages_total asked train"] == 2 and found["polyclinic_messages_total answered train"] == 1
+    )
+    assert found["polyclinic_refusals_total"] == 1 and found["polyclinic_rounds_total"] == 1
+    assert found["polyclinic_bytes_total in"] == 2 * found["polyclinic_bytes_total out"] > 0
+    spent = ledger(hospital).spent()
+    assert found["polyclinic_epsilon_spent"] == pytest.approx(spent)
+    assert found["polyclinic_epsilon_left"] == pytest.approx(2.0 - spent) and found["polyclinic_ledger_intact"] == 1
+
+
+def test_a_damaged_ledger_and_torn_lines_show_and_stop_nothing(tmp_path: Path) -> None:
+    train(make_hospital(tmp_path, STRICT))
+    home = tmp_path / "home"
+    (home / "ledger.sqlite").write_bytes(b"torn")
+    (home / "journal.jsonl").write_bytes((home / "journal.jsonl").read_bytes() + b'{"event":"as')
+    metrics = HospitalMetrics(home)
+    found = scrape(metrics)
+    assert found["polyclinic_ledger_intact"] == 0 and "polyclinic_epsilon_spent" not in found
+    append(home, {"event": "asked", "kind": "train", "bytes": 1})
+    assert scrape(metrics)["polyclinic_messages_total asked train"] == 2
+
+
+def test_a_coordinators_metrics_are_those_of_its_runs(tmp_path: Path, quick: Callable[..., RunResult]) -> None:
+    run = quick(rounds=2)
+    found = scrape(CoordinatorMetrics(tmp_path))
+    name = next(path.parent.name for path in tmp_path.glob("*/config.toml"))
+    assert found[f"polyclinic_run_round {name}"] == 2 and found[f"polyclinic_run_hospitals {name}"] == len(run.sites)
+    assert found[f"polyclinic_run_epsilon {name}"] == pytest.approx(run.privacy["epsilon"], rel=1e-3)
+    assert found[f"polyclinic_run_bytes_up {name}"] > 0 and found[f"polyclinic_run_finished {name}"] == 1
+
+
+def test_an_address_that_cannot_be_listened_on_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot listen on 203.0.113.1:9000"):
+        serve(CoordinatorMetrics(Path()), "203.0.113.1", 9000)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path, quick: Callable[..., RunResult]) -> None:
+    quick(rounds=1)
+    train(make_hospital(tmp_path))
+    given = {
+        name.split(" ")[0]
+        for name in (*scrape(HospitalMetrics(tmp_path / "home")), *scrape(CoordinatorMetrics(tmp_path)))
+    }
+    dashboard = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())
+    asked = {
+        name for panel in dashboard["panels"] for target in panel["targets"]
+        for name in re.findall(r"polyclinic_\w+", target["expr"])
+    }  # fmt: skip
+    assert asked and asked <= given

@@ -1,0 +1,9 @@
+#!/bin/sh
+# A demo hospital's folder, once: its database's password, its key and policy; its public key goes to the coordinator.
+set -eu
+site=$1
+test -s /secret/password || python -c 'import secrets; print(secrets.token_urlsafe(32))' > /secret/password
+polyclinic hospital init /hospital --site "$site" --data "postgresql://hospital@db-$site/hospital" \
+  --source "query=select * from patients" --source password-file=/secret/password --schema /opt/polyclinic/schema.toml \
+  --coordinator superlink:8000 --ca /public/ca.crt --budget "${BUDGET:-3}" --delta "${DELTA:-1e-4}" --no-check --if-missing
+install -m 644 /hospital/node.pub "/enrolment/$site.pub"

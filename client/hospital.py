@@ -7,6 +7,7 @@ partition of a dataset; its ledger lies in the run's folder and its streams foll
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -237,6 +238,10 @@ def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
     folder = path.resolve().parent
     schema = _real_schema(folder / described.schema_, indicators)
     policy = Policy.build(described.policy, str(path))
+    if policy.allowed_runs and "POLYCLINIC_HOSPITAL" not in os.environ:
+        raise ConfigError(
+            "the policy names allowed-runs, which only a node started by `polyclinic hospital start` checks; nothing runs"
+        )
     check_files(described, folder, schema)
     key = (described.model_dump_json(by_alias=True), str(folder), str(indicators))
     imputer = str(folder / described.imputer) if described.imputer else ""

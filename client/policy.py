@@ -26,6 +26,8 @@ class Policy(BaseModel):
     ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum whose epsilon needs the other
     hospitals' shares and a server that keeps to the protocol.
     ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
+    ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
+    code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
     """
 
     model_config = ConfigDict(
@@ -38,6 +40,7 @@ class Policy(BaseModel):
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
     allowed_models: tuple[str, ...] = ("logistic", "mlp")
+    allowed_runs: tuple[Annotated[str, Field(pattern="^(installed|[0-9a-f]{64})$")], ...] = ()
     patients_elsewhere: int = Field(0, ge=0)
     smallest_shard: int = Field(20, ge=1)
     smallest_noise_multiplier: float = Field(0.3, ge=0)

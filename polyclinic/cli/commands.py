@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import polyclinic
-from polyclinic.cli import ledger, schema
+from polyclinic.cli import coordinator, hospital, ledger, schema
 from polyclinic.cli.account import account
 from polyclinic.cli.anonymize import anonymize, coarsen
 from polyclinic.cli.audit import audit
@@ -38,6 +38,8 @@ app.add_typer(datasets_app, name="datasets")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(schema.app, name="schema")
 app.add_typer(flower_app, name="flower")
+app.add_typer(coordinator.app, name="coordinator")
+app.add_typer(hospital.app, name="hospital")
 app.command()(audit)
 app.command()(query)
 app.command()(cohort)

@@ -1,0 +1,221 @@
+"""``polyclinic coordinator``: a federation's coordinator on a machine of its own, without containers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyclinic.cli.deploying import Folder, IfMissing, become, table
+from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
+
+app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
+
+Address = Annotated[
+    str,
+    typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
+]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    host: Annotated[list[str], typer.Option(help="Name or IP address by which hospitals reach it; repeatable.")],
+    address: Annotated[
+        list[str] | None, typer.Option(help="Further name or IP address for the certificate; repeatable.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="IP address at which it listens; 0.0.0.0 is all of this machine's.")
+    ] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port at which it listens.")] = 8000,
+    control_from: Annotated[
+        list[str] | None,
+        typer.Option(help="Network, such as 10.1.0.0/24, from which runs may be submitted too; repeatable."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate.")] = 825,
+    if_missing: IfMissing = False,
+    as_json: Json = False,
+) -> None:
+    """Make an authority, the coordinator's certificate and its configuration in a folder."""
+    with loading():
+        from polyclinic.deployment.coordinator import FILE, CoordinatorFile, coordinator_files
+        from polyclinic.deployment.files import write_new
+
+    made = not (if_missing and (folder / FILE).exists())
+    if made:
+        values = {
+            "hosts": [*host, *(address or [])],
+            "listen": listen,
+            "port": port,
+            "control-from": control_from or [],
+        }
+        write_new(folder, coordinator_files(folder, CoordinatorFile.build(values, "The coordinator"), days))
+    if as_json:
+        print_json({"folder": str(folder), "made": made, "ca": str(folder / "ca.crt")})
+        return
+    screen = console()
+    screen.print(f"{folder}: {'made' if made else 'there already; nothing was changed'}.", soft_wrap=True)
+    screen.print(f"Give {folder / 'ca.crt'} to every hospital.", soft_wrap=True)
+    screen.print("Keep ca.key, best offline: who has it can pass for the coordinator.")
+
+
+@app.command()
+def start(
+    folder: Folder,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start the SuperLink in this process's place: with TLS, node authentication and its database on disk."""
+    with loading():
+        from polyclinic.deployment.coordinator import Coordinator
+
+    found = Coordinator.read(folder)
+    command = found.command()
+    where = {"listen": found.file.listen, "port": found.file.port, "hosts": list(found.file.hosts)}
+    if dry_run or as_json:
+        print_json({**where, "command": command, "environment": found.settings}) if as_json else print(
+            shlex.join(command)
+        )
+        if dry_run:
+            return
+    else:
+        hosts = ", ".join(found.file.hosts)
+        console().print(
+            f"SuperLink for {hosts} listens at {found.file.listen}, port {found.file.port}.", soft_wrap=True
+        )
+    become(command, found.settings, found.folder)
+
+
+@app.command()
+def renew(
+    folder: Folder,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new certificate.")] = 825,
+    as_json: Json = False,
+) -> None:
+    """Make a new server's certificate of the same authority; hospitals need nothing new."""
+    with loading():
+        from polyclinic.deployment.certificates import expiry
+        from polyclinic.deployment.coordinator import Coordinator
+
+    Coordinator.read(folder).renew(days)
+    until = expiry(folder / "server.crt").strftime("%Y-%m-%d")
+    if as_json:
+        print_json({"folder": str(folder), "expires": until})
+    else:
+        console().print(f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink.", soft_wrap=True)
+
+
+@app.command()
+def register(
+    folder: Folder,
+    key: Annotated[Path, typer.Argument(help="The hospital's node.pub.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Name by which you know the node.")],
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Let the node with this public key take part."""
+    with loading():
+        from polyclinic.deployment.control import register as add
+
+    with _control(folder, address) as client:
+        node = add(client, key, name)
+    if as_json:
+        print_json({"name": name, "node": node})
+    else:
+        console().print(f"{name} is registered as node {node}.", soft_wrap=True)
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The node's name.", show_default=False)],
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """End a node's registration; its key is refused from then on."""
+    with loading():
+        from polyclinic.deployment.control import revoke as end
+
+    with _control(folder, address) as client:
+        node = end(client, name)
+    if as_json:
+        print_json({"name": name, "node": node})
+    else:
+        console().print(f"{name} (node {node}) takes part no longer.", soft_wrap=True)
+
+
+@app.command()
+def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+    """List the nodes that were registered, and which of them are there."""
+    with loading():
+        from polyclinic.deployment.control import nodes as listed
+
+    with _control(folder, address) as client:
+        found = listed(client)
+    if as_json:
+        print_json(found)
+    else:
+        console().print(table(("name", "node", "status", "registered"), found))
+
+
+@app.command()
+def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+    """List the runs that were submitted, and how they ended."""
+    with loading():
+        from polyclinic.deployment.control import runs as listed
+
+    with _control(folder, address) as client:
+        found = listed(client)
+    if as_json:
+        print_json(found)
+    else:
+        console().print(table(("run", "status", "submitted", "finished", "details"), found))
+
+
+@app.command()
+def submit(
+    folder: Folder,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable."),
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
+    app_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--app",
+            help="Folder of a Flower app whose code hospitals shall run, instead of their own.",
+            show_default=False,
+        ),
+    ] = None,  # fmt: skip
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Start a run at the hospitals' nodes; with --stream, wait for its end and exit 1 when it failed."""
+    with loading():
+        from polyclinic.deployment.coordinator import Coordinator
+        from polyclinic.deployment.submitting import submit as send
+
+    screen = console(as_json)
+    result: dict[str, Any] = send(
+        Coordinator.read(folder),
+        assignments(sets),
+        stream,
+        app_dir,
+        address,
+        lambda line: screen.print(line, soft_wrap=True),
+    )
+    if as_json:
+        print_json(result)
+    else:
+        console().print(f"Run {result['run']}: {result['status']}; results in {result['out']}", soft_wrap=True)
+
+
+def _control(folder: Path, address: str) -> Any:
+    from polyclinic.deployment.control import control
+    from polyclinic.deployment.coordinator import Coordinator
+
+    found = Coordinator.read(folder)
+    return control(address or found.here, found.folder / "ca.crt")

@@ -1,0 +1,48 @@
+"""What the commands of a coordinator and of a hospital share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.table import Table
+
+from polyclinic.errors import PolyclinicError
+
+Folder = Annotated[Path, typer.Argument(help="The folder of its files.", show_default=False)]
+IfMissing = Annotated[
+    bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
+]
+TIMES = ("registered", "submitted", "finished")
+
+
+def become(command: Sequence[str], settings: Mapping[str, str], folder: Path) -> NoReturn:
+    """Replace this process by the command, so that every signal and the exit code are the command's own."""
+    from polyclinic.deployment.environment import with_settings
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(folder)
+        os.execve(command[0], list(command), with_settings(settings))
+    except OSError as error:
+        raise PolyclinicError(f"{command[0]} cannot be started: {error.strerror}.") from None
+
+
+def table(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of the rows' values by heading; what is not known is left empty."""
+    made = Table(box=None)
+    for heading in headings:
+        made.add_column(heading, overflow="fold", no_wrap=heading in ("run", "node", *TIMES))
+    for row in rows:
+        made.add_row(*(_cell(heading, row[heading]) for heading in headings))
+    return made
+
+
+def _cell(heading: str, value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text[:16].replace("T", " ") if heading in TIMES else text

@@ -1,0 +1,139 @@
+"""``polyclinic hospital``: a hospital's node on a machine of its own, without containers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyclinic.cli.deploying import Folder, IfMissing, become
+from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
+
+
+@app.command()
+def init(
+    folder: Folder,
+    site: Annotated[str, typer.Option(help="The hospital's name in reports.")],
+    data: Annotated[str, typer.Option(help="Records: file, folder, pattern, SOURCE:PLACE, or a database's URL.")],
+    schema: Annotated[Path, typer.Option(help="The federation's public schema; it is copied.")],
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    ca: Annotated[Path, typer.Option(help="The coordinator's ca.crt; it is copied.")],
+    budget: Annotated[float, typer.Option(help="Epsilon that these records may ever spend.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Below 1/patients, better a tenth of that.")] = 1e-5,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the source, such as query=... or password-file=FILE; repeatable."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of this machine's loopback, for the node itself.")] = 9094,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Read all records under the schema first.")] = True,
+    if_missing: IfMissing = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Describe the records, write a strict policy and make the node's key in a folder."""
+    with loading():
+        from polyclinic.deployment.certificates import check_authority
+        from polyclinic.deployment.files import write_new
+        from polyclinic.deployment.hospital import FILE, hospital_files, node_file
+        from polyclinic.deployment.records import described, records_of
+
+    made = not (if_missing and (folder / FILE).exists())
+    counts: dict[str, Any] | None = None
+    if made:
+        records = records_of(data, _options(source), schema)
+        node = node_file({"coordinator": coordinator, "port": port})
+        files = hospital_files(site, records, node, check_authority(ca), budget, delta)
+        counts = described(records, schema) if check else None
+        write_new(folder, files)
+    public = (folder / "node.pub").read_text(encoding="utf-8").strip()
+    if as_json:
+        print_json({"folder": str(folder), "made": made, "public_key": public, "records": counts})
+        return
+    screen = console()
+    screen.print(f"{folder}: {'made' if made else 'there already; nothing was changed'}.", soft_wrap=True)
+    if counts:
+        screen.print(
+            f"{counts['rows']:,} rows of {counts['patients']:,} patients fit the schema (exact counts: not for others)."
+        )
+    screen.print(
+        f"Read the policy in {folder / FILE}, and send the coordinator this public key ({folder / 'node.pub'}):",
+        soft_wrap=True,
+    )
+    screen.print(public, soft_wrap=True)
+
+
+@app.command()
+def start(
+    folder: Folder,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start the node in this process's place: with TLS, its key, and only the bundles that the policy allows."""
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode
+
+    found = HospitalNode.read(folder)
+    command = found.command()
+    if dry_run and not as_json:
+        print(shlex.join(command))
+        return
+    if as_json:
+        print_json(
+            {
+                "site": found.hospital.site,
+                "coordinator": found.node.coordinator,
+                "command": command,
+                "environment": found.settings,
+            }
+        )
+        if dry_run:
+            return
+    else:
+        console().print(f"{found.hospital.site} connects to {found.node.coordinator}.", soft_wrap=True)
+    become(command, found.settings, found.folder)
+
+
+@app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode
+        from polyclinic.deployment.status import hospital_status
+
+    found = hospital_status(HospitalNode.read(folder))
+    if as_json:
+        print_json(found)
+    else:
+        for line in _lines(found):
+            console().print(line, soft_wrap=True)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    coordinator, ledger = found["coordinator"], found["ledger"]
+    answer = (
+        f"answers, certificate until {coordinator['expires']}" if coordinator["reachable"] else coordinator["problem"]
+    )
+    spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
+    budget = "unlimited" if ledger["budget"] is None else f"{ledger['budget']:g}"
+    record = "the record is intact" if ledger["intact"] else "THE RECORD HAS BEEN ALTERED"
+    return [
+        f"{found['site']}",
+        f"Coordinator {coordinator['address']}: {answer}",
+        f"Authority: until {found['authority']['expires']} ({found['authority']['days']} days)",
+        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; {record}",
+        *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in ledger["last"]),
+    ]
+
+
+def _options(source: list[str] | None) -> dict[str, str]:
+    found = {}
+    for text in source or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--source takes KEY=VALUE, not {text.split('=')[0]!r}.")
+        found[key.strip()] = value
+    return found

@@ -1,0 +1,89 @@
+"""Flower's app bundles (FAB): one that brings no code, and which ones a hospital's policy lets its node run.
+
+Flower runs a hospital's part from the bundle that the coordinator sends, so what the hospital's own code says of bundles
+counts only before a bundle is unpacked: in the SuperNode (``supernode``), not in the app.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tomllib
+import zipfile
+from collections.abc import Collection
+from typing import Any
+
+import tomli_w
+
+import polyclinic
+from polyclinic.config import RunConfig
+
+INSTALLED = "installed"
+CLIENT_APP = "polyclinic.client_app:app"
+
+
+def own_bundle() -> str:
+    """pyproject.toml of an app that brings no code: server and hospitals run the Polyclinic that each has installed."""
+    return tomli_w.dumps({
+        "project": {
+            "name": "polyclinic", "version": polyclinic.__version__,
+            "description": "Runs the installed Polyclinic; brings no code", "dependencies": [],
+        },
+        "tool": {"flwr": {"app": {
+            "publisher": "polyclinic",
+            "components": {"serverapp": "polyclinic.server_app:app", "clientapp": CLIENT_APP},
+            "config": RunConfig().flat(),
+        }}},
+    })  # fmt: skip
+
+
+def refusal(content: bytes, claimed: str, app: str, version: str, allowed: Collection[str]) -> str:
+    """Why these bytes may not run here, or an empty string.
+
+    content: the bundle; claimed: the SHA-256 that the SuperLink says it has; app, version: what it says the run is of;
+    allowed: SHA-256 in hexadecimal, and "installed" for any bundle that brings no code; empty allows every bundle.
+
+    Flower finds the unpacked bundle by what the SuperLink claims, so the claims must be the bundle's own.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if not allowed:
+        return ""
+    if claimed != digest:
+        return f"the bundle's SHA-256 is {digest}, but the SuperLink claims {claimed[:64]!r}"
+    config = _config(content)
+    if config is None or (app, version) != _named(config):
+        return f"the run is of {app[:80]!r} {version[:40]!r}, but its bundle is not"
+    if digest in allowed or (INSTALLED in allowed and _brings_no_code(content, config)):
+        return ""
+    return f"the bundle with SHA-256 {digest} is not among the policy's allowed-runs"
+
+
+def _config(content: bytes) -> dict[str, Any] | None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            return tomllib.loads(bundle.read("pyproject.toml").decode("utf-8"))
+    except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _named(config: dict[str, Any]) -> tuple[str, str] | None:
+    try:
+        project, publisher = config["project"], config["tool"]["flwr"]["app"]["publisher"]
+        return f"{publisher}/{project['name']}", project["version"]
+    except (KeyError, TypeError):
+        return None
+
+
+def _brings_no_code(content: bytes, config: dict[str, Any]) -> bool:
+    """Whether nothing but the app's own description is in it, and that names our app."""
+    with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+        names = sorted(bundle.namelist())
+    return (
+        names == [".info/CONTENT", "pyproject.toml"]
+        and _named(config) is not None
+        and (
+            config["tool"]["flwr"]["app"].get("components", {}).get("clientapp") == CLIENT_APP
+            and config["tool"]["flwr"]["app"]["publisher"] == "polyclinic"
+            and config["project"]["name"] == "polyclinic"
+        )
+    )

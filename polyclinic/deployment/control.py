@@ -1,0 +1,107 @@
+"""What a coordinator asks of its running SuperLink: nodes, their registration and its end, and runs."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from polyclinic.deployment.keys import read_public_key
+from polyclinic.errors import ConfigError, PolyclinicError, several
+
+
+@contextmanager
+def control(address: str, ca: Path) -> Iterator[Any]:
+    """Flower's client of the control of the SuperLink at HOST:PORT, whose certificate ``ca`` signed.
+
+    Raises PolyclinicError for whatever goes wrong within, in one sentence.
+    """
+    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    try:
+        with ControlHttpClient.from_server_address(
+            address, False, ca.read_bytes(),
+            [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        ) as client:  # fmt: skip
+            yield client
+    except httpx.RequestError as error:
+        raise PolyclinicError(f"The SuperLink at {address} cannot be reached: {_transport(error)}.") from None
+    except httpx.HTTPStatusError as error:
+        said = FlowerError.from_json(error.response.text)
+        why = str(said.public_details or said.message) if said else error.response.text[:200]
+        raise PolyclinicError(f"The SuperLink at {address} refused: {why.rstrip('.')}.") from None
+    except OSError as error:
+        raise ConfigError(f"{ca} cannot be read: {error.strerror}.") from None
+
+
+def nodes(client: Any) -> list[dict[str, Any]]:
+    """All nodes that ever were registered, oldest first: name, node (an id as text), status and times in UTC."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    found = client.ListNodes(ListNodesRequest()).nodes_info
+    return [
+        {
+            "name": node.name or None, "node": str(node.node_id), "status": node.status, "registered": node.registered_at,
+            "online": node.last_activated_at or None, "offline": node.last_deactivated_at or None,
+            "revoked": node.unregistered_at or None,
+        }
+        for node in sorted(found, key=lambda node: node.registered_at)
+    ]  # fmt: skip
+
+
+def register(client: Any, key: Path, name: str) -> str:
+    """Let the node with this public key take part; returns its id. Raises ConfigError for a bad key or a name in use."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    public = read_public_key(key)
+    if not name.strip() or not name.isprintable() or len(name) > 100:
+        raise ConfigError(f"{name!r} is no name for a node: it has 1 to 100 characters that can be printed.")
+    if name in _named(nodes(client)):
+        raise ConfigError(f"A node named {name!r} is registered already; revoke it first or choose another name.")
+    return str(client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)).node_id)
+
+
+def revoke(client: Any, name: str) -> str:
+    """End the registration of a node by its name; returns its id. Raises ConfigError for a name that no node has."""
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    known = _named(nodes(client))
+    if name not in known:
+        raise ConfigError(f"No node is named {name!r}; registered are {several(known) or 'none'}.")
+    client.UnregisterNode(UnregisterNodeRequest(node_id=int(known[name])))
+    return known[name]
+
+
+def runs(client: Any) -> list[dict[str, Any]]:
+    """All runs, the oldest first: run (an id as text), status (as finished:completed), details, bundle's SHA-256, times."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    found = client.ListRuns(ListRunsRequest()).run_dict.values()
+    return [
+        {
+            "run": str(run.run_id), "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
+            "details": run.status.details or None, "bundle": run.fab_hash, "submitted": run.pending_at,
+            "finished": run.finished_at or None,
+        }
+        for run in sorted(found, key=lambda run: run.pending_at)
+    ]  # fmt: skip
+
+
+def _named(found: list[dict[str, Any]]) -> dict[str, str]:
+    return {node["name"]: node["node"] for node in found if node["name"] and node["revoked"] is None}
+
+
+def _transport(error: httpx.RequestError) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate does not hold ({cause.verify_message})"
+        cause = cause.__cause__ or cause.__context__
+    return "nothing answers there" if isinstance(error, httpx.ConnectError) else f"{type(error).__name__}"

@@ -1,0 +1,195 @@
+"""A coordinator's folder: its file, authority, certificate and Flower's configuration, and how its SuperLink is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from polyclinic.deployment.certificates import CA_DAYS, SERVER_DAYS, Pair, check_host, make_authority, make_server
+from polyclinic.deployment.environment import flower_settings, joined, reached_here
+from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
+from polyclinic.errors import ConfigError
+
+FILE = "coordinator.toml"
+LINK = "coordinator"  # the SuperLink's name in Flower's configuration
+
+
+class CoordinatorFile(BaseModel):
+    """``coordinator.toml``; its folder holds all else.
+
+    ``hosts``: names and addresses by which hospitals reach it, as in its certificate; ``listen``: the IP address and
+    ``port`` at which it listens; ``control_from``: networks (CIDR), besides the machine itself, from which nodes are
+    registered and runs are submitted.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
+    )
+
+    hosts: tuple[str, ...] = Field(min_length=1)
+    listen: str = "0.0.0.0"
+    port: int = Field(8000, ge=1, le=65535)
+    control_from: tuple[str, ...] = ()
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_refusing(check_host, host) for host in value)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        return str(ipaddress.ip_address(value))
+
+    @field_validator("control_from")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ipaddress.ip_network(network)) for network in value)
+
+    @property
+    def certified(self) -> list[str]:
+        """What the certificate must name: Flower's own programs connect to the address at which it listens."""
+        local = ["localhost", "127.0.0.1", "::1", reached_here(self.listen)]
+        return list(dict.fromkeys([*self.hosts, *local]))
+
+    @classmethod
+    def build(cls, values: dict[str, Any], source: str) -> CoordinatorFile:
+        """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            why = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{source}: key {key!r}: {why}, got {first['input']!r}.") from None
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """A coordinator's folder and what its file says."""
+
+    folder: Path
+    file: CoordinatorFile
+
+    @classmethod
+    def read(cls, folder: Path) -> Coordinator:
+        """Raises ConfigError when the folder holds no sound coordinator.toml."""
+        path = folder / FILE
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} holds no {FILE}; `polyclinic coordinator init` makes one.") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+        return cls(folder.resolve(), CoordinatorFile.build(values, str(path)))
+
+    @property
+    def here(self) -> str:
+        """HOST:PORT for programs of the coordinator's own machine."""
+        return joined(reached_here(self.file.listen), self.file.port)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of its SuperLink; the gate's networks travel in it."""
+        return flower_settings(self.folder / "flwr") | {"POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from)}
+
+    def command(self) -> list[str]:
+        """The SuperLink's arguments, with TLS, node authentication and its database on disk.
+
+        Raises ConfigError when a certificate, a key or the database's folder is missing.
+        """
+        names = ("ca.crt", "server.crt", "server.key", "state")
+        missing = [name for name in names if not (self.folder / name).exists()]
+        if missing:
+            raise ConfigError(
+                f"{self.folder} lacks {missing[0]}; `polyclinic coordinator init` makes it in a new folder."
+            )
+        ca, certificate, key, state = (str(self.folder / name) for name in names)
+        return [
+            sys.executable, "-P", "-m", "polyclinic.deployment.superlink", "--host", self.file.listen, "--port",
+            str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--isolation", "subprocess",
+            "--database", f"{state}/superlink.db",
+        ]  # fmt: skip
+
+    def flower_config(self, address: str = "") -> str:
+        """Flower's config.toml, by which `flwr` finds this SuperLink."""
+        return _flower_config(address or self.here, self.folder / "ca.crt")
+
+    def renew(self, days: int = SERVER_DAYS) -> None:
+        """A new server's certificate of the same authority, for the hosts that coordinator.toml names now.
+
+        Raises ConfigError when the authority's key is not here.
+        """
+        try:
+            authority = Pair(*((self.folder / name).read_bytes() for name in ("ca.crt", "ca.key")))
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read; renewing needs the authority's key.") from None
+        server = make_server(authority, self.file.certified, days)
+        # Certificate and key are two files: a start between the two steps fails and is tried again.
+        replace(self.folder / "server.key", NewFile(server.key, SECRET))
+        replace(self.folder / "server.crt", NewFile(server.certificate))
+
+
+def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DAYS) -> dict[str, NewFile]:
+    """All that ``init`` writes into ``folder``, by name; nothing is written here.
+
+    Raises ConfigError for an address or a name that cannot be.
+    """
+    authority = make_authority(file.hosts[0], max(CA_DAYS, days))
+    server = make_server(authority, file.certified, days)
+    config = _flower_config(joined(reached_here(file.listen), file.port), folder.resolve() / "ca.crt")
+    return {
+        "ca.crt": NewFile(authority.certificate),
+        "ca.key": NewFile(authority.key, SECRET),
+        "server.crt": NewFile(server.certificate),
+        "server.key": NewFile(server.key, SECRET),
+        "flwr/config.toml": NewFile(config.encode()),
+        "state/README": NewFile(b"superlink.db holds the registered nodes and all runs; back it up.\n", SECRET),
+        FILE: NewFile(_text(file).encode()),
+    }
+
+
+def _text(file: CoordinatorFile) -> str:
+    return f"""\
+# The coordinator of a federation; `polyclinic coordinator renew` after a change of hosts or listen.
+
+# Names and addresses by which hospitals reach it; they stand in its certificate.
+hosts = {_list(file.hosts)}
+# IP address (0.0.0.0: all of this machine's) and port at which it listens.
+listen = {quoted(file.listen)}
+port = {file.port}
+# Networks, besides this machine itself, from which nodes may be registered and runs submitted, such as "10.1.0.0/24".
+control-from = {_list(file.control_from)}
+"""
+
+
+def _flower_config(address: str, ca: Path) -> str:
+    return f"""\
+[superlink]
+default = "{LINK}"
+
+[superlink.{LINK}]
+address = {quoted(address)}
+root-certificates = {quoted(str(ca))}
+"""
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(quoted, texts))}]"
+
+
+def _refusing(check: Any, value: str) -> str:
+    try:
+        return str(check(value))
+    except ConfigError as error:
+        raise ValueError(str(error).rstrip(".")) from None

@@ -1,0 +1,211 @@
+"""A hospital's folder: its records' description, policy, node key and the coordinator's authority, and how its node starts."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.deployment.bundles import INSTALLED
+from polyclinic.deployment.environment import endpoint, flower_settings
+from polyclinic.deployment.files import SECRET, NewFile, quoted
+from polyclinic.deployment.keys import make_node_key
+from polyclinic.errors import ConfigError
+
+FILE, NODE = "hospital.toml", "node.toml"
+
+
+class NodeFile(BaseModel):
+    """``node.toml`` of a hospital's folder: to whom its node connects, and as whom; paths are relative to it.
+
+    ``coordinator``: HOST:PORT; ``ca``: the coordinator's authority; ``key``: the node's private key; ``port``: of the
+    loopback, at which the node's own processes reach it; ``trusted_signers``: Flower's file of signers (YAML), one of
+    whom must have signed a bundle.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
+    )
+
+    coordinator: str
+    ca: str = "ca.crt"
+    key: str = "node.key"
+    port: int = Field(9094, ge=1, le=65535)
+    trusted_signers: str = ""
+
+    @field_validator("coordinator")
+    @classmethod
+    def _coordinator(cls, value: str) -> str:
+        try:
+            endpoint(value)
+        except ConfigError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return value
+
+
+@dataclass(frozen=True)
+class HospitalNode:
+    """A hospital's folder and what its two files say."""
+
+    folder: Path
+    node: NodeFile
+    hospital: HospitalFile
+
+    @classmethod
+    def read(cls, folder: Path) -> HospitalNode:
+        """Raises ConfigError when the folder holds no sound node.toml and hospital.toml with its policy."""
+        path = folder / NODE
+        try:
+            node = node_file(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} holds no {NODE}; `polyclinic hospital init` makes one.") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+        found = cls(folder.resolve(), node, HospitalFile.read(folder / FILE))
+        Policy.build(found.hospital.policy, str(folder / FILE))
+        return found
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / self.node.ca
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / self.hospital.home / "ledger.sqlite"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of its SuperNode; no secret is in it."""
+        return flower_settings(self.folder / "flwr") | {"POLYCLINIC_HOSPITAL": str(self.folder / FILE)}
+
+    def command(self) -> list[str]:
+        """The SuperNode's arguments, with TLS, its key and its hospital.toml.
+
+        Raises ConfigError when the authority's certificate or the key is missing, or the folder's name cannot be told.
+        """
+        for path in (self.ca, self.folder / self.node.key):
+            if not path.is_file():
+                raise ConfigError(f"There is no {path}, which {NODE} names.")
+        hospital = str(self.folder / FILE)
+        if '"' in hospital or "\\" in hospital:
+            raise ConfigError(f"Flower cannot be told the path {hospital}: it has a quotation mark or a backslash.")
+        signers = (
+            ["--trusted-entities", str(self.folder / self.node.trusted_signers)] if self.node.trusted_signers else []
+        )
+        return [
+            sys.executable, "-P", "-m", "polyclinic.deployment.supernode", "--superlink", self.node.coordinator,
+            "--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.folder / self.node.key),
+            "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.node.port), *signers,
+            "--node-config", f"hospital={quoted(hospital)}",
+        ]  # fmt: skip
+
+
+def node_file(values: dict[str, Any], source: str = "The node") -> NodeFile:
+    """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
+    try:
+        return NodeFile.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{source}: key {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None
+
+
+@dataclass(frozen=True)
+class Records:
+    """What hospital.toml says of the records; ``source``: the options of their source."""
+
+    data: str
+    source: dict[str, str]
+    schema: bytes
+
+
+def hospital_files(
+    site: str, records: Records, node: NodeFile, ca: bytes, budget: float, delta: float
+) -> dict[str, NewFile]:
+    """All that ``init`` writes, by name; nothing is written here. Raises ConfigError for a bad budget or delta."""
+    if not site.strip():
+        raise ConfigError("The site needs a name.")
+    values = {name: value.default for name, value in Policy.model_fields.items()} | {
+        "budget": budget, "delta": delta, "allowed_runs": (INSTALLED,),
+    }  # fmt: skip
+    Policy.build(values, "The policy")
+    key = make_node_key(site)
+    return {
+        "schema.toml": NewFile(records.schema),
+        "ca.crt": NewFile(ca),
+        "node.key": NewFile(key.private, SECRET),
+        "node.pub": NewFile(f"{key.public}\n".encode()),
+        NODE: NewFile(_node_text(node).encode()),
+        "home/README": NewFile(
+            b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n"
+        ),
+        FILE: NewFile(_text(site, records, values).encode(), SECRET),
+    }
+
+
+_MEANINGS = {
+    "budget": "Epsilon that these records may ever spend; raising it is your decision.",
+    "delta": "Below 1/patients, better a tenth of that; fixed once the ledger exists.",
+    "accountant": "How the ledger adds up: pld or rdp; fixed once the ledger exists.",
+    "relation": "Whom epsilon protects: add-remove or replace-one; fixed once the ledger exists.",
+    "allowed_tasks": "What may be asked for.",
+    "allowed_models": "Models that a run may name; anything else would be code of the server's choice.",
+    "allowed_runs": 'Bundles that the node runs: "installed" is any that brings no code, others by SHA-256; [] runs all.',
+    "patients_elsewhere": "In how many other hospitals of a federation one patient of yours may be, at most.",
+    "smallest_shard": "With fewer training patients no part is taken.",
+    "smallest_noise_multiplier": "Less noise is refused whatever the budget.",
+    "most_local_steps": "A round that asks for more work is refused.",
+    "most_parameters": "A larger model is refused.",
+    "allow_without_privacy": "Whether anything may be computed without noise.",
+    "only_secure_aggregation": "Whether updates may leave in secure sums only.",
+    "known_hospitals": "Keys of the hospitals to sum with (`polyclinic identity`); [] takes those that the server passes on.",
+    "allow_shared_noise": "Whether updates may leave with a share of the noise alone, in a secure sum that has the rest.",
+    "release_metrics": "Whether unperturbed test metrics and the exact number of patients may leave.",
+    "release_predictions": "Whether scores of held-out patients may leave.",
+}
+
+
+def _text(site: str, records: Records, policy: dict[str, Any]) -> str:
+    keys = "".join(
+        f"# {_MEANINGS[name]}\n{name.replace('_', '-')} = {_value(value)}\n" for name, value in policy.items()
+    )
+    source = "".join(f"{name} = {quoted(value)}\n" for name, value in records.source.items())
+    return f"""\
+# A hospital: its records and what may leave them. Paths are relative to this file.
+site = {quoted(site)}
+data = {quoted(records.data)}
+schema = "schema.toml"
+# The ledger and what must outlive a message: storage that is backed up.
+home = "home"
+{f"{chr(10)}[source]{chr(10)}{source}" if source else ""}
+# The server can only ask; this decides.
+[policy]
+{keys}"""
+
+
+def _node_text(node: NodeFile) -> str:
+    return f"""\
+# The hospital's node: to whom it connects, and as whom. Paths are relative to this file.
+coordinator = {quoted(node.coordinator)}
+# The authority whose certificate the coordinator must show, and the key by which the coordinator knows this node.
+ca = {quoted(node.ca)}
+key = {quoted(node.key)}
+# Of this machine's loopback, for the node's own processes; a second node on one machine needs another.
+port = {node.port}
+# Flower's file of signers (flower-supernode --trusted-entities), one of whom must have signed a bundle; "" asks for none.
+trusted-signers = {quoted(node.trusted_signers)}
+"""
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(quoted, value))}]"
+    return quoted(value) if isinstance(value, str) else repr(value)

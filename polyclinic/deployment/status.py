@@ -1,0 +1,77 @@
+"""What a hospital's node can say of itself, with or without a coordinator; never a secret, never a record."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from datetime import UTC, datetime
+from typing import Any
+
+from polyclinic.client.policy import Policy
+from polyclinic.deployment.certificates import expiry
+from polyclinic.deployment.environment import endpoint
+from polyclinic.deployment.hospital import FILE, HospitalNode
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.statements import statements
+
+_SECONDS = 3.0
+_TOLD = ("run", "round", "purpose", "time")
+
+
+def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
+    """Site, coordinator, certificate and ledger; ``messages``: how many of the last charges are told.
+
+    Raises ConfigError when the authority's certificate cannot be read, DataError for a file that is no ledger.
+    """
+    ends = expiry(found.ca)
+    return {
+        "site": found.hospital.site,
+        "coordinator": _coordinator(found),
+        "authority": {"expires": _utc(ends), "days": (ends - datetime.now(UTC)).days},
+        "ledger": _ledger(found, messages),
+    }
+
+
+def _coordinator(found: HospitalNode) -> dict[str, Any]:
+    """Whether it answers with a certificate of the authority; a TLS greeting, no message."""
+    host, port = endpoint(found.node.coordinator)
+    try:
+        context = ssl.create_default_context(cafile=str(found.ca))
+        with (
+            socket.create_connection((host, port), timeout=_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            until = str((secure.getpeercert() or {})["notAfter"])
+        ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
+        return {"address": found.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends)}
+    except ssl.SSLCertVerificationError as error:
+        problem = f"its certificate does not hold: {error.verify_message}"
+    except (OSError, KeyError) as error:
+        problem = getattr(error, "strerror", None) or type(error).__name__
+    return {"address": found.node.coordinator, "reachable": False, "problem": problem, "expires": None}
+
+
+def _ledger(found: HospitalNode, messages: int) -> dict[str, Any]:
+    policy = Policy.build(found.hospital.policy, str(found.folder / FILE))
+    nothing: dict[str, Any] = {
+        "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "left": policy.budget, "intact": True,
+        "charges": 0, "last": [],
+    }  # fmt: skip
+    if not found.ledger.is_file():
+        return nothing
+    ledgers = Ledger.read_all(found.ledger)
+    if found.hospital.site not in ledgers:
+        raise ConfigError(f"The ledger {found.ledger} is not of {found.hospital.site}, but of {next(iter(ledgers))}.")
+    statement = statements([ledgers[found.hospital.site]])[0]
+    spent = statement["epsilon"]
+    left = None if policy.budget is None or spent is None else max(0.0, policy.budget - spent)
+    return {
+        "epsilon": spent, "delta": statement["delta"], "budget": policy.budget, "left": left,
+        "intact": statement["intact"], "charges": len(statement["events"]),
+        "last": [{key: event.get(key) for key in _TOLD} for event in statement["events"][-messages:]],
+    }  # fmt: skip
+
+
+def _utc(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

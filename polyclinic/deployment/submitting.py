@@ -1,0 +1,110 @@
+"""A run submitted to a coordinator's SuperLink by Flower's own ``flwr run``, and followed to its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.deployment.bundles import own_bundle
+from polyclinic.deployment.control import control, runs
+from polyclinic.deployment.coordinator import LINK, Coordinator
+from polyclinic.deployment.environment import flower_settings, with_settings
+from polyclinic.errors import ConfigError, PolyclinicError
+
+_POLL_SECONDS = 1.0
+
+
+def submit(
+    found: Coordinator,
+    values: dict[str, Any],
+    stream: bool,
+    app_dir: Path | None,
+    address: str,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The run's id, status, bundle and folder of results; with ``stream`` after its end, its log told line by line.
+
+    values: configuration keys; ``out`` is relative to the coordinator's folder. app_dir: an app whose code is sent;
+    None sends none. address: the SuperLink's, "" where it runs on this machine.
+    Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
+    """
+    config, usual = RunConfig.build({"out": "runs"} | values), RunConfig().flat()
+    check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+    if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
+        raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
+    out = str(found.folder / Path(config.out).expanduser())
+    given = {key: value for key, value in config.flat().items() if value != usual[key]} | {"out": out}
+    with tempfile.TemporaryDirectory(prefix="polyclinic-") as home:
+        (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
+        app = app_dir.resolve() if app_dir else _own_app(Path(home))
+        environment = with_settings(flower_settings(Path(home)))
+        run = _started(app, given, environment)
+        if stream:
+            _follow(run, environment, say)
+    with control(address or found.here, found.folder / "ca.crt") as client:
+        result = _result(client, run, wait=stream) | {"out": out}
+    if stream and result["status"] != "finished:completed":
+        raise PolyclinicError(f"Run {run} ended as {result['status']}: {result['details'] or 'no details given'}.")
+    return result
+
+
+def _own_app(home: Path) -> Path:
+    app = home / "polyclinic"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(own_bundle(), encoding="utf-8")
+    return app
+
+
+def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> str:
+    overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
+    done = subprocess.run(
+        ["flwr", "run", str(app), LINK, "--run-config", overrides, "--format", "json"], env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    said = _json(done.stdout)
+    if done.returncode != 0 or not said.get("run-id"):
+        why = said.get("error-message") or f"{done.stdout[-300:]}{done.stderr[-300:]}"
+        raise PolyclinicError(f"Flower refused the run: {' '.join(str(why).split()).rstrip('.')}.")
+    return str(said["run-id"])
+
+
+def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> None:
+    process = subprocess.Popen(
+        ["flwr", "log", run, LINK, "--stream"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if "Polyclinic: " in line or "Round " in line:
+                say(line.rstrip())
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _result(client: Any, run: str, wait: bool) -> dict[str, Any]:
+    while True:
+        found = next((one for one in runs(client) if one["run"] == run), None)
+        if found is None:
+            raise PolyclinicError(f"The SuperLink does not list run {run}.")
+        if not wait or found["status"].startswith("finished"):
+            return found
+        time.sleep(_POLL_SECONDS)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,6 +16,9 @@ from polyclinic.messages import CONTROL, RECORD
 from polyclinic.server.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.sites import Exchange, Site
 from polyclinic.server.state import RunState
+
+#: What Flower's strategies weigh by.
+EXAMPLES = "num-examples"
 
 
 class RunFailed(PolyclinicError):
@@ -37,12 +41,16 @@ def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, thre
 
 
 def accept(
-    exchange: Exchange, state: RunState, number: int, problem: Callable[[Message], str | None]
-) -> list[tuple[Site, Message]]:
-    """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``."""
+    exchange: Exchange, state: RunState, number: int, problem: Callable[[Message], str | None],
+    counted: Mapping[str, float] | None = None,
+) -> list[tuple[Site, Message]]:  # fmt: skip
+    """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``.
+
+    counted: patients by site, as counted before the first round, which replies that weigh by examples must keep to.
+    """
     valid = []
     for site, reply in exchange.replies:
-        why = problem(reply)
+        why = problem(reply) or _miscounted(reply, (counted or {}).get(site.name))
         if why:
             exchange.dropped.append((site, why))
             continue
@@ -56,6 +64,19 @@ def accept(
         valid.append((site, reply))
     state.drop(number, exchange.dropped)
     return valid
+
+
+def _miscounted(reply: Message, counted: float | None) -> str | None:
+    """Why a reply's weight is not the hospital's, or None: one that claimed more would have the mean to itself."""
+    said = metrics_of(reply).get(EXAMPLES)
+    if (
+        counted is None
+        or is_merged(reply)
+        or not isinstance(said, int | float)
+        or math.isclose(said, counted, rel_tol=1e-6)
+    ):
+        return None
+    return f"it says that it trained on {said:g} examples, where {counted:g} were counted before the first round"
 
 
 def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:

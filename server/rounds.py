@@ -109,7 +109,9 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
     messages = run.strategy.configure_train(number, to_record(state.model), ConfigRecord(), view)
     exchange = view.exchange(messages if parties else [], config.timeout)
-    replies = accept(exchange, state, number, updates.problem)
+    # In a secure sum the weights are in the sum already.
+    counted = {} if config.secure_aggregation else state.public_patients
+    replies = accept(exchange, state, number, updates.problem, counted)
     if parties and len(replies) < max(min(config.min_sites, len(parties)), updates.fewest):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config, updates.fewest)
         if isinstance(shortfall, BudgetRefused) or not (never_skips(run) and config.loses_replies):

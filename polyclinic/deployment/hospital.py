@@ -142,6 +142,7 @@ def hospital_files(
         "node.key": NewFile(key.private, SECRET),
         "node.pub": NewFile(f"{key.public}\n".encode()),
         NODE: NewFile(_node_text(node).encode()),
+        "flwr/README": NewFile(b"Flower's own files; nothing of them need be kept.\n"),
         "home/README": NewFile(
             b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n"
         ),

@@ -1,0 +1,192 @@
+"""A coordinator's folder: what is written with which rights, what its certificate proves, and what is refused."""
+
+import json
+import os
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from polyclinic.deployment.certificates import check_host, make_authority
+from polyclinic.deployment.control import control
+from polyclinic.deployment.environment import endpoint
+from polyclinic.deployment.files import NewFile, write_new
+from polyclinic.errors import ConfigError, PolyclinicError
+
+from .conftest import Cli, Done
+
+HOSTS = ("--host", "coordinator.example")
+
+
+def greet(folder: Path, ca: Path, host: str) -> str:
+    """A whole TLS handshake in memory between a client of ``ca`` and a server with the folder's certificate; its version."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(ca))
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(4):
+        for end in list(ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0].version() or ""
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_init_writes_keys_that_only_their_owner_reads_whatever_the_umask(cli: Cli, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert cli("coordinator", "init", tmp_path / "co", *HOSTS).code == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "co").iterdir() if path.is_file()}
+    assert modes == {
+        "ca.key": 0o600,
+        "server.key": 0o600,
+        "ca.crt": 0o644,
+        "server.crt": 0o644,
+        "coordinator.toml": 0o644,
+    }
+    assert "PRIVATE" not in (tmp_path / "co" / "ca.crt").read_text() + (tmp_path / "co" / "server.crt").read_text()
+
+
+def test_the_certificate_holds_for_its_hosts_and_for_nobody_else(cli: Cli, coordinator: Path, tmp_path: Path) -> None:
+    for host in ("coordinator.example", "10.1.2.3", "localhost", "127.0.0.1"):
+        assert greet(coordinator, coordinator / "ca.crt", host) == "TLSv1.3"
+    for host in ("elsewhere.example", "10.1.2.4"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+            greet(coordinator, coordinator / "ca.crt", host)
+    cli("coordinator", "init", tmp_path / "other", *HOSTS)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        greet(coordinator, tmp_path / "other" / "ca.crt", "coordinator.example")
+
+
+def test_the_authority_signs_no_further_authority() -> None:
+    certificate = x509.load_pem_x509_certificate(make_authority("x").certificate)
+    basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
+    assert basic.critical and basic.value.ca and basic.value.path_length == 0
+    assert usage.value.key_cert_sign and not usage.value.digital_signature
+
+
+def test_renewing_follows_the_file_and_keeps_the_authority(cli: Cli, coordinator: Path) -> None:
+    described = coordinator / "coordinator.toml"
+    described.write_text(described.read_text().replace("10.1.2.3", "new.example"))
+    ca = (coordinator / "ca.crt").read_bytes()
+    assert cli("coordinator", "renew", coordinator, "--days", 30).code == 0
+    assert greet(coordinator, coordinator / "ca.crt", "new.example")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        greet(coordinator, coordinator / "ca.crt", "10.1.2.3")
+    assert (coordinator / "ca.crt").read_bytes() == ca
+    assert stat.S_IMODE((coordinator / "server.key").stat().st_mode) == 0o600
+    (coordinator / "ca.key").unlink()
+    assert_refused(cli("coordinator", "renew", coordinator), "needs the authority's key")
+
+
+def assert_refused(done: Done, words: str) -> None:
+    assert done.code == 2 and words in done.error, done
+    assert done.error.count("\n") == 0 and done.error.endswith(".")
+
+
+def test_init_refuses_a_second_time_and_with_if_missing_changes_nothing(cli: Cli, coordinator: Path) -> None:
+    before = {name: (coordinator / name).read_bytes() for name in tree(coordinator) if (coordinator / name).is_file()}
+    assert_refused(cli("coordinator", "init", coordinator, *HOSTS), "is there already")
+    done = cli("coordinator", "init", coordinator, *HOSTS, "--if-missing", "--json")
+    assert json.loads(done.out)["made"] is False
+    assert {name: (coordinator / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--host", "bad_host!"), "neither a host's name nor an IP address"),
+        (("--host", "1.2.3.256"), "neither"),
+        (("--host", "a.example", "--listen", "coordinator.example"), "'listen'"),
+        (("--host", "a.example", "--control-from", "10.0.0.1/8"), "'control-from"),
+    ],
+)
+def test_a_bad_address_is_refused_and_nothing_is_written(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_refused(cli("coordinator", "init", tmp_path / "new" / "co", *options), words)
+    assert tree(tmp_path) == []
+
+
+def test_a_failure_half_way_leaves_what_was_there_and_no_more(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "co").mkdir()
+    (tmp_path / "co" / "state").write_text("a file where a folder must be")
+    done = cli("coordinator", "init", tmp_path / "co", *HOSTS)
+    assert done.code == 1 and "cannot be written" in done.error
+    assert tree(tmp_path) == ["co", "co/state"]
+
+
+def test_files_are_never_written_over_even_through_a_dangling_link(tmp_path: Path) -> None:
+    (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="there already"):
+        write_new(tmp_path, {"a": NewFile(b"1"), "key": NewFile(b"2")})
+    assert tree(tmp_path) == ["key"]
+
+
+def test_start_gives_flower_arguments_that_it_knows_and_no_way_without_tls(cli: Cli, coordinator: Path) -> None:
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    told = json.loads(cli("coordinator", "start", coordinator, "--dry-run", "--json").out)
+    arguments = _parse_args_run_superlink().parse_args(told["command"][4:])
+    assert arguments.enable_supernode_auth and not arguments.insecure and not arguments.runtime_dependency_install
+    assert (arguments.host, arguments.port, arguments.isolation) == ("127.0.0.1", 18000, "subprocess")
+    assert Path(arguments.database).parent == coordinator / "state"
+    assert told["environment"]["FORWARDED_ALLOW_IPS"] == ""
+    (coordinator / "server.key").unlink()
+    assert_refused(cli("coordinator", "start", coordinator, "--dry-run"), "lacks server.key")
+    assert_refused(cli("coordinator", "start", coordinator.parent / "none", "--dry-run"), "no coordinator.toml")
+
+
+def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
+    cli: Cli, coordinator: Path, tmp_path: Path
+) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    def register(text: bytes) -> Done:
+        (tmp_path / "key.pub").write_bytes(text)
+        return cli("coordinator", "register", coordinator, tmp_path / "key.pub", "--name", "north")
+
+    ssh = (Encoding.OpenSSH, PublicFormat.OpenSSH)
+    assert_refused(register((coordinator / "ca.key").read_bytes()), "is a private key")
+    assert_refused(register(b"hello"), "no public key")
+    for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())):
+        assert_refused(register(key.public_key().public_bytes(*ssh)), "P-384")
+    done = cli("coordinator", "nodes", coordinator)
+    assert done.code == 1 and "cannot be reached: nothing answers" in done.error
+
+
+@pytest.mark.parametrize(
+    "text, found", [("a.example:1", ("a.example", 1)), ("[::1]:8000", ("::1", 8000)), ("10.0.0.1:65535", ("10.0.0.1", 65535))]
+)  # fmt: skip
+def test_endpoints(text: str, found: tuple[str, int]) -> None:
+    assert endpoint(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["a.example", "a:0", "a:65536", "::1:8000", "[a]:80", "https://a:80", "a:-1", ":80", "a:８0"]
+)
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(ConfigError):
+        endpoint(text)
+
+
+@pytest.mark.parametrize("host", ["", "a..b", "-a.example", "a" * 64, "*.example", "a b", "1.2.3", "example."])
+def test_what_is_no_host(host: str) -> None:
+    with pytest.raises(ConfigError):
+        check_host(host)
+
+
+def test_a_missing_authority_is_a_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(PolyclinicError, match="cannot be read"), control("localhost:1", tmp_path / "none"):
+        pass

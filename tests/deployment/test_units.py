@@ -1,0 +1,51 @@
+"""The systemd units: sound to systemd where it is installed, with the same confinement in any case."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+UNITS = sorted((ROOT / "docs" / "deploy").glob("*.service"))
+HARDENED = {
+    "NoNewPrivileges": "true", "ProtectSystem": "strict", "ProtectHome": "true", "PrivateTmp": "true",
+    "PrivateDevices": "true", "CapabilityBoundingSet": "", "RestrictSUIDSGID": "true", "LimitCORE": "0",
+    "UMask": "0077", "KillMode": "mixed", "SystemCallFilter": "@system-service",
+}  # fmt: skip
+
+
+def section(unit: Path, name: str) -> dict[str, str]:
+    text = unit.read_text().split(f"[{name}]\n")[1].split("\n[")[0]
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_confines_what_it_starts(unit: Path) -> None:
+    service = section(unit, "Service")
+    assert HARDENED.items() <= service.items()
+    assert service["User"] == "polyclinic" and service["ExecStart"].startswith("/opt/polyclinic/bin/polyclinic ")
+    written = service["ReadWritePaths"].split()
+    folder = service["ExecStart"].split()[-1]
+    assert all(path.startswith(folder) for path in written)
+
+
+def test_a_hospital_s_unit_cannot_write_its_policy_or_key() -> None:
+    service = section(ROOT / "docs" / "deploy" / "polyclinic-hospital.service", "Service")
+    assert service["ReadWritePaths"].split() == ["/srv/hospital/home", "/srv/hospital/flwr"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> None:
+    """With a program that is there; systemd warns of keys that it does not know and still exits 0."""
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/polyclinic/bin/polyclinic", "/bin/sh"))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0 and unit.name not in done.stderr, done.stderr
+
+
+def test_the_units_are_two() -> None:
+    assert [unit.stem for unit in UNITS] == ["polyclinic-coordinator", "polyclinic-hospital"]

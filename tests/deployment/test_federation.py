@@ -1,0 +1,245 @@
+"""A coordinator and hospitals for real: their processes on this machine, TLS, keys, a run, a crash, and who is refused."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polyclinic.deployment.bundles import own_bundle
+from polyclinic.federation import RunResult
+from polyclinic.privacy.ledger import Ledger
+
+from .conftest import ROOT, Cli, Done, records
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+# Without statistics a run of one round has three messages for each hospital, each a process that imports torch.
+KEYS = [part for key in ("sites=2", "min-sites=2", "rounds=1", "local-steps=2", "epsilon=2.0", "delta=1e-3", "timeout=300.0",
+                         "patients-per-site=150") for part in ("-c", key)]  # fmt: skip
+
+
+def free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """The first true value of ``what``, asked again and again."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.2)
+    return found
+
+
+@dataclass
+class Federation:
+    """The folder of a coordinator and of its hospitals, and the processes of those that were started."""
+
+    folder: Path
+    port: int
+    cli: Cli
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def co(self) -> Path:
+        return self.folder / "co"
+
+    def run(self, *arguments: object) -> Done:
+        return self.cli(*arguments, "--json")
+
+    def call(self, *arguments: object) -> Any:
+        done = self.run(*arguments)
+        assert done.code == 0, done.error
+        return json.loads(done.out)
+
+    def start(self, room: str, name: str) -> subprocess.Popen[bytes]:
+        """Through a shell's environment without Flower's programs on PATH, as systemd's is."""
+        with (self.folder / f"{name}.log").open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "polyclinic", room, "start", str(self.folder / name)], stdout=sink, stderr=sink,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, start_new_session=True,
+            )  # fmt: skip
+        self.processes[name] = process
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def hospital(self, name: str, port: int, ca: Path | None = None) -> None:
+        data, schema = records(self.folder / f"records-{name}")
+        self.call(
+            "hospital", "init", self.folder / name, "--site", name, "--data", data, "--schema", schema, "--coordinator",
+            f"localhost:{self.port}", "--ca", ca or self.folder / "co" / "ca.crt", "--budget", 2.0, "--delta", 1e-3,
+            "--port", port, "--no-check",
+        )  # fmt: skip
+
+    def register(self, name: str) -> None:
+        self.call("coordinator", "register", self.folder / "co", self.folder / name / "node.pub", "--name", name)
+
+    def status(self, name: str) -> str:
+        return next(
+            str(node["status"])
+            for node in self.call("coordinator", "nodes", self.folder / "co")
+            if node["name"] == name
+        )
+
+    def serving(self) -> bool:
+        try:
+            return httpx.get(
+                f"https://localhost:{self.port}/health", verify=str(self.folder / "co" / "ca.crt"), timeout=2.0
+            ).is_success
+        except httpx.HTTPError:
+            return False
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def federation(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A coordinator and two hospitals that are registered and online."""
+    folder, (port, north, south) = tmp_path_factory.mktemp("federation"), free_ports(3)
+    made = Federation(folder, port, cli)
+    listen = ("--listen", "127.0.0.1", "--port", port)
+    made.call("coordinator", "init", folder / "co", "--host", "localhost", *listen)
+    try:
+        made.start("coordinator", "co")
+        for name, own in (("north", north), ("south", south)):
+            made.hospital(name, own)
+        wait_for(made.serving)
+        for name in ("north", "south"):
+            made.register(name)
+            made.start("hospital", name)
+        wait_for(lambda: {made.status(name) for name in ("north", "south")} == {"online"})
+        yield made
+    finally:
+        made.stop()
+
+
+def ends(process: subprocess.Popen[bytes]) -> int:
+    wait_for(lambda: process.poll() is not None)
+    return int(process.returncode)
+
+
+def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federation) -> None:
+    submitted = federation.call("coordinator", "submit", federation.co, *KEYS, "--stream")
+    assert submitted["status"] == "finished:completed"
+    result = RunResult.read((federation.co / "runs" / "latest.txt").read_text())
+    assert list(result.sites.index) == ["north", "south"] and not result.summary["dropouts"]
+    for name in ("north", "south"):
+        ledger = Ledger.read(federation.folder / name / "home" / "ledger.sqlite")
+        assert [event["purpose"] for event in ledger.events()] == ["train"]
+        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+        told = federation.call("hospital", "status", federation.folder / name)
+        assert told["coordinator"]["reachable"] and told["ledger"]["epsilon"] == pytest.approx(ledger.spent())
+        # The coordinator sent no code: the hospital's own Polyclinic trained.
+        apps = federation.folder / name / "flwr" / "apps"
+        assert {path.name for path in apps.rglob("*") if path.is_file()} == {"pyproject.toml"}
+
+
+def test_a_coordinators_own_code_does_not_run_at_hospitals(federation: Federation, tmp_path: Path) -> None:
+    app, mark = tmp_path / "foreign", tmp_path / "it ran"
+    app.mkdir()
+    described = own_bundle().replace("polyclinic.client_app:app", "foreign:app")
+    (app / "pyproject.toml").write_text(described)
+    (app / "foreign.py").write_text(
+        f"from pathlib import Path\nfrom flwr.clientapp import ClientApp\nPath({str(mark)!r}).touch()\napp = ClientApp()\n"
+    )
+    spent = [federation.call("hospital", "status", federation.folder / name)["ledger"] for name in ("north", "south")]
+    done = federation.run("coordinator", "submit", federation.co, *KEYS, "--stream", "--app", app)
+    assert done.code == 1 and "ended as finished:failed" in done.error
+    assert not mark.exists()
+    for name, before in zip(("north", "south"), spent, strict=True):
+        assert "is not among the policy's allowed-runs" in federation.log(name)
+        assert federation.call("hospital", "status", federation.folder / name)["ledger"] == before
+
+
+def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federation) -> None:
+    def known() -> tuple[Any, Any]:
+        nodes = federation.call("coordinator", "nodes", federation.co)
+        return [(node["name"], node["node"]) for node in nodes], federation.call("coordinator", "runs", federation.co)
+
+    before = known()
+    assert len(before[0]) >= 2
+    federation.processes["co"].kill()
+    federation.processes["co"].wait()
+    assert not federation.call("hospital", "status", federation.folder / "north")["coordinator"]["reachable"]
+    refused = federation.run("coordinator", "nodes", federation.co)
+    assert refused.code == 1 and "nothing answers there" in refused.error
+    federation.start("coordinator", "co")
+    wait_for(federation.serving)
+    assert known() == before
+    # Its nodes, which were never told, find it again and go on.
+    wait_for(lambda: all("Connection successful" in federation.log(name) for name in ("north", "south")))
+    assert {federation.status(name) for name in ("north", "south")} == {"online"}
+
+
+def test_an_unknown_key_and_a_revoked_one_are_refused(federation: Federation) -> None:
+    federation.hospital("west", free_ports(1)[0])
+    assert ends(federation.start("hospital", "west")) != 0
+    assert "Failed to activate SuperNode" in federation.log("west")
+    federation.register("west")
+    node = federation.start("hospital", "west")
+    wait_for(lambda: federation.status("west") == "online")
+    federation.call("coordinator", "revoke", federation.co, "west")
+    ends(node)  # the node itself learns of it from the next answer
+    assert federation.status("west") == "unregistered"
+    assert ends(federation.start("hospital", "west")) != 0
+    assert federation.log("west").count("Failed to activate SuperNode") == 2
+    again = federation.run("coordinator", "revoke", federation.co, "west")
+    assert again.code == 2 and "No node is named 'west'" in again.error
+
+
+def test_plain_text_and_another_authority_are_refused(federation: Federation, tmp_path: Path) -> None:
+    """Neither side speaks to one whom the authority does not vouch for, and nobody without TLS gets a word."""
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://localhost:{federation.port}/health", timeout=5.0)
+    federation.call("coordinator", "init", tmp_path / "impostor", "--host", "localhost")
+    ca = tmp_path / "impostor" / "ca.crt"
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"https://localhost:{federation.port}/health", verify=str(ca), timeout=5.0)
+    federation.hospital("east", free_ports(1)[0], ca)
+    east = federation.start("hospital", "east")
+    wait_for(lambda: "Connection attempt failed" in federation.log("east") or east.poll() is not None)
+    told = federation.call("hospital", "status", federation.folder / "east")["coordinator"]
+    assert not told["reachable"] and "certificate does not hold" in told["problem"]
+    assert all(node["name"] != "east" for node in federation.call("coordinator", "nodes", federation.co))
+
+
+def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federation) -> None:
+    """Last, since it ends what the others use: no program of Flower outlives the one that was told to stop."""
+    for name in ("south", "co"):
+        process = federation.processes[name]
+        process.terminate()
+        process.wait(timeout=30)
+    wait_for(lambda: not any(str(federation.folder / name) in told for told in commands() for name in ("south", "co")))
+
+
+def commands() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                environment = (entry / "environ").read_bytes().decode(errors="replace")
+                home = [part for part in environment.split("\0") if part.startswith("FLWR_HOME=")]
+                found.append(f"{home}")
+    return found

@@ -48,13 +48,15 @@ def write_new(folder: Path, files: Mapping[str, NewFile]) -> None:
                 written.append(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         for path in written:
             path.unlink(missing_ok=True)
         for path in sorted(made, key=lambda path: -len(path.parts)):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-        raise PolyclinicError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        if isinstance(error, OSError):
+            raise PolyclinicError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise
 
 
 def replace(path: Path, file: NewFile) -> None:

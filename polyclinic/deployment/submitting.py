@@ -45,12 +45,12 @@ def submit(
         app = app_dir.resolve() if app_dir else _own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
         run = _started(app, given, environment)
-        if stream:
-            _follow(run, environment, say)
+        said = _follow(run, environment, say) if stream else ""
     with control(address or found.here, found.folder / "ca.crt") as client:
         result = _result(client, run, wait=stream) | {"out": out}
     if stream and result["status"] != "finished:completed":
-        raise PolyclinicError(f"Run {run} ended as {result['status']}: {result['details'] or 'no details given'}.")
+        why = said or result["details"] or "no details given"
+        raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
     return result
 
 
@@ -74,7 +74,9 @@ def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> 
     return str(said["run-id"])
 
 
-def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> None:
+def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> str:
+    """Tell the run's log until it ends; the last error in it, or an empty string."""
+    error = ""
     process = subprocess.Popen(
         ["flwr", "log", run, LINK, "--stream"],
         env=environment,
@@ -87,9 +89,12 @@ def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -
         for line in process.stdout:
             if "Polyclinic: " in line or "Round " in line:
                 say(line.rstrip())
+            if "ERROR" in line and "Polyclinic: " in line:
+                error = line.split("Polyclinic: ", 1)[1].strip()
     finally:
         process.terminate()
         process.wait()
+    return error
 
 
 def _result(client: Any, run: str, wait: bool) -> dict[str, Any]:

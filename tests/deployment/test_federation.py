@@ -1,14 +1,20 @@
-"""A coordinator and hospitals for real: their processes on this machine, TLS, keys, a run, a crash, and who is refused."""
+"""A coordinator and hospitals for real, as docs/deploy/README.md tells them: TLS, keys, a run, a crash, who is refused.
+
+The page's shell lines are what makes this federation; hosts and ports alone are replaced.
+"""
 
 import contextlib
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +30,22 @@ from .conftest import ROOT, Cli, Done, records
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 # Without statistics a run of one round has three messages for each hospital, each a process that imports torch.
-KEYS = [part for key in ("sites=2", "min-sites=2", "rounds=1", "local-steps=2", "epsilon=2.0", "delta=1e-3", "timeout=300.0",
-                         "patients-per-site=150") for part in ("-c", key)]  # fmt: skip
+QUICK = [
+    part for key in ("rounds=1", "local-steps=2", "patients-per-site=150", "timeout=300.0") for part in ("-c", key)
+]
+KEYS = [*(part for key in ("sites=2", "min-sites=2", "epsilon=2.0", "delta=1e-3") for part in ("-c", key)), *QUICK]
+
+
+def page() -> list[tuple[int, list[str]]]:
+    """(step, arguments after ``polyclinic``) of every shell line of the page, in order."""
+    found = []
+    for section in (ROOT / "docs" / "deploy" / "README.md").read_text().split("\n## ")[1:]:
+        for block in re.findall(r"^```sh\n(.*?)^```", section, re.S | re.M):
+            for line in block.replace("\\\n", " ").splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "polyclinic"
+                found.append((int(section.partition(".")[0]), arguments))
+    return found
 
 
 def free_ports(number: int) -> list[int]:
@@ -34,7 +54,7 @@ def free_ports(number: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 240.0) -> Any:
     """The first true value of ``what``, asked again and again."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -48,13 +68,29 @@ class Federation:
     """The folder of a coordinator and of its hospitals, and the processes of those that were started."""
 
     folder: Path
-    port: int
+    ports: list[int]
     cli: Cli
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def co(self) -> Path:
-        return self.folder / "co"
+        return self.folder / "coordinator"
+
+    def follow(self, *steps: int, also: Sequence[str] = ()) -> list[Any]:
+        """Run the page's lines of these steps; what each but a start printed as JSON."""
+        return [self._line([*arguments, *also]) for step, arguments in page() if step in steps]
+
+    def _line(self, arguments: list[str]) -> Any:
+        room, action, name = arguments[:3]
+        if action == "start":
+            return self.start(room, name)
+        replaced = {"coordinator.example": "localhost", ":8000": f":{self.ports[0]}"}
+        for old, new in (*replaced.items(), *zip(("8000", "9094", "9095"), map(str, self.ports), strict=True)):
+            arguments = [
+                part.replace(old, new) if old.startswith((":", "c")) or part == old else part for part in arguments
+            ]
+        with contextlib.chdir(self.folder):
+            return self.call(*arguments)
 
     def run(self, *arguments: object) -> Done:
         return self.cli(*arguments, "--json")
@@ -81,24 +117,20 @@ class Federation:
         data, schema = records(self.folder / f"records-{name}")
         self.call(
             "hospital", "init", self.folder / name, "--site", name, "--data", data, "--schema", schema, "--coordinator",
-            f"localhost:{self.port}", "--ca", ca or self.folder / "co" / "ca.crt", "--budget", 2.0, "--delta", 1e-3,
+            f"localhost:{self.ports[0]}", "--ca", ca or self.co / "ca.crt", "--budget", 2.0, "--delta", 1e-3,
             "--port", port, "--no-check",
         )  # fmt: skip
 
     def register(self, name: str) -> None:
-        self.call("coordinator", "register", self.folder / "co", self.folder / name / "node.pub", "--name", name)
+        self.call("coordinator", "register", self.co, self.folder / name / "node.pub", "--name", name)
 
     def status(self, name: str) -> str:
-        return next(
-            str(node["status"])
-            for node in self.call("coordinator", "nodes", self.folder / "co")
-            if node["name"] == name
-        )
+        return next(str(node["status"]) for node in self.call("coordinator", "nodes", self.co) if node["name"] == name)
 
     def serving(self) -> bool:
         try:
             return httpx.get(
-                f"https://localhost:{self.port}/health", verify=str(self.folder / "co" / "ca.crt"), timeout=2.0
+                f"https://localhost:{self.ports[0]}/health", verify=str(self.co / "ca.crt"), timeout=2.0
             ).is_success
         except httpx.HTTPError:
             return False
@@ -116,19 +148,18 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def federation(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A coordinator and two hospitals that are registered and online."""
-    folder, (port, north, south) = tmp_path_factory.mktemp("federation"), free_ports(3)
-    made = Federation(folder, port, cli)
-    listen = ("--listen", "127.0.0.1", "--port", port)
-    made.call("coordinator", "init", folder / "co", "--host", "localhost", *listen)
+    """A coordinator and two hospitals that are registered and online, made by the page's steps."""
+    folder = tmp_path_factory.mktemp("federation")
+    made = Federation(folder, free_ports(3), cli)
+    for name in ("north", "south"):
+        data, schema = records(folder / f"records-{name}")
+        shutil.copy(data, folder / f"{name}.csv")
+        shutil.copy(schema, folder / "schema.toml")
     try:
-        made.start("coordinator", "co")
-        for name, own in (("north", north), ("south", south)):
-            made.hospital(name, own)
+        made.follow(2, 3)
+        made.follow(4)
         wait_for(made.serving)
-        for name in ("north", "south"):
-            made.register(name)
-            made.start("hospital", name)
+        made.follow(5, 6)
         wait_for(lambda: {made.status(name) for name in ("north", "south")} == {"online"})
         yield made
     finally:
@@ -141,8 +172,11 @@ def ends(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federation) -> None:
-    submitted = federation.call("coordinator", "submit", federation.co, *KEYS, "--stream")
+    [submitted] = federation.follow(8, also=QUICK)
     assert submitted["status"] == "finished:completed"
+    [nodes], [listed, told] = federation.follow(7), federation.follow(9)
+    assert [node["name"] for node in nodes] == ["north", "south"] and listed[-1]["run"] == submitted["run"]
+    assert told["ledger"]["charges"] == 1 and told["ledger"]["last"][0]["purpose"] == "train"
     result = RunResult.read((federation.co / "runs" / "latest.txt").read_text())
     assert list(result.sites.index) == ["north", "south"] and not result.summary["dropouts"]
     for name in ("north", "south"):
@@ -180,12 +214,12 @@ def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federatio
 
     before = known()
     assert len(before[0]) >= 2
-    federation.processes["co"].kill()
-    federation.processes["co"].wait()
+    federation.processes["coordinator"].kill()
+    federation.processes["coordinator"].wait()
     assert not federation.call("hospital", "status", federation.folder / "north")["coordinator"]["reachable"]
     refused = federation.run("coordinator", "nodes", federation.co)
     assert refused.code == 1 and "nothing answers there" in refused.error
-    federation.start("coordinator", "co")
+    federation.start("coordinator", "coordinator")
     wait_for(federation.serving)
     assert known() == before
     # Its nodes, which were never told, find it again and go on.
@@ -212,11 +246,11 @@ def test_an_unknown_key_and_a_revoked_one_are_refused(federation: Federation) ->
 def test_plain_text_and_another_authority_are_refused(federation: Federation, tmp_path: Path) -> None:
     """Neither side speaks to one whom the authority does not vouch for, and nobody without TLS gets a word."""
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://localhost:{federation.port}/health", timeout=5.0)
+        httpx.get(f"http://localhost:{federation.ports[0]}/health", timeout=5.0)
     federation.call("coordinator", "init", tmp_path / "impostor", "--host", "localhost")
     ca = tmp_path / "impostor" / "ca.crt"
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"https://localhost:{federation.port}/health", verify=str(ca), timeout=5.0)
+        httpx.get(f"https://localhost:{federation.ports[0]}/health", verify=str(ca), timeout=5.0)
     federation.hospital("east", free_ports(1)[0], ca)
     east = federation.start("hospital", "east")
     wait_for(lambda: "Connection attempt failed" in federation.log("east") or east.poll() is not None)
@@ -225,13 +259,27 @@ def test_plain_text_and_another_authority_are_refused(federation: Federation, tm
     assert all(node["name"] != "east" for node in federation.call("coordinator", "nodes", federation.co))
 
 
+def test_renewing_and_revoking_as_the_page_says(federation: Federation) -> None:
+    federation.follow(10)
+    ends(federation.processes["south"])
+    federation.processes["coordinator"].terminate()
+    assert ends(federation.processes["coordinator"]) == 0
+    federation.start("coordinator", "coordinator")
+    wait_for(federation.serving)  # with the new certificate, under the authority's that everybody has
+    assert (federation.status("north"), federation.status("south")) == ("online", "unregistered")
+
+
 def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federation) -> None:
     """Last, since it ends what the others use: no program of Flower outlives the one that was told to stop."""
-    for name in ("south", "co"):
+    for name in ("north", "coordinator"):
         process = federation.processes[name]
         process.terminate()
         process.wait(timeout=30)
-    wait_for(lambda: not any(str(federation.folder / name) in told for told in commands() for name in ("south", "co")))
+    wait_for(
+        lambda: (
+            not any(str(federation.folder / name) in told for told in commands() for name in ("north", "coordinator"))
+        )
+    )
 
 
 def commands() -> list[str]:

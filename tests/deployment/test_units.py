@@ -1,5 +1,6 @@
 """The systemd units: sound to systemd where it is installed, with the same confinement in any case."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,6 +46,14 @@ def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> 
     copy.write_text(unit.read_text().replace("/opt/polyclinic/bin/polyclinic", "/bin/sh"))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
     assert done.returncode == 0 and unit.name not in done.stderr, done.stderr
+
+
+def test_only_the_page_that_a_test_follows_shows_commands_of_deployment() -> None:
+    """tests/docs leaves them out, since they need processes; tests/deployment/test_federation.py runs that page's."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.S | re.M):
+            if re.search(r"^polyclinic (coordinator|hospital) ", block, re.M):
+                assert page == ROOT / "docs" / "deploy" / "README.md"
 
 
 def test_the_units_are_two() -> None:

@@ -28,6 +28,8 @@ ELSEWHERE = (
     "polyclinic flower run ",  # tests/flower
     "flower-superlink ",  # a server that does not end; tests/flower starts it
     "flower-supernode ",  # the same
+    "polyclinic coordinator ",  # tests/deployment runs docs/deploy/README.md with real processes
+    "polyclinic hospital ",  # the same
     "docker compose ",  # needs an engine; tests/packaging checks the file
 )
 RUN_PAGES = """

@@ -39,7 +39,7 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw = generator(0, "audit", "patients")
-    if config.synthesis:
+    if config.synthesis or config.posterior:
         schema, count = dataset_of(config).schema, _PATIENTS
         x = draw.uniform(-1.0, 1.0, (count, len(feature_names(schema))))
         made_up = Rows(x, draw.integers(0, schema.num_classes, count), np.arange(count), count)
@@ -80,7 +80,7 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     rows, classes = _rows(folder, config, name)
     rate, rounds, spent = summary["learning_rate"], site["rounds_joined"], site["epsilon"] or 0.0
-    if config.synthesis:
+    if config.synthesis or config.posterior:
         subject: Subject = _synthesis(config, rows, noise, rate or 0.1, rounds, spent, seed, fault)
     else:
         subject = _subject(config, rows, classes, noise, rate, rounds, spent, seed, fault)
@@ -111,15 +111,16 @@ def _synthesis(
     seed: int | None, fault: Fault,
 ) -> Fixed:  # fmt: skip
     _check_noise(config)
-    layout = layout_of(config, dataset_of(config).schema)
+    schema = dataset_of(config).schema
     settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
     if config.sums:
-        return of_sums(sums_method(config, layout), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
+        return of_sums(sums_method(config, schema), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
     if not config.game:
         raise ConfigError(
             f"Configuration key 'model' has the value {config.model!r}, which the audit of task synthesis does not know; it "
             "audits methods of sums and games."
         )
+    layout = layout_of(config, schema)
     return of_game(
         game_of(config, layout), layout, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault
     )

@@ -21,7 +21,7 @@ from polyclinic.client.hospital import check_simulation, simulated_patients, sim
 from polyclinic.comparison import compare
 from polyclinic.config import RunConfig, check_effects
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.plugins import build_model, dataset_of
@@ -31,6 +31,7 @@ from polyclinic.server.central import central_plan
 from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import check_names
 from polyclinic.server.model import check_model
+from polyclinic.server.posterior import check_budget
 from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
@@ -142,6 +143,17 @@ class RunResult:
         return dict(self.summary["privacy"])
 
     @property
+    def posterior(self) -> dict[str, Any]:
+        """What a run of task posterior found: ``parameters``, ``correlations`` and what they rest on.
+
+        Raises PolyclinicError, which says why, where there is none.
+        """
+        found = self.summary["posterior"] or {"refused": f"{self.path} is not a run of task posterior."}
+        if found["refused"]:
+            raise PolyclinicError(found["refused"])
+        return dict(found)
+
+    @property
     def statement(self) -> dict[str, Any]:
         """What every hospital spent, and on what: whole ledgers in a simulation."""
         return dict(self.summary["statement"])
@@ -226,7 +238,9 @@ class Federation:
         check_model(config, dataset_of(config).schema)
         if config.dp:
             (progress or Silent()).doing("calibrating the noise")
-            calibrate(config)
+            noise = calibrate(config).noise_multiplier
+            if config.posterior:
+                check_budget(config, dataset_of(config).schema, noise, simulated_patients(config))
         if config.central:
             (progress or Silent()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))

@@ -28,6 +28,8 @@ from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
+from polyclinic.inference.gauss_newton import GaussNewton
+from polyclinic.inference.likelihood import LIKELIHOODS, Likelihood
 from polyclinic.models import tabular
 from polyclinic.models.flows import KINDS
 from polyclinic.strategies.registry import BUILT_IN
@@ -38,16 +40,17 @@ from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.registry import METHODS
-from polyclinic.synthesis.sums import SumsMethod
+from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.training import classification, convex
 from polyclinic.training.control import Controlled
 from polyclinic.training.density import DensityTask
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
+from polyclinic.training.posterior import PosteriorSums, chosen, places
 from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
-GROUPS = ("datasets", "models", "methods", "games", "densities", "strategies", "tasks", "sources")
+GROUPS = ("datasets", "models", "methods", "games", "densities", "likelihoods", "strategies", "tasks", "sources")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ def _built_in(group: str) -> Mapping[str, Any]:
         "methods": METHODS,
         "games": {name: partial(make_game, name=name) for name in GAMES},
         "densities": {name: partial(make_density, name=name) for name in KINDS},
+        "likelihoods": LIKELIHOODS,
         "strategies": BUILT_IN,
         "sources": sources.BUILT_IN,
-        "tasks": {task.name: task for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask())},
+        "tasks": {
+            task.name: task
+            for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask(), SumsTask(name="posterior"))
+        },
     }
     return groups[group]
 
@@ -93,6 +100,7 @@ def resolve(group: str, name: str) -> Any:
         return built_in[name]
     key = {
         "datasets": "dataset", "models": "model", "methods": "model", "games": "model", "densities": "model",
+        "likelihoods": "model",
         "strategies": "strategy", "tasks": "task", "sources": "data",
     }[group]  # fmt: skip
     points = _entry_points(group)
@@ -219,15 +227,65 @@ def layout_of(config: RunConfig, schema: Schema) -> Layout:
     return Layout.of(schema, max(config.condition_hospitals, 1))
 
 
-def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
+def sums_method(config: RunConfig, schema: Schema) -> SumsMethod:
+    """What the run asks sums for. Raises ConfigError as ``synthesis_method`` and ``posterior_method``."""
+    return posterior_method(config, schema) if config.posterior else synthesis_method(config, layout_of(config, schema))
+
+
+def posterior_method(config: RunConfig, schema: Schema) -> PosteriorSums:
+    """The run's posterior as a method of sums.
+
+    Raises ConfigError for an unknown likelihood, column or option, and for a prior of another number of parameters.
+    """
+    layout = Layout.of(schema)
+    likelihood = _likelihood(config, layout)
+    k, names = len(likelihood.names), ", ".join(likelihood.names)
+    prior = {}
+    for key, given in zip(("prior-mean", "prior-sd"), config.prior, strict=True):
+        if len(given) not in (1, k):
+            raise ConfigError(f"Configuration key {key!r} has {len(given)} numbers; allowed are 1, or {k} for {names}.")
+        prior[key] = np.full(k, given[0]) if len(given) == 1 else np.array(given)
+    method = GaussNewton(likelihood, prior["prior-mean"], prior["prior-sd"], config.rounds)
+    return PosteriorSums(method, layout, places(layout, likelihood.columns))
+
+
+def _likelihood(config: RunConfig, layout: Layout) -> Likelihood:
+    """The run's model of task posterior, of the columns that are chosen where it takes any."""
+    make, options = resolve("likelihoods", config.model), config.chosen
+    named = callable(make) and "columns" in signature(make).parameters
+    if config.columns and not named:
+        raise ConfigError(
+            f"Configuration key 'columns' has the value {config.columns!r}, but the model {config.model!r} has its own columns; "
+            "leave the key out."
+        )
+    _check_options(config.model, make, options, "columns")
+    if named:
+        options = {"columns": chosen(layout, config.columns)} | options
+    try:
+        found = make(**options)
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
+            f"{_why(error)}."
+        ) from error
+    if not isinstance(found, Likelihood):
+        raise ConfigError(
+            f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Likelihood."
+        )
+    return found
+
+
+def synthesis_method(config: RunConfig, layout: Layout) -> SynthesisMethod:
     """The run's method of sums. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
     cannot do."""
     make, options = resolve("methods", config.model), config.chosen
     if callable(make) and "rounds" in signature(make).parameters:
         options = {"rounds": config.rounds} | options
-    _check_options(config.model, make, options)
+    _check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
     try:
-        found: SumsMethod = make(layout, **options)
+        found: SynthesisMethod = make(layout, **options)
     except PolyclinicError:
         raise
     except Exception as error:
@@ -245,16 +303,25 @@ def sums_method(config: RunConfig, layout: Layout) -> SumsMethod:
     return found
 
 
-def _check_options(model: str, make: Any, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an option that the method does not have, before its own TypeError says so in Python's words."""
-    taken = list(signature(make).parameters.values())[1:] if callable(make) else []
+def _check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) -> None:
+    """Raises ConfigError for an option that the method does not have, or lacks, before its own TypeError says so in Python's
+    words; ``ours``: what is no option, since it is given by others."""
+    taken = [one for one in signature(make).parameters.values() if one.name != ours] if callable(make) else []
     names = [one.name for one in taken if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     unknown = [name for name in options if name not in names]
     if unknown and callable(make) and not any(one.kind is Parameter.VAR_KEYWORD for one in taken):
         known = [dashed(name) for name in names]
         raise ConfigError(
-            f"The method {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
+            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
             f"{nearest(dashed(unknown[0]), known)}"
+        )
+    lacking = [
+        one.name for one in taken if one.name in names and one.default is Parameter.empty and one.name not in options
+    ]
+    if lacking:
+        raise ConfigError(
+            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in method-options, as "
+            f"'{dashed(lacking[0])}=1'."
         )
 
 
@@ -298,20 +365,22 @@ def density_of(config: RunConfig, layout: Layout) -> Recipe:
 
 def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask | DensityTask:
     if config.sums:
-        return SumsTask(sums_method(config, layout) if layout else None)
+        return SumsTask(synthesis_method(config, layout) if layout else None)
     if config.density:
         return DensityTask(density_of(config, layout) if layout else None)
     return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
 
 
 def task_of(config: RunConfig, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Any:
-    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` task synthesis knows its price alone;
-    ``question``: what it is asked in a round."""
+    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` one of synthesis or of a posterior knows
+    its price alone; ``question``: what it is asked in a round."""
     task = task_named(config.task)
     if config.synthesis:
         task = _synthesis(config, layout_of(config, schema) if schema else None)
-        if question is not None:
-            task = task.asked(question)
+    if config.posterior:
+        task = SumsTask(posterior_method(config, schema) if schema else None, name=config.task)
+    if question is not None and (config.synthesis or config.posterior):
+        task = task.asked(question)
     if config.strategy == "scaffold":
         return Controlled(task, config.control_variate)
     if config.shared_noise:

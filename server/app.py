@@ -72,8 +72,8 @@ class _Logged(Silent):
             spent += f", epsilon of a whole hospital {state.hospital_epsilon:.3f}"
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
-        log(INFO, "Round %d of %d: loss %s, AUROC %s%s", state.round, config.rounds, _short(pooled.get("loss")),
-            _short(pooled.get("auroc")), spent)  # fmt: skip
+        figures = f": loss {_short(pooled.get('loss'))}, AUROC {_short(pooled.get('auroc'))}"
+        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, "" if config.posterior else figures, spent)
 
 
 def _short(value: float | None) -> str:
@@ -91,7 +91,11 @@ def main(grid: Grid, context: Context) -> None:
             calibrate(config)
         folder = RunFolder.create(config)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
-        coordinate(grid, config, folder, progress=_Logged())
+        _, summary = coordinate(grid, config, folder, progress=_Logged())
+        if summary["posterior"] and summary["posterior"]["refused"]:
+            raise PolyclinicError(
+                f"{summary['posterior']['refused']} What was spent is in {folder.path / 'ledger.json'}."
+            )
     except PolyclinicError as error:
         log(ERROR, "Polyclinic: %s", error)
         raise

@@ -27,7 +27,7 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
         return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number)
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
-    model = _judged(run, number) if run.config.synthesis else state.model
+    model = _judged(run, number) if run.config.synthesis or run.config.posterior else state.model
     if model is None:
         return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
     messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)

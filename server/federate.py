@@ -30,6 +30,7 @@ from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.history import History
 from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
+from polyclinic.server.posterior import check_budget
 from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.replies import too_few
 from polyclinic.server.resuming import check_ledgers, check_states
@@ -73,7 +74,7 @@ class Outcome:
 
 def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
-    if not config.synthesis:
+    if not (config.synthesis or config.posterior):
         model_named(config.model)
     task_named(config.task)
     strategy = _strategy(config)
@@ -148,7 +149,7 @@ def federate(
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in sites if site.name not in _gone(state)]
-    if config.synthesis:
+    if config.synthesis or config.posterior:
         strategy = synthesis_strategy(strategy, config, sites[0].schema, state)
     sums: Ledger | None = None
     if config.central or config.secure_noise:
@@ -216,6 +217,8 @@ def _first_state(
         _ask_statistics(grid, sites, state, config, run, home, privacy)
     elif privacy:
         state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
+    if config.posterior and noise:
+        check_budget(config, sites[0].schema, noise, list(state.public_patients.values()))
     if config.sums:  # how many numbers the first sum has may depend on how common classes are
         state.arrays = first_arrays(config, sites[0].schema, state.classes)
     state.learning_rate = config.learning_rate or _learning_rate(config, state)

@@ -27,7 +27,7 @@ from polyclinic.training.stacked.engines import Engine, choose
 def check_model(config: RunConfig, schema: Schema) -> None:
     """Raises ConfigError for a model or imputation that hospitals would refuse; touches no record and costs no privacy."""
     check_imputation(config.imputation, schema, Imputer.read(config.imputer_file) if config.imputer_file else None)
-    if config.synthesis:
+    if config.synthesis or config.posterior:
         check_synthesis(config, schema)
     arrays = first_arrays(config, schema)
     features = len(feature_names(schema))
@@ -45,7 +45,7 @@ def first_arrays(config: RunConfig, schema: Schema, classes: Sequence[float] = (
 
 def local_arrays(config: RunConfig, schema: Schema) -> list[str]:
     """The model's arrays that stay at hospitals. Raises ConfigError where there are none to stay, or none to share."""
-    if config.synthesis:
+    if config.synthesis or config.posterior:
         return []
     module = load(build_model(config, schema), first_arrays(config, schema))
     names = list(module.state_dict())

@@ -12,6 +12,10 @@ from polyclinic.server.federate import Outcome
 from polyclinic.strategies.fedgan import FedGAN
 
 _MOST_UNCHANGED = 5
+_POSTERIOR = (
+    "The posterior is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by their "
+    "mean. Held-out patients were not asked for."
+)
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the number of patients", "the statistics that standardise features"
 
@@ -68,7 +72,9 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
             "knows it, so the guarantee is that of the method, not of these very numbers."
         )
-    if any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
+    if outcome.config.posterior:
+        said.append(_POSTERIOR)
+    elif any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
         said.append(
             "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "
             + ("a simulation's policy allows" if simulated else "their policies allow")

@@ -85,6 +85,11 @@ class RunFolder:
         return self.path / SYNTHESIZER
 
     @property
+    def posterior(self) -> Path:
+        """What a run of task posterior found."""
+        return self.path / "posterior.json"
+
+    @property
     def finished(self) -> bool:
         """The report is written last, so its presence means that everything else is there."""
         return (self.path / "report.html").is_file()
@@ -143,6 +148,11 @@ class RunFolder:
         schema.to_toml(self.path / "schema.toml")
         if synthesizer is not None:
             save(synthesizer, self.synthesizer)
+        posterior = summary.get("posterior")
+        if posterior and posterior["finished"]:
+            self.posterior.write_text(
+                json.dumps(posterior | {"privacy": summary["privacy"]}, indent=2), encoding="utf-8"
+            )
         (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
         write_plots(self.path)

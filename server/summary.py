@@ -14,6 +14,7 @@ from polyclinic.privacy.statements import statements
 from polyclinic.server.federate import Outcome
 from polyclinic.server.model import sha256_of
 from polyclinic.server.notes import notes
+from polyclinic.server.posterior import posterior_statement
 from polyclinic.server.sites import Site
 from polyclinic.server.synthesis import synthesis_statement
 
@@ -51,6 +52,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "central": outcome.central and _without_ledger(outcome.central),
         },
         "synthesis": synthesis_statement(config, outcome.synthesizer, [*state.patients.values()]) if config.synthesis else None,
+        "posterior": posterior_statement(config, outcome.strategy, state) if config.posterior else None,
         "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,

@@ -42,7 +42,7 @@ def check_synthesis(config: RunConfig, schema: Schema) -> None:
         density_of(config, layout_of(config, schema))
     if not config.sums:
         return
-    method = sums_method(config, layout_of(config, schema))
+    method = sums_method(config, schema)
     if method.rounds != config.rounds:
         raise ConfigError(
             f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for {method.rounds} "
@@ -76,15 +76,17 @@ def class_counts(config: RunConfig, sites: Sequence[Site], totals: Sequence[np.n
 
 def first_arrays_of(config: RunConfig, schema: Schema, classes: Sequence[float]) -> Arrays:
     """The arrays that hospitals are sent in the first round."""
-    state = {"classes": _frequencies(config, classes, schema)}
-    return {SUM: np.zeros(sums_method(config, layout_of(config, schema)).size(1, state))}
+    state = {"classes": np.ones(1) if config.posterior else _frequencies(config, classes, schema)}
+    return {SUM: np.zeros(sums_method(config, schema).size(1, state))}
 
 
 def synthesis_strategy(base: Strategy, config: RunConfig, schema: Schema, state: RunState) -> Strategy:
     """The strategy of the run, around ``base``, which averages what hospitals send."""
+    if config.posterior:
+        return FedSums(base, sums_method(config, schema), np.ones(1))
     layout, classes = layout_of(config, schema), _frequencies(config, state.classes, schema)
     if config.sums:
-        return FedSums(base, sums_method(config, layout), classes)
+        return FedSums(base, sums_method(config, schema), classes)
     if config.density:
         return FedFlow(base, density_of(config, layout), classes)
     rate = state.learning_rate or 0.0
@@ -100,15 +102,28 @@ def _frequencies(config: RunConfig, classes: Sequence[float], schema: Schema) ->
 
 
 def tell_noise(strategy: Strategy, config: RunConfig, state: RunState, sites: Sequence[Site], cohort: int) -> None:
-    """Say how noisy the mean over ``sites`` is, of ``cohort`` that were asked."""
-    if not isinstance(strategy, FedSums) or not state.noise_multiplier:
+    """Say how noisy the mean over ``sites`` is, of ``cohort`` that were asked, and over how many patients."""
+    if not isinstance(strategy, FedSums) or not state.public_patients:
         return
-    patients = {site.name: state.public_patients[site.name] for site in sites}
-    shares = float(len(sites))
+    noise, patients = state.noise_multiplier or 0.0, [state.public_patients[site.name] for site in sites]
+    strategy.noise, strategy.patients = noise_of_mean(config, noise, patients, cohort), sum(patients)
+    strategy.noises = {str(site.id): noise / count for site, count in zip(sites, patients, strict=True)}
+
+
+def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence[float], cohort: int) -> float:
+    """Standard deviation in each entry of the mean over hospitals of so many ``patients``, of ``cohort`` that were asked.
+
+    With what a secure sum rounds off: a hospital's entries go to the grid at random, or its sum's to the nearest point.
+    """
+    total, shares = sum(patients), float(len(patients))
     if config.shared_noise:
         shares /= secure_threshold(config, cohort) - _ONLOOKERS
-    strategy.noise = state.noise_multiplier * math.sqrt(shares) / sum(patients.values())
-    strategy.noises = {str(site.id): state.noise_multiplier / patients[site.name] for site in sites}
+    noise = noise_multiplier * math.sqrt(shares) / total
+    if not config.secure_aggregation:
+        return noise
+    largest = config.max_grad_norm if config.shared_noise else config.secure_clip_norm * max(patients)
+    rounding = largest / 2 ** (config.secure_bits + 1) * math.sqrt(len(patients)) / total
+    return math.hypot(noise, rounding)
 
 
 def synthesizer_of(strategy: Strategy) -> Synthesizer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,7 +22,8 @@ class FedSums(Strategy):
     """Asks each round of ``method`` for its sum, averaged by ``base``.
 
     classes: (K,) frequencies of the label. Before ``aggregate_train`` the loop says in ``noise`` the standard deviation of the
-    noise in each entry of the mean, and of a method that keeps hospitals apart in ``noises`` by node. Resumed from ``state``.
+    noise in each entry of the mean, in ``patients`` of how many it is, by what is public, and of a method that keeps hospitals
+    apart in ``noises`` by node. Resumed from ``state``.
     """
 
     def __init__(self, base: Strategy, method: SumsMethod, classes: np.ndarray) -> None:
@@ -35,6 +37,7 @@ class FedSums(Strategy):
         self.weights: dict[str, float] = {}
         self.done = 0
         self.noise = 0.0
+        self.patients = 1.0
         self.noises: dict[str, float] = {}
 
     def configure_train(
@@ -61,7 +64,8 @@ class FedSums(Strategy):
             mean, metrics = self.base.aggregate_train(server_round, answers)
             if mean is None:
                 return None, None
-            self.state = self.method.absorb(server_round, self.state, -_vector(mean), self.noise)
+            known = {**self.state, "patients": np.array([self.patients])}
+            self.state = self.method.absorb(server_round, known, -_vector(mean), self.noise)
         self.done = server_round
         size = self.method.size(min(server_round + 1, self.method.rounds), self.state)
         return ArrayRecord({SUM: Array(np.zeros(size))}), metrics
@@ -75,16 +79,17 @@ class FedSums(Strategy):
         self.weights[node] = weight
 
     def synthesizer(self) -> Synthesizer | None:
-        """What draws rows, once all sums are there; None before."""
-        if self.done < self.method.rounds:
+        """What draws rows, once all sums are there; None before, and of sums that end in something else."""
+        make = getattr(self.method, "synthesizer", None)
+        if make is None or self.done < self.method.rounds:
             return None
         if not self.separate:
-            return self.method.synthesizer(self.state)
+            return cast(Synthesizer, make(self.state))
         from polyclinic.synthesis.methods.mixture import Mixture
 
         nodes = sorted(self.states, key=int)
         total = math.fsum(self.weights[node] for node in nodes)
-        parts = [self.method.synthesizer(self.states[node]) for node in nodes]
+        parts = [make(self.states[node]) for node in nodes]
         found: Synthesizer = Mixture.of(parts, [self.weights[node] / total for node in nodes])
         return found
 

@@ -26,7 +26,7 @@ from polyclinic.cli.risk import link, risk
 from polyclinic.cli.synthesize import synthesize
 from polyclinic.cli.terminal import Commands, Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig, read_toml
-from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 
 app = typer.Typer(
     name="polyclinic", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -125,12 +125,17 @@ def run(
         screen.print(f"Report: {result.path / 'report.html'}", soft_wrap=True)
     if result.summary["stopped"]:
         raise typer.Exit(BudgetRefused.exit_code)
+    if (posterior := result.summary["posterior"]) and posterior["refused"]:
+        raise PolyclinicError(f"{posterior['refused']} What was spent is in {result.path / 'ledger.json'}.")
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
     from polyclinic.cli.live import privacy_sentence, result_table
+    from polyclinic.cli.posterior import posterior_table
 
     screen.print(result_table(summary, screen))
+    if (posterior := summary.get("posterior")) and posterior["finished"]:
+        screen.print(posterior_table(posterior))
     screen.print(privacy_sentence(summary))
     drops = summary["dropouts"]
     for drop in drops[:_MOST_DROPOUTS]:

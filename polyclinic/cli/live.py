@@ -144,8 +144,8 @@ class LiveProgress:
         )
         if state.hospital_epsilon is not None:
             spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
-        figures = f"loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}{spent}"
-        self._console.print(f"round {state.round}/{config.rounds}: {figures}")
+        figures = f": loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}"
+        self._console.print(f"round {state.round}/{config.rounds}{'' if config.posterior else figures}{spent}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -187,6 +187,11 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         "AUROC": [number(row["auroc"]) for row in (*sites.values(), pooled)],
         "accuracy": [number(row["accuracy"]) for row in (*sites.values(), pooled)],
     }
+    if summary.get("posterior"):
+        columns = {
+            "hospital": columns["hospital"],
+            "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
+        }
     if summary["privacy"]["epsilon"] is not None:
         columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
         columns[_RISK] = [*(_found(row) for row in sites.values()), ""]
@@ -232,8 +237,9 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     *rows, pooled = zip(*columns.values(), strict=True)
     for row in rows:
         table.add_row(*row)
-    table.add_section()
-    table.add_row(*pooled, style="bold")
+    if not summary.get("posterior"):
+        table.add_section()
+        table.add_row(*pooled, style="bold")
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.config.derived import compression
+from polyclinic.config.posterior import check_posterior
 from polyclinic.config.synthesis import check_synthesis
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def check_together(config: RunConfig) -> None:
         _strategy,
         _workers,
         check_synthesis,
+        check_posterior,
     ):
         check(config)
 
@@ -114,10 +116,10 @@ def _secure_sum(config: RunConfig) -> None:
 def _shared_noise(config: RunConfig) -> None:
     if not config.shared_noise:
         return
-    if config.task not in ("classification", "synthesis"):
+    if config.task not in ("classification", "synthesis", "posterior"):
         raise ValueError(
             f"shared-noise is true but task is {config.task!r}: the sum is of patients' clipped vectors; set task to "
-            "'classification' or 'synthesis'"
+            "'classification', 'synthesis' or 'posterior'"
         )
     for key, wanted, why in (
         ("secure-aggregation", True, "a share of the noise protects only in a sum"),

@@ -64,11 +64,12 @@ class Model(Keys):
         "classification",
         description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
         "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), synthesis "
-        "(docs/synthesis/README.md), or `package.module:Name`.",
+        "(docs/synthesis/README.md), posterior (docs/flows/inference.md), or `package.module:Name`.",
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, of task synthesis a method such as moments (the default there), or `package.module:Name`.",
+        description="logistic, mlp, of task synthesis a method such as moments (the default there), of task posterior logistic "
+        "or linear, or `package.module:Name`.",
     )
     hidden: str = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(

@@ -15,6 +15,7 @@ from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Conditions, Execution
 from polyclinic.config.keys import dashed
 from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
+from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior
 from polyclinic.config.protection import Central, Privacy, SecureSum
 from polyclinic.config.synthesis import Synthesis, is_density, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
@@ -28,6 +29,7 @@ _INDECISIVE = {
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "output-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.1},
     "objective-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.03},
+    "posterior": POSTERIOR_DEFAULTS,
 }
 #: What a strategy takes where nothing is given, because it is defined so.
 _STRATEGY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -47,14 +49,14 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     strategy = given.get("strategy")
     found = _OPTIMIZER_DEFAULTS.get(str(given.get("optimizer")), {}) | _TASK_DEFAULTS.get(str(given.get("task")), {})
     found |= _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
-    if str(given.get("shared-noise")).lower() == "true" and given.get("task") != "synthesis":
+    if str(given.get("shared-noise")).lower() == "true" and given.get("task") not in ("synthesis", "posterior"):
         found |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in (None, "fedavgm") else {})
     return found
 
 
 # Pydantic lists the fields of the last base first.
 class RunConfig(
-    Execution, Central, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Synthesis, Model, Data
+    Execution, Central, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Posterior, Synthesis, Model, Data
 ):  # fmt: skip
     """Everything that decides a run's result. Immutable; every field has a default that works."""
 
@@ -86,7 +88,10 @@ class RunConfig(
         """
         weighed = self.secure_aggregation and not self.secure_noise
         wanted = self.dp or weighed or self.synthesis
-        return self.standardise == "measured" or (self.patients_per_site == 0 and wanted)
+        counted = (
+            self.posterior and not self.dp
+        )  # information is of so many patients; the public number is of noise alone
+        return self.standardise == "measured" or counted or (self.patients_per_site == 0 and wanted)
 
     @property
     def evaluates_own(self) -> bool:
@@ -115,8 +120,13 @@ class RunConfig(
 
     @property
     def sums(self) -> bool:
-        """Whether that is by sums over patients."""
-        return self.synthesis and not self.game and not self.density
+        """Whether a round is one sum over patients."""
+        return self.posterior or (self.synthesis and not self.game and not self.density)
+
+    @property
+    def posterior(self) -> bool:
+        """Whether what is learned is a posterior of a named likelihood's parameters."""
+        return self.task == "posterior"
 
     @property
     def selection_cost(self) -> float:

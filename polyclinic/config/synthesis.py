@@ -64,7 +64,8 @@ class Synthesis(Keys):
     """Task synthesis: what is drawn, and how it is judged."""
 
     method_options: str = Field(
-        "", description="Options of task synthesis' model: `classes=8, most=20` (docs/synthesis/methods.md)."
+        "",
+        description="Options of the model of task synthesis or posterior: `classes=8, most=20` (docs/synthesis/methods.md).",
     )
     method_kind: Literal["auto", "sums", "game", "density"] = Field(
         "auto",
@@ -139,12 +140,16 @@ def _is(model: str, names: Sequence[str], group: str) -> bool:
 
 
 def check_synthesis(config: RunConfig) -> None:
-    """Raises ValueError for keys that task synthesis cannot be run with."""
-    if not config.synthesis:
+    """Raises ValueError for keys that a run of task synthesis, or of another that asks for sums, cannot have."""
+    if not (config.synthesis or config.posterior):
         return
+    if config.synthesis and config.imputation != "mean":
+        raise ValueError(
+            f"imputation is {config.imputation!r} but task is 'synthesis': it keeps track of missing cells itself; set "
+            "imputation to 'mean'"
+        )
     for key, wanted, why in (
         ("standardise", "none", "its numbers are scaled by the schema"),
-        ("imputation", "mean", "it keeps track of missing cells itself"),
         ("central-epsilon", 0.0, "whole hospitals are not covered"),
         ("local-layers", "", "nothing stays at hospitals"),
         ("proximal-mu", 0.0, "there is no model to stay near"),
@@ -155,14 +160,17 @@ def check_synthesis(config: RunConfig) -> None:
     ):  # fmt: skip
         value = getattr(config, key.replace("-", "_"))
         if value != wanted:
-            raise ValueError(f"{key} is {value!r} but task is 'synthesis': {why}; set {key} to {wanted!r}")
+            raise ValueError(f"{key} is {value!r} but task is {config.task!r}: {why}; set {key} to {wanted!r}")
     if config.strategy in ("scaffold", "ditto", "fedbn", "qfedavg"):
         raise ValueError(
-            f"strategy is {config.strategy!r} but task is 'synthesis', which averages what hospitals send; take fedavg, fedavgm, "
-            "fedadam or another that starts from a mean"
+            f"strategy is {config.strategy!r} but task is {config.task!r}, which averages what hospitals send; take fedavg, "
+            "fedavgm, fedadam or another that starts from a mean"
         )
     if config.sums:
-        for key, wanted in (("strategy", "fedavg"), ("local-steps", 1), ("sample-rate", 1.0), ("learning-rate", 1.0)):
+        for key, wanted in (
+            ("strategy", "fedavg"), ("local-steps", 1), ("sample-rate", 1.0), ("learning-rate", 1.0), ("weight-decay", 0.0),
+            ("max-grad-norm", 1.0),
+        ):  # fmt: skip
             value = getattr(config, key.replace("-", "_"))
             if value != wanted:
                 raise ValueError(

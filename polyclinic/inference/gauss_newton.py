@@ -22,6 +22,7 @@ from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.regression import Gaussian
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.accounting import epsilon as spent
+from polyclinic.privacy.sums import Ints, clipped_total
 
 Floats = NDArray[np.float64]
 Arrays = dict[str, np.ndarray]
@@ -253,8 +254,13 @@ def fit(
     method.check_noise(noise)
     state = method.begin(patients)
     for round in range(1, method.rounds + 1):
+        question = method.question(state)
+
+        def contributions(rows: Floats, patient: Ints, patients: int, question: Arrays = question) -> Floats:
+            return method.contributions(question, rows)
+
         total = sum(
-            (method.contributions(method.question(state), table).sum(axis=0) for table in tables),
+            (clipped_total(contributions, method.width, table, np.arange(len(table)), len(table)) for table in tables),
             np.zeros(method.width),
         )
         drawn = sum((rng.standard_normal(method.width) for _ in range(copies)), np.zeros(method.width))

@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"errors"},
     "inference": {"errors", "privacy", "models"},
     "synthesis": {"errors", "ehr", "privacy", "models"},
-    "training": {"errors", "ehr", "privacy", "models", "synthesis"},
+    "training": {"errors", "ehr", "privacy", "models", "inference", "synthesis"},
     "evaluation": {"errors", "ehr", "privacy", "synthesis"},
     "strategies": {"errors", "privacy", "models", "synthesis"},
     "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},

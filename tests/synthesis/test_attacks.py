@@ -16,8 +16,8 @@ from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.plugins import game_of
+from polyclinic.privacy import sums
 from polyclinic.server.synthesis import synthesis_statement
-from polyclinic.synthesis import sums
 from polyclinic.synthesis.certificate import NO_GUARANTEE, SHARED, certificate, guarantee_of
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game

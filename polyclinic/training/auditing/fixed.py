@@ -76,7 +76,8 @@ def of_sums(
     layout, z = method.layout, method.layout.rows(patients.x, patients.y)
     parts = []
     state: Arrays = {
-        "classes": class_frequencies(np.bincount(layout.labels(z), minlength=layout.classes).astype(np.float64))
+        "classes": class_frequencies(np.bincount(layout.labels(z), minlength=layout.classes).astype(np.float64)),
+        "patients": np.array([float(patients.patients)]),
     }
     for round in range(1, method.rounds + 1):
         question, size = method.question(round, state), method.size(round, state)

@@ -1,0 +1,90 @@
+"""The keys of a posterior: its public normal prior, and which numbers of a record its likelihood is of."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from polyclinic.config.keys import Keys
+
+if TYPE_CHECKING:
+    from polyclinic.config.run import RunConfig
+
+#: What task posterior takes where nothing is given: each round is one sum over all patients.
+POSTERIOR_DEFAULTS: dict[str, Any] = {
+    "rounds": 8, "standardise": "none", "momentum": 0.0, "local-steps": 1, "sample-rate": 1.0, "learning-rate": 1.0,
+    "max-grad-norm": 1.0,
+}  # fmt: skip
+
+
+class Posterior(Keys):
+    """Task posterior: of which parameters, and from which prior."""
+
+    columns: str = Field(
+        "",
+        description="Task posterior: features, then the outcome, separated by commas (`age, sex, died`); empty takes all "
+        "features and the label (docs/flows/inference.md).",
+    )
+    prior_mean: str = Field(
+        "0", description="Task posterior: mean of the normal prior, public: one number, or one for each parameter."
+    )
+    prior_sd: str = Field(
+        "2.5",
+        description="Task posterior: standard deviation of that prior, by feature as scaled: one number, or one for each "
+        "parameter.",
+    )
+
+    @field_validator("prior_mean", "prior_sd", mode="before")
+    @classmethod
+    def _one_number(cls, value: object) -> object:
+        return repr(value) if type(value) in (int, float) else value
+
+    @field_validator("prior_mean")
+    @classmethod
+    def _means(cls, value: str) -> str:
+        if _numbers(value) is None:
+            raise ValueError("must be numbers separated by commas, as in '0' or '0, 0.5'")
+        return value
+
+    @field_validator("prior_sd")
+    @classmethod
+    def _deviations(cls, value: str) -> str:
+        if not all(number > 0 for number in _numbers(value) or [0.0]):
+            raise ValueError("must be positive numbers separated by commas, as in '2.5' or '5, 1'")
+        return value
+
+    @property
+    def prior(self) -> tuple[list[float], list[float]]:
+        """Means and standard deviations, of all parameters or of each."""
+        return _numbers(self.prior_mean) or [], _numbers(self.prior_sd) or []
+
+
+def _numbers(text: str) -> list[float] | None:
+    """The finite numbers of a text, None where it holds anything else or none."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
+    return found if all(map(math.isfinite, found)) else None
+
+
+def check_posterior(config: RunConfig) -> None:
+    """Raises ValueError for keys that task posterior cannot be run with."""
+    if not config.posterior:
+        return
+    if config.rounds < 2:
+        raise ValueError(
+            f"rounds is {config.rounds} but task is 'posterior', whose last half is averaged; set rounds to 8"
+        )
+    if config.imputation == "indicator":
+        raise ValueError(
+            "imputation is 'indicator' but task is 'posterior': there a column says by its name whether to count where it is "
+            "missing; leave imputation at 'mean' and name 'FEATURE missing' in columns"
+        )
+    if config.secure_noise:
+        raise ValueError(
+            f"secure-noise is {config.secure_noise:g} but task is 'posterior', whose intervals would leave that noise out; set "
+            "secure-noise to 0.0"
+        )

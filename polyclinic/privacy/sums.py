@@ -1,0 +1,66 @@
+"""Sums over patients, of vectors that someone else computes: the one place that clips them.
+
+Every patient's vector is clipped to L2 norm 1, so that adding or removing a patient moves a sum by at most 1.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+# Numbers in the vectors that are held at once.
+_AT_ONCE = 1 << 22
+# A clipped vector stays below 1 whatever rounding does.
+_MARGIN = 1.0 - 1e-9
+
+
+class Contributions(Protocol):
+    """What each patient adds to a sum."""
+
+    def __call__(self, rows: Floats, patient: Ints, patients: int) -> Floats:
+        """(patients, size) of (n, D) ``rows``, (n,) of whom each is; of a patient with several rows their mean."""
+        ...
+
+
+def clipped_total(
+    contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int, name: str = "method"
+) -> Floats:
+    """(size,) sum of the patients' vectors, each clipped to L2 norm 1; one that is not finite counts as zero.
+
+    Neighbouring relation: add or remove one patient. Raises ValueError, with the ``name`` of whose they are, for vectors of
+    another size.
+    """
+    total = np.zeros(size)
+    order = np.argsort(patient, kind="stable")
+    ends = np.searchsorted(patient[order], np.arange(patients + 1))
+    at_once = max(1, _AT_ONCE // max(size, 1))
+    first = 0
+    while first < patients:
+        # By rows: one patient with very many must not end the hospital's memory, which would be seen.
+        last = int(np.searchsorted(ends, ends[first] + at_once, side="right")) - 1
+        last = min(max(last, first + 1), first + at_once, patients)
+        chosen, found = order[ends[first] : ends[last]], np.zeros((last - first, size))
+        pieces = np.split(chosen, range(at_once, len(chosen), at_once))
+        for some in pieces:
+            given = contributions(rows[some], patient[some] - first, last - first)
+            if given.shape != found.shape:
+                raise ValueError(f"{name} gives vectors of shape {given.shape}, needed is {found.shape}.")
+            # More than one piece are one patient's: the mean of all rows from the pieces' means.
+            found += np.asarray(given, dtype=np.float64) * (len(some) / len(chosen) if len(pieces) > 1 else 1.0)
+        total += _clipped(found).sum(axis=0)
+        first = last
+    return total
+
+
+def _clipped(vectors: Floats) -> Floats:
+    vectors = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
+    largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
+    # By the largest entry first: the square of a large number is infinite.
+    scaled = vectors / np.maximum(largest, 1.0)
+    norms = np.linalg.norm(scaled, axis=1, keepdims=True) * np.maximum(largest, 1.0)
+    clipped: Floats = np.where(norms > 1.0, vectors / np.maximum(norms, 1.0), vectors) * _MARGIN
+    return clipped

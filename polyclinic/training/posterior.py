@@ -1,0 +1,149 @@
+"""A posterior as a method of sums: which numbers of a record the likelihood is of, and what the last state says.
+
+A record's numbers are those of ``synthesis.layout``: scaled by the public schema, a missing number at its public centre. A
+patient with several rows counts once, by the mean of the rows' vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.ehr.schema import NUMERIC_KINDS
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.inference.gauss_newton import GaussNewton
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.synthesis.synthesizer import Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class PosteriorSums:
+    """``synthesis.sums.SumsMethod`` of a posterior. places: (d,) where in a row of ``layout`` the likelihood's columns are."""
+
+    method: GaussNewton
+    layout: Layout
+    places: Ints
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def rounds(self) -> int:
+        return self.method.rounds
+
+    def question(self, round: int, state: Arrays) -> Arrays:
+        """The estimate and the coordinates."""
+        return self.method.question(self._begun(state))
+
+    def size(self, round: int, state: Arrays) -> int:
+        """Numbers of a sum, in all rounds."""
+        return self.method.width
+
+    def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+        """(patients, size) means of the rows' vectors. Raises ConfigError for arrays that are not of this many parameters."""
+        k = len(self.method.start)
+        for name, shape in (("estimate", (k,)), ("basis", (k, k))):
+            value = question.get(name)
+            if value is None or value.shape != shape or value.dtype != np.float64:
+                raise ConfigError(f"The question's {name!r} must be float64 of shape {shape}.")
+        return mean_of_rows(self.method.contributions(question, z[:, self.places]), patient, patients)
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """The next state; ``patients`` in ``state`` says of how many the mean is."""
+        return self.method.absorb(round, self._begun(state), mean, noise)
+
+    def result(self, state: Arrays) -> dict[str, Any]:
+        """``Released.as_json``. Raises DataError where there is no result."""
+        return self.method.posterior(state).as_json(self.method.likelihood.names)
+
+    def prior(self) -> dict[str, dict[str, float]]:
+        """Mean and standard deviation by parameter."""
+        names = self.method.likelihood.names
+        return {
+            name: {"mean": float(mean), "sd": float(sd)}
+            for name, mean, sd in zip(names, self.method.start, self.method.scale, strict=True)
+        }
+
+    def scales(self) -> dict[str, dict[str, Any]]:
+        """By the likelihood's columns: a number z stands for ``centre + scale * z`` in the column's ``unit``."""
+        return {
+            name: _scale(self.layout, int(place))
+            for name, place in zip(self.method.likelihood.columns, self.places, strict=True)
+        }
+
+    def _begun(self, state: Arrays) -> Arrays:
+        return {**self.method.begin(1.0), **state}
+
+
+def places(layout: Layout, columns: Sequence[str]) -> Ints:
+    """(d,) where in a row of ``layout`` the named numbers are; the name of a label of two classes is the second one's.
+
+    Raises ConfigError for a name that is not there.
+    """
+    known = {name: place for place, name in enumerate(layout.names)} | _outcome(layout)
+    for name in columns:
+        if name not in known:
+            why = (
+                f" The label has {layout.classes} classes; name one of them as '{layout.schema.label.name}=1'."
+                if name == layout.schema.label.name
+                else nearest(name, known)
+            )
+            raise ConfigError(f"Configuration key 'columns': the schema has no number {name!r} in a record.{why}")
+    return np.array([known[name] for name in columns], dtype=np.int64)
+
+
+def chosen(layout: Layout, text: str) -> tuple[str, ...]:
+    """The columns that the configuration names, or all features and the label; a column of several numbers stands for them.
+
+    Of a column of categories the first is the reference and left out: with all of them and an intercept, no one of them would
+    say anything. Raises ConfigError for a name that stands twice, or an outcome that may be missing.
+    """
+    whole = {column.name: _numbers_of(layout, column.name) for column, _ in layout.columns}
+    given = [part.strip() for part in text.split(",")] if text.strip() else [*whole, layout.schema.label.name]
+    found = [name for part in given for name in (whole.get(part) or [part])]
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"Configuration key 'columns' names {twice!r} twice.")
+    outcome = found[-1]
+    if outcome in layout.names and _may_miss(layout, outcome):
+        raise ConfigError(
+            f"Configuration key 'columns' has {outcome!r} last, which may be missing: an outcome is not filled in; name one that "
+            "every record has."
+        )
+    return tuple(found)
+
+
+def _numbers_of(layout: Layout, name: str) -> list[str]:
+    for column, at in layout.columns:
+        if column.name == name:
+            names = list(layout.names[at])
+            return names[1:] if column.kind == "categorical" and not column.drop_first else names
+    return []
+
+
+def _outcome(layout: Layout) -> dict[str, int]:
+    return {layout.schema.label.name: layout.label.start + 1} if layout.classes == 2 else {}
+
+
+def _may_miss(layout: Layout, name: str) -> bool:
+    place = layout.names.index(name)
+    return any(column.nullable for column, at in layout.columns if at.start <= place < at.stop)
+
+
+def _scale(layout: Layout, place: int) -> dict[str, Any]:
+    """A number's place in the record's own unit; 0 and 1 of what is there or not."""
+    for column, at in layout.columns:
+        if at.start <= place < at.stop and column.kind in NUMERIC_KINDS:
+            low, high = column.bounds or (0.0, float(len(column.categories) - 1))
+            half = (high - low) / 2
+            return {
+                "centre": float(low + half * (1 + layout.mean[place])), "scale": float(half * layout.std[place]),
+                "unit": column.unit,
+            }  # fmt: skip
+    return {"centre": 0.0, "scale": 1.0, "unit": ""}

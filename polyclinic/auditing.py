@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.fixed import Fixed, of_game, of_sums
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import imputed, standardised
+from polyclinic.training.preparation import contributions, imputed, standardised
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
@@ -114,7 +115,8 @@ def _synthesis(
     schema = dataset_of(config).schema
     settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
     if config.sums:
-        return of_sums(sums_method(config, schema), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
+        subject = of_sums(sums_method(config, schema), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
+        return replace(subject, counts=partial(contributions, measured=False)) if config.posterior else subject
     if not config.game:
         raise ConfigError(
             f"Configuration key 'model' has the value {config.model!r}, which the audit of task synthesis does not know; it "

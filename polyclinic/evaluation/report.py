@@ -20,6 +20,7 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.flow_diagram import plot_flow
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
+from polyclinic.evaluation.posterior_plot import plot_posterior
 from polyclinic.evaluation.privacy_text import (
     central_sentence,
     composition,
@@ -73,7 +74,8 @@ def render_report(run_dir: Path) -> Path:
 def write_plots(run_dir: Path) -> list[Path]:
     """Writes ``plots/{auroc,loss,epsilon}.svg`` and ``.png`` into a run folder and returns their paths.
 
-    Epsilon is left out when no site spent any. Raises DataError as ``render_report`` does.
+    Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one. Raises DataError
+    as ``render_report`` does.
     """
     folder = Path(run_dir) / "plots"
     figures = run_figures(*read_run(Path(run_dir)))
@@ -102,10 +104,13 @@ def read_run(run_dir: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a run by name: auroc, loss, and epsilon where some site spent any."""
+    """The figures of a run by name: auroc and loss, or the posterior; epsilon where some site spent any."""
     sites = _part(_part(summary, "metrics"), "sites")
     floor = _part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
-    figures = {"auroc": plot_auroc(rounds, _finite(floor)), "loss": plot_loss(rounds)}
+    if posterior := _part(summary, "posterior"):
+        figures = {"posterior": plot_posterior(posterior["parameters"])} if posterior["finished"] else {}
+    else:
+        figures = {"auroc": plot_auroc(rounds, _finite(floor)), "loss": plot_loss(rounds)}
     if "epsilon" in rounds.columns and bool(pd.to_numeric(rounds["epsilon"], errors="coerce").gt(0).any()):
         budgets = {name: _finite(site.get("budget")) for name, site in sites.items()}
         figures["epsilon"] = plot_epsilon(rounds, budgets)
@@ -164,6 +169,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "few": FEW_ROWS,
         "comparisons": comparisons,
         "synthesis": _synthesis(_part(summary, "synthesis"), pooled),
+        "posterior": _part(summary, "posterior"),
         "has_undefined": "undefined" in cells,
         "has_missing": "–" in cells,
         "plots": [_embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
@@ -224,6 +230,7 @@ def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
         else "Records stayed at their hospital; updates of the model are what travelled."
     )
     what = "generator of synthetic patients" if _part(summary, "synthesis") else "shared model"
+    what = "posterior" if _part(summary, "posterior") else what
     return (
         f"One {what} for {summary.get('dataset', 'the records')} was trained by {sites} "
         f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
@@ -316,6 +323,7 @@ def _embedded(name: str, figure: Figure) -> dict[str, str]:
     by_round = "by round at the hospitals; the numbers are in rounds.csv."
     alt = {
         "auroc": f"AUROC on held-out patients {by_round}",
+        "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
         "loss": f"Loss on held-out patients {by_round}",
         "epsilon": f"Epsilon spent {by_round}",
         "flow": "Rows and patients left after each step; the numbers are in summary.json.",

@@ -102,18 +102,23 @@ and the model may reveal its training records. Do not share it as if it were ano
 <p>{{ sentence }}</p>
 
 <dl class="figures">
+{% if posterior %}
+<div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
+{% else %}
 <div><dt>AUROC, pooled</dt><dd>{{ pooled.auroc | metric }}</dd>
 <small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}over the held-out patients of all
 hospitals</small></div>
 <div><dt>Accuracy, pooled</dt><dd>{{ pooled.accuracy | metric }}</dd>
 <small>{% if floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
 right answers{% endif %}</small></div>
+{% endif %}
 <div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
 <dd>{{ privacy.epsilon | epsilon if private else "none" }}</dd>
 <small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else
 "for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
 <div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
-<small>{{ patients | count }} patients, {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
+<small>{% if not posterior %}{{ patients | count }} patients, {% endif %}
+{{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
 
 <h2>Hospitals</h2>
@@ -125,15 +130,16 @@ right answers{% endif %}</small></div>
 {%- for comparison in comparisons %}<th colspan="2" class="first">{{ comparison.title }}</th>{% endfor -%}
 <th colspan="4" class="first"></th></tr>
 {% endif %}
-<tr><th>Hospital</th><th class="num">Patients</th><th class="num first">AUROC</th><th class="num">Accuracy</th>
+<tr><th>Hospital</th>{% if not posterior %}
+<th class="num">Patients</th><th class="num first">AUROC</th><th class="num">Accuracy</th>{% endif %}
 {%- for _ in comparisons %}<th class="num first">AUROC</th><th class="num">Accuracy</th>{% endfor -%}
 <th class="num first">Epsilon spent</th><th class="num">Found at 1 % wrong</th><th class="num">Advantage</th>
 <th class="num">Rounds joined</th></tr>
 </thead>
 <tbody>
 {% for hospital in hospitals %}
-<tr><th scope="row">{{ hospital.name }}</th><td class="num">{{ hospital.patients | count }}</td>
-{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}
+<tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}<td class="num">{{ hospital.patients | count }}</td>
+{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}{% endif %}
 {%- for comparison in comparisons %}{% set row = comparison.sites.get(hospital.name, {}) %}
 {{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
 <td class="num first nowrap">{{ hospital.spent }}</td>
@@ -142,6 +148,7 @@ right answers{% endif %}</small></div>
 <td class="num nowrap">{{ hospital.rounds_joined | count }} of {{ rounds | count }}</td></tr>
 {% endfor %}
 </tbody>
+{% if not posterior %}
 <tbody class="totals">
 <tr class="pooled"><th scope="row">Pooled</th><td class="num">{{ patients | count }}</td>
 {{ metric(pooled.auroc, true) }}{{ metric(pooled.accuracy) }}
@@ -151,6 +158,7 @@ right answers{% endif %}</small></div>
 {%- for comparison in comparisons %}{{ metric(comparison.macro.auroc, true) }}
 {{ metric(comparison.macro.accuracy) }}{% endfor %}<td class="first"></td><td colspan="3"></td></tr>
 </tbody>
+{% endif %}
 </table>
 </div>
 {% if spread %}
@@ -161,11 +169,36 @@ one in four, and at least {{ spread[4] | metric }} at one in ten.</p>
 {% elif hospitals | length < sites %}
 <p>The table shows {{ hospitals | length }} of {{ sites | count }} hospitals; <code>summary.json</code> has all.</p>
 {% endif %}
+{% if not posterior %}
 <p class="small muted">All measured on held-out patients, who took no part in training.
 {% if has_undefined %}<strong>Undefined</strong>: the held-out patients hold one class only, or the model gave no
 usable probabilities, so the metric has no value; it is left out of the mean over hospitals.{% endif %}
 {% if has_missing %} <strong>–</strong>: not measured in this run.{% endif %}
 {% for comparison in comparisons %} <strong>{{ comparison.title }}</strong>: {{ comparison.meaning }}{% endfor %}</p>
+{% endif %}
+
+{% if posterior %}
+<h2>Posterior</h2>
+{% if posterior.finished %}
+<div class="scroll"><table><thead><tr><th>Parameter</th><th class="num">Mean</th><th class="num">Standard deviation</th>
+<th class="num">95 % interval</th><th class="num">Widened by privacy</th></tr></thead><tbody>
+{% for name, row in posterior.parameters.items() %}<tr><th scope="row">{{ name }}</th>
+<td class="num">{{ "%.3f" | format(row.mean) }}</td><td class="num">{{ "%.3f" | format(row.sd) }}</td>
+<td class="num nowrap">{{ "%.3f to %.3f" | format(row.low, row.high) }}</td>
+<td class="num nowrap">{{ "%.3g times" | format(row.inflation) }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+<p class="small muted">By feature as scaled: a number z stands for centre + scale z.
+{% for name, row in posterior["columns"].items() if row.scale != 1 or row.centre != 0 %}
+{{ name }}: {{ "%.4g + %.4g z" | format(row.centre, row.scale) }} {{ row.unit }}.
+{% endfor %}
+Correlations and the prior are in <code>posterior.json</code>. Made of {{ "%.0f" | format(posterior.patients) }} training
+patients, as far as is known; a missing number stands at its centre{% if posterior.missing != "mean" %} unless imputation
+{{ posterior.missing }} filled it{% endif %}.</p>
+{% else %}
+<div class="notice warn"><p><strong>There is no result.</strong> {{ posterior.refused }}</p></div>
+{% endif %}
+{% endif %}
 
 {% if synthesis %}
 <h2>Synthetic patients</h2>

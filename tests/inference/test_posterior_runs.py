@@ -1,0 +1,287 @@
+"""Runs of task posterior: the library's numbers over any hospitals, a charge for every sum, and no result that is not one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from polyclinic import Federation, RunResult
+from polyclinic.auditing import subject_of_config
+from polyclinic.cli import main
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.inference.gauss_newton import fit
+from polyclinic.inference.likelihood import Likelihood
+from polyclinic.messages import QUESTION, TrainRequest
+from polyclinic.plugins import dataset_named, posterior_method
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.streams import generator
+from polyclinic.privacy.sums import clipped_total
+from polyclinic.server.calibration import calibrate
+from polyclinic.server.progress import Silent
+from polyclinic.training.auditing.checks import noise, sensitivity, steps
+from polyclinic.training.auditing.faults import fault_named
+from tests.client.test_hospital import SCHEMA, context, make_hospital, message
+
+COLUMNS = "intensive, age, male, controlled"
+Run = Callable[..., RunResult]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def call(**options: Any) -> RunResult:
+        usual = {"task": "posterior", "columns": COLUMNS, "sites": 3, "epsilon": 20.0}
+        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(usual | options))
+
+    return call
+
+
+def tables(config: RunConfig) -> list[np.ndarray]:
+    """The records of each hospital's training patients, as the likelihood reads them."""
+    dataset = dataset_named(config.dataset)
+    method = posterior_method(config, dataset.schema)
+    shards = load_shards(dataset, config.sites, config.partitioner or "natural", config.seed, config.alpha)
+    return [method.layout.rows(shard.train.x, shard.train.y)[:, method.places] for shard in shards]
+
+
+def numbers(result: RunResult) -> np.ndarray:
+    """(k, 2) means and standard deviations."""
+    return np.array([[row["mean"], row["sd"]] for row in result.posterior["parameters"].values()])
+
+
+def test_it_is_the_librarys_and_one_hospital_split_in_three_gives_the_same(run: Run) -> None:
+    for options in ({}, {"model": "linear", "columns": "age, male, intensive", "method_options": "deviation=0.3"}):
+        whole, split = (run(dp=False, sites=sites, partitioner="iid", **options) for sites in (1, 3))
+        method = posterior_method(split.config, dataset_named("trial").schema).method
+        found = fit(method, tables(split.config), 0.0, generator(0, "none"))
+        expected = np.column_stack([found.posterior.mean, found.posterior.deviations])
+        np.testing.assert_allclose(numbers(split), expected, rtol=1e-9)
+        above = np.triu_indices(len(expected), 1)
+        assert np.allclose(np.array(split.posterior["correlations"])[above], found.posterior.correlations, atol=1e-9)
+        assert sum(map(len, tables(whole.config))) == sum(map(len, tables(split.config)))
+        np.testing.assert_allclose(numbers(whole), numbers(split), rtol=1e-6)
+        assert split.posterior["patients"] == sum(map(len, tables(split.config)))
+
+
+def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> None:
+    result = run()
+    plan = calibrate(result.config)
+    for site in result.summary["statement"]["sites"].values():
+        assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 8]
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] <= 20.0
+    written = json.loads((result.path / "posterior.json").read_text())
+    assert written["privacy"]["epsilon"] == result.privacy["epsilon"]
+    assert written["parameters"] == result.posterior["parameters"]
+    assert written["columns"]["age"] == {"centre": 65.0, "scale": 12.5, "unit": "years"}
+    page = (result.path / "report.html").read_text()
+    assert "Widened by privacy" in page and "AUROC, pooled" not in page
+    assert (result.path / "plots" / "posterior.svg").is_file()
+    wide = [row["inflation"] for row in result.posterior["parameters"].values()]
+    assert all(1.0 < one < 2.0 for one in wide)
+    exact = numbers(run(dp=False))
+    assert (np.abs(numbers(result) - exact)[:, 0] < 3 * exact[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"secure_aggregation": True}, marks=pytest.mark.slow),
+        {"secure_aggregation": True, "shared_noise": True},
+    ],
+)
+def test_every_way_of_collecting_gives_the_posterior(run: Run, options: dict[str, Any]) -> None:
+    result, plain = run(**options), run()
+    if options == {"workers": 2}:
+        assert result.posterior == plain.posterior
+    else:
+        widened = [
+            np.array([row["inflation"] for row in one.posterior["parameters"].values()]) for one in (result, plain)
+        ]
+        assert np.allclose(*widened, rtol=0.02) if len(options) == 1 else (widened[0] < widened[1]).all()
+        exact = numbers(run(dp=False))
+        assert (np.abs(numbers(result) - exact)[:, 0] < 3 * exact[:, 1]).all()
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_posterior(run: Run) -> None:
+    class Stopped(Exception):
+        pass
+
+    class Watcher(Silent):
+        def opened(self, folder: Path) -> None:
+            self.folder = folder
+
+        def round_done(self, config: RunConfig, state: Any) -> None:
+            if state.round == 6:
+                raise Stopped
+
+    whole, watcher = run(), Watcher()
+    with pytest.raises(Stopped):
+        run(progress=watcher)
+    again = Federation.resume(watcher.folder)
+    assert again.posterior == whole.posterior and again.privacy["epsilon"] == whole.privacy["epsilon"]
+
+
+def test_hospitals_that_are_away_leave_the_mean_of_those_that_are_there(run: Run, tmp_path: Path) -> None:
+    away = tmp_path / "away.csv"
+    away.write_text("round,site\n" + "".join(f"{number},hospital-3\n" for number in (5, 6, 7, 8)))
+    found = run(dp=False, availability=str(away))
+    config = found.config
+    method = posterior_method(config, dataset_named("trial").schema).method
+    others = fit(method, tables(config)[:2], 0.0, generator(0, "none")).posterior
+    np.testing.assert_allclose(numbers(found)[:, 1], others.deviations, rtol=0.02)
+    assert (np.abs(numbers(found)[:, 0] - others.mean) < 0.1 * others.deviations).all()
+    assert found.posterior["patients"] == sum(map(len, tables(config)[:2]))
+
+
+class Clocked(Likelihood):
+    """A likelihood of one's own: a normal of known spread around one level."""
+
+    names, columns = ("level",), ("age",)
+
+    def __init__(self, spread: float = 0.5) -> None:
+        self.spread = spread
+
+    def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
+        return -(((records[:, 0] - parameters) / self.spread) ** 2) / 2
+
+
+OWN = f"{__name__}:Clocked"
+
+
+def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
+    result = run(model=OWN, columns="", method_options="spread=0.7", prior_sd=10, dp=False)
+    ages = np.concatenate([table[:, 0] for table in tables(result.config)])
+    assert numbers(result)[0] == pytest.approx([ages.mean(), 0.7 / np.sqrt(len(ages))], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 0.3}, "budget is too small for 4 parameters"),
+        ({"columns": "age, mal, controlled"}, "no number 'mal' in a record. Did you mean 'male'"),
+        ({"columns": "age, age, controlled"}, "names 'age' twice"),
+        ({"prior_sd": "1, 2"}, "has 2 numbers; allowed are 1, or 4 for intercept, intensive, age, male"),
+        ({"prior_sd": "0"}, "must be positive numbers"),
+        ({"prior_mean": "none"}, "must be numbers separated by commas"),
+        ({"model": "linear"}, "needs the option 'deviation'"),
+        ({"model": "linear", "method_options": "sd=1"}, "no option 'sd'; allowed are deviation"),
+        ({"model": "logistics"}, "Did you mean 'logistic'"),
+        ({"model": OWN}, "has its own columns"),
+        ({"rounds": 1}, "whose last half is averaged"),
+        ({"standardise": "public"}, "standardise is 'public' but task is 'posterior'"),
+        ({"strategy": "fedadam"}, "which no step or strategy changes"),
+        ({"max_grad_norm": 3.0}, "set max-grad-norm to 1.0"),
+        ({"hidden": "8"}, "hidden"),
+        ({"synthetic_rows": 20}, "only with the task synthesis"),
+        ({"task": "classification"}, "only with the task posterior"),
+        ({"secure_aggregation": True, "secure_clip_norm": 0.5}, "a shorter one would be cut and the posterior false"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_folder_is_made(
+    run: Run, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(**options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_do_not_settle_leave_the_bill_and_no_posterior(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two rounds from a prior far away: no step of theirs is near the end.
+    given = {"task": "posterior", "columns": COLUMNS, "sites": "3", "rounds": "2", "prior-mean": "40", "epsilon": "50"}
+    sets = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
+    with pytest.raises(SystemExit) as end:
+        monkeypatch.setattr(
+            "sys.argv", ["polyclinic", "run", "--dataset", "trial", "--out", str(tmp_path), "--json", *sets]
+        )
+        main()
+    assert end.value.code == 1
+    said = capsys.readouterr()
+    assert "did not settle" in said.err and "ledger.json" in said.err
+    (folder,) = tmp_path.iterdir()
+    told = json.loads(said.out)
+    assert told["posterior"]["finished"] is False and "parameters" not in told["posterior"]
+    assert json.loads((folder / "ledger.json").read_text())["sites"]["hospital-1"]["epsilon"] > 0
+    assert not (folder / "posterior.json").exists() and "There is no result." in (folder / "report.html").read_text()
+    with pytest.raises(PolyclinicError, match="did not settle"):
+        RunResult.read(folder).posterior  # noqa: B018
+
+
+POLICY = 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["posterior"]\n'
+
+
+def asked(hospital: Path, question: dict[str, np.ndarray], size: int = 10, **changes: Any) -> Any:
+    config = RunConfig.build({"task": "posterior"} | changes)
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=4.0, public_patients=150.0, learning_rate=1.0)
+    sent = message(request, "train", {"sum": np.zeros(size)})
+    sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in question.items()})
+    return app(sent, context(hospital, config))
+
+
+def test_a_real_hospital_answers_one_sum_and_refuses_a_lying_servers_question_unpaid(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, POLICY)
+    good = {"round": np.array([1]), "estimate": np.zeros(3), "basis": np.diag([2.5] * 3)}
+    for wrong, words in (
+        ({"round": np.array([9])}, "'round' must be one number from 1 to 8"),
+        ({"estimate": np.array([0.0, np.nan, 0.0])}, "not finite"),
+        ({"basis": np.full((3, 3), np.inf)}, "not finite"),
+        ({"estimate": np.zeros((3, 1))}, "is not one that gauss-newton can answer"),
+        ({"estimate": np.zeros(4)}, "is not one that gauss-newton can answer"),
+        ({"basis": np.eye(4)}, "is not one that gauss-newton can answer"),
+        ({"basis": np.zeros((3, 3), dtype=np.int64)}, "is not one that gauss-newton can answer"),
+    ):
+        assert words in asked(hospital, good | wrong).error.reason
+    assert "array 'sum' has 11 numbers".casefold() in asked(hospital, good, size=11).error.reason.casefold()
+    assert "can answer" in asked(hospital, {"round": good["round"]}).error.reason
+    default = make_hospital(tmp_path, "budget = 2.0\ndelta = 1e-3\n")
+    assert "the policy allows the tasks classification" in asked(default, good).error.reason
+    named = asked(make_hospital(tmp_path, POLICY), good, model=OWN).error.reason
+    assert "the policy allows the models logistic" in named
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    first, again = asked(hospital, good), asked(hospital, good)
+    np.testing.assert_array_equal(*[reply.content["arrays"]["sum"].numpy() for reply in (first, again)])
+
+
+def test_a_patients_rows_count_once_and_a_missing_number_stands_at_its_public_centre() -> None:
+    method = posterior_method(RunConfig.build({"task": "posterior"}), Schema.from_dict(SCHEMA))
+    question, rng = method.question(1, {}), generator(3, "rows")
+    x, y, patient = rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9), np.array([0, 0, 0, 0, 1, 2, 2, 3, 4])
+    z = method.layout.rows(x, y)
+
+    def total(z: np.ndarray, patient: np.ndarray, patients: int) -> np.ndarray:
+        def vectors(rows: np.ndarray, patient: np.ndarray, patients: int) -> np.ndarray:
+            return method.contributions(1, question, rows, patient, patients)
+
+        return clipped_total(vectors, method.size(1, {}), z, patient, patients)
+
+    each = [total(z[patient == one], np.zeros((patient == one).sum(), dtype=np.int64), 1) for one in range(5)]
+    np.testing.assert_allclose(total(z, patient, 5), np.sum(each, axis=0), atol=1e-12)
+    assert max(map(np.linalg.norm, each)) <= 1.0
+    np.testing.assert_allclose(
+        each[0], np.mean([total(row[None], np.array([0]), 1) for row in z[:4]], axis=0), atol=1e-12
+    )
+    x[:, 1] = np.nan
+    assert (method.layout.rows(x, y)[:, method.places[1]] == 0).all()
+    named = posterior_method(
+        RunConfig.build({"task": "posterior", "columns": "sbp missing, died"}), Schema.from_dict(SCHEMA)
+    )
+    assert (named.layout.rows(x, y)[:, named.places[0]] == 1).all()
+
+
+def test_the_audit_passes_and_catches_what_is_planted() -> None:
+    config = RunConfig.build({"dataset": "trial", "task": "posterior", "columns": COLUMNS, "epsilon": 8.0})
+    subject = subject_of_config(config, seed=0)
+    assert all(found.passed for found in (sensitivity(subject), steps(subject), *noise(subject)))
+    assert not sensitivity(subject_of_config(config, 0, fault_named("no-clipping"))).passed
+    assert not all(found.passed for found in noise(subject_of_config(config, 0, fault_named("half-noise"))))

@@ -27,9 +27,9 @@ def reference() -> str:
     rows = ["# Configuration keys", "", "Generated from `RunConfig`. The same keys are read from a TOML file "
             "(`polyclinic run FILE`), from `-c KEY=VALUE`, and from Flower's `--run-config`; a flag of "
             "`polyclinic run` has the name of its key.", "", "Where a key is not given, some tasks, strategies and optimizers "
-            "take another value than the table's: output and objective perturbation, synthesis and its models, `fedsgd`, "
-            "`fedprox`, `scaffold` and `rmsprop`. `flwr run` hands on every key: one at the table's default counts as not given, "
-            "unless `meant` names it.", "", "| key | default | meaning |", "|---|---|---|"]  # fmt: skip
+            "take another value than the table's: output and objective perturbation, synthesis and its models, posterior, "
+            "`fedsgd`, `fedprox`, `scaffold` and `rmsprop`. `flwr run` hands on every key: one at the table's default counts as "
+            "not given, unless `meant` names it.", "", "| key | default | meaning |", "|---|---|---|"]  # fmt: skip
     for name, field in RunConfig.model_fields.items():
         default = (
             str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')

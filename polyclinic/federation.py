@@ -229,6 +229,10 @@ class Federation:
         ``comparison`` also trains without privacy and with each hospital alone. Raises PolyclinicError in one sentence.
         """
         config = self.with_options(**options).config
+        if comparison and config.posterior:
+            raise ConfigError(
+                "A comparison is of metrics on held-out patients, which task 'posterior' has none of; leave --compare out."
+            )
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.model_copy(update={"partitioner": partitioner}))

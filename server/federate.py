@@ -218,7 +218,11 @@ def _first_state(
     elif privacy:
         state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
     if config.posterior and noise:
-        check_budget(config, sites[0].schema, noise, list(state.public_patients.values()))
+        try:
+            check_budget(config, sites[0].schema, noise, list(state.public_patients.values()))
+        except ConfigError as error:
+            spent = "the numbers of patients were" if config.asks_statistics else "nothing was"
+            raise ConfigError(f"{error} Of the hospitals' budgets {spent} spent.") from None
     if config.sums:  # how many numbers the first sum has may depend on how common classes are
         state.arrays = first_arrays(config, sites[0].schema, state.classes)
     state.learning_rate = config.learning_rate or _learning_rate(config, state)

@@ -7,6 +7,7 @@ entry points; any object can be named as ``package.module:Name``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -28,8 +29,7 @@ from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
-from polyclinic.inference.gauss_newton import GaussNewton
-from polyclinic.inference.likelihood import LIKELIHOODS, Likelihood
+from polyclinic.inference.likelihood import LIKELIHOODS
 from polyclinic.models import tabular
 from polyclinic.models.flows import KINDS
 from polyclinic.strategies.registry import BUILT_IN
@@ -46,7 +46,7 @@ from polyclinic.training.control import Controlled
 from polyclinic.training.density import DensityTask
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
-from polyclinic.training.posterior import PosteriorSums, chosen, places
+from polyclinic.training.posterior import PosteriorSums, posterior_sums
 from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
@@ -237,32 +237,17 @@ def posterior_method(config: RunConfig, schema: Schema) -> PosteriorSums:
 
     Raises ConfigError for an unknown likelihood, column or option, and for a prior of another number of parameters.
     """
-    layout = Layout.of(schema)
-    likelihood = _likelihood(config, layout)
-    k, names = len(likelihood.names), ", ".join(likelihood.names)
-    prior = {}
-    for key, given in zip(("prior-mean", "prior-sd"), config.prior, strict=True):
-        if len(given) not in (1, k):
-            raise ConfigError(f"Configuration key {key!r} has {len(given)} numbers; allowed are 1, or {k} for {names}.")
-        prior[key] = np.full(k, given[0]) if len(given) == 1 else np.array(given)
-    method = GaussNewton(likelihood, prior["prior-mean"], prior["prior-sd"], config.rounds)
-    return PosteriorSums(method, layout, places(layout, likelihood.columns))
-
-
-def _likelihood(config: RunConfig, layout: Layout) -> Likelihood:
-    """The run's model of task posterior, of the columns that are chosen where it takes any."""
     make, options = resolve("likelihoods", config.model), config.chosen
-    named = callable(make) and "columns" in signature(make).parameters
-    if config.columns and not named:
-        raise ConfigError(
-            f"Configuration key 'columns' has the value {config.columns!r}, but the model {config.model!r} has its own columns; "
-            "leave the key out."
-        )
     _check_options(config.model, make, options, "columns")
-    if named:
-        options = {"columns": chosen(layout, config.columns)} | options
+    with _making(config):
+        return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, config.rounds)
+
+
+@contextmanager
+def _making(config: RunConfig) -> Iterator[None]:
+    """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so."""
     try:
-        found = make(**options)
+        yield
     except PolyclinicError:
         raise
     except Exception as error:
@@ -270,11 +255,6 @@ def _likelihood(config: RunConfig, layout: Layout) -> Likelihood:
             f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
             f"{_why(error)}."
         ) from error
-    if not isinstance(found, Likelihood):
-        raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Likelihood."
-        )
-    return found
 
 
 def synthesis_method(config: RunConfig, layout: Layout) -> SynthesisMethod:
@@ -284,15 +264,8 @@ def synthesis_method(config: RunConfig, layout: Layout) -> SynthesisMethod:
     if callable(make) and "rounds" in signature(make).parameters:
         options = {"rounds": config.rounds} | options
     _check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
-    try:
+    with _making(config):
         found: SynthesisMethod = make(layout, **options)
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
-            f"{_why(error)}."
-        ) from error
     missing = [
         part for part in ("rounds", "size", "contributions", "absorb", "synthesizer") if not hasattr(found, part)
     ]
@@ -342,15 +315,8 @@ def game_of(config: RunConfig, layout: Layout) -> Game:
 def _made(group: str, config: RunConfig, layout: Layout, **options: Any) -> Any:
     """What the run's model of ``group`` makes of the layout and its options."""
     make = resolve(group, config.model)
-    try:
+    with _making(config):
         return make(layout, **options)
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
-            f"{_why(error)}."
-        ) from error
 
 
 def density_of(config: RunConfig, layout: Layout) -> Recipe:

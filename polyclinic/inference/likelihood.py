@@ -20,11 +20,13 @@ class Likelihood(ABC):
     """A model of records (n, d) with parameters (k,), float64. A subclass gives ``names``, ``columns`` and ``log_density``;
     it may give ``score`` and ``information`` in closed form, which are by torch.func otherwise.
 
-    names: of the k parameters.  columns: of the d numbers of a record, in the records' own units.
+    names: of the k parameters.  columns: of the d numbers of a record, in the records' own units.  yes_or_no: whether the last
+    of them must be 0 or 1.
     """
 
     names: tuple[str, ...]
     columns: tuple[str, ...]
+    yes_or_no: bool = False
 
     @abstractmethod
     def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
@@ -92,6 +94,8 @@ class Linear(Regression):
 
 class Logistic(Likelihood):
     """y, 0 or 1, on an intercept and features. columns: the features, then y."""
+
+    yes_or_no = True
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         if len(columns) < 2:

@@ -6,8 +6,9 @@ patient with several rows counts once, by the mean of the rows' vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import NUMERIC_KINDS
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.inference.gauss_newton import GaussNewton
+from polyclinic.inference.likelihood import Likelihood
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.synthesis.synthesizer import Arrays
@@ -79,6 +81,43 @@ class PosteriorSums:
 
     def _begun(self, state: Arrays) -> Arrays:
         return {**self.method.begin(1.0), **state}
+
+
+def posterior_sums(
+    make: Callable[..., Any], layout: Layout, text: str, options: Mapping[str, Any], prior: tuple[list[float], list[float]],
+    rounds: int,
+) -> PosteriorSums:  # fmt: skip
+    """The method of what ``make`` gives with ``options``: a likelihood of the columns in ``text``, where it takes any.
+
+    prior: means and standard deviations, one for all parameters or one for each. Raises ConfigError naming what cannot be.
+    """
+    named = "columns" in signature(make).parameters
+    if text and not named:
+        raise ConfigError(
+            f"Configuration key 'columns' has the value {text!r}, but the model has its own columns; leave the key out."
+        )
+    likelihood = make(**({"columns": chosen(layout, text)} if named else {}), **options)
+    if not isinstance(likelihood, Likelihood):
+        raise ConfigError("Configuration key 'model' names what makes no polyclinic Likelihood.")
+    where = places(layout, likelihood.columns)
+    if likelihood.yes_or_no and layout.numeric[where[-1]]:
+        raise ConfigError(
+            f"Configuration key 'columns' has {likelihood.columns[-1]!r} last, which is a number; the model's outcome is 0 or 1."
+        )
+    start, scale = (
+        _of_each(key, given, likelihood) for key, given in zip(("prior-mean", "prior-sd"), prior, strict=True)
+    )
+    return PosteriorSums(GaussNewton(likelihood, start, scale, rounds), layout, where)
+
+
+def _of_each(key: str, given: list[float], likelihood: Likelihood) -> Floats:
+    """(k,) numbers of the parameters, from one for all or one for each."""
+    names = likelihood.names
+    if len(given) not in (1, len(names)):
+        raise ConfigError(
+            f"Configuration key {key!r} has {len(given)} numbers; allowed are 1, or {len(names)} for {', '.join(names)}."
+        )
+    return np.full(len(names), given[0]) if len(given) == 1 else np.array(given)
 
 
 def places(layout: Layout, columns: Sequence[str]) -> Ints:

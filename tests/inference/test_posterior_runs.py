@@ -170,6 +170,11 @@ def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
         ({"epsilon": 0.3}, "budget is too small for 4 parameters"),
         ({"columns": "age, mal, controlled"}, "no number 'mal' in a record. Did you mean 'male'"),
         ({"columns": "age, age, controlled"}, "names 'age' twice"),
+        ({"columns": "male, age"}, "'age' last, which is a number; the model's outcome is 0 or 1"),
+        (
+            {"columns": "male, sbp_01", "model": "linear", "method_options": "deviation=1"},
+            "an outcome is not filled in",
+        ),
         ({"prior_sd": "1, 2"}, "has 2 numbers; allowed are 1, or 4 for intercept, intensive, age, male"),
         ({"prior_sd": "0"}, "must be positive numbers"),
         ({"prior_mean": "none"}, "must be numbers separated by commas"),

@@ -16,11 +16,21 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import build_for, dataset_of, game_of, layout_of, strategy_named, sums_method, task_of
+from polyclinic.plugins import (
+    build_for,
+    dataset_of,
+    density_of,
+    game_of,
+    layout_of,
+    strategy_named,
+    sums_method,
+    task_of,
+)
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
+from polyclinic.training.auditing.densities import of_density
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.fixed import Fixed, of_game, of_sums
 from polyclinic.training.auditing.subject import Subject
@@ -117,12 +127,10 @@ def _synthesis(
     if config.sums:
         subject = of_sums(sums_method(config, schema), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
         return replace(subject, counts=partial(contributions, measured=False)) if config.posterior else subject
-    if not config.game:
-        raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which the audit of task synthesis does not know; it "
-            "audits methods of sums and games."
-        )
     layout = layout_of(config, schema)
+    if config.density:
+        recipe = density_of(config, layout)
+        return of_density(recipe, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault)
     return of_game(
         game_of(config, layout), layout, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault
     )

@@ -51,12 +51,16 @@ def published_flow(
 ) -> ConditionalFlow:
     """The published MAF: ``blocks`` of two masked hidden layers with ReLU, and batch norm after each unless it is left out."""
     made = flow("maf", features, context, blocks, (hidden, hidden), activation="relu")
-    steps: list[nn.Module] = []
     for step in made.steps:
         if hasattr(step, "hyper"):  # as published: random from the first step
             cast(nn.Linear, cast(nn.Sequential, step.hyper)[-1]).reset_parameters()
-        steps += [step, BatchNormStep(features)] if batch_norm else [step]
-    return ConditionalFlow(features, context, steps)
+    return with_batch_norm(made) if batch_norm else made
+
+
+def with_batch_norm(made: ConditionalFlow) -> ConditionalFlow:
+    """The flow with batch norm after each of its steps, as published."""
+    steps = [part for step in made.steps for part in (step, BatchNormStep(made.features))]
+    return ConditionalFlow(made.features, made.context, steps)
 
 
 def clipped_sum(module: nn.Module, rows: Tensor, clip: float) -> Tensor:

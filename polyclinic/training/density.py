@@ -22,11 +22,20 @@ from polyclinic.training.synthesis import judged
 from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
 
 
+def own_noise(site: SiteWork) -> np.random.Generator:
+    """What spreads a site's cells: draws of nothing but the site's own stream."""
+    return np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53))
+
+
 @dataclass(frozen=True, eq=False)
 class DensityTask:
-    """A round is steps of a flow at each site. ``recipe`` is None where only the price is asked."""
+    """A round is steps of a flow at each site. ``recipe`` is None where only the price is asked.
+
+    noise: of a site, what spreads its cells; an audit's draws nothing.
+    """
 
     recipe: Recipe | None = None
+    noise: Callable[[SiteWork], np.random.Generator] = own_noise
     name: str = "synthesis"
 
     def asked(self, question: Mapping[str, np.ndarray]) -> DensityTask:
@@ -45,9 +54,12 @@ class DensityTask:
         self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
+        return classification.train(build, arrays, self.shown(work), replace(settings, loss=DENSITY))
+
+    def shown(self, work: Sequence[SiteWork]) -> list[SiteWork]:
+        """The sites with rows as the flow sees them."""
         recipe = self._known()
-        seen = [replace(site, rows=spread(recipe, site.rows, _noise(site), site.number)) for site in work]
-        return classification.train(build, arrays, seen, replace(settings, loss=DENSITY))
+        return [replace(site, rows=spread(recipe, site.rows, self.noise(site), site.number)) for site in work]
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
@@ -63,7 +75,3 @@ def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int =
     """Encoded records of the hospital of this number as a flow sees them: (n, D) in its coordinates; the same patients."""
     v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng)
     return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)
-
-
-def _noise(site: SiteWork) -> np.random.Generator:
-    return np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53))

@@ -1,0 +1,109 @@
+"""The audit of flows: the audit of task synthesis, from arrays away from where a flow begins, among cells that nothing spreads.
+
+The noise that spreads cells is drawn row by row, whatever the records are, so that the auditor may fix it: two hospitals then
+differ by one patient alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyclinic.ehr.checks import Floats
+from polyclinic.ehr.shard import Rows
+from polyclinic.models.flows import ConditionalFlow
+from polyclinic.models.flows_published import with_batch_norm
+from polyclinic.privacy.clipping import clipped_sum, poisson_samples
+from polyclinic.privacy.streams import generator
+from polyclinic.synthesis.flows.recipe import Recipe
+from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train
+from polyclinic.training.auditing.fixed import Fixed
+from polyclinic.training.density import DensityTask
+from polyclinic.training.modules import flat_parameters, load
+from polyclinic.training.stacked.per_example import split_flat
+from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+
+# A flow begins where only its last layers have gradients; a guarantee holds for any arrays that a round begins from.
+_AWAY = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Density(Fixed):
+    """Rounds of a flow."""
+
+    def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
+        """The builder, and arrays away from where a flow begins."""
+        build, first = super().model(extra)
+        draw = generator(0, "audit", "arrays")
+        return build, {name: value + _AWAY * draw.normal(size=value.shape) for name, value in first.items()}
+
+
+def of_density(
+    recipe: Recipe, settings: TrainSettings, rounds: int, patients: Rows, epsilon: float, delta: float,
+    seed: int | None = None, fault: Fault = NO_FAULT,
+) -> Density:  # fmt: skip
+    """Rounds of a flow whose cells nothing spreads. The fault "batch-norm" is that of the published flow: between its steps."""
+    task: Any = DensityTask(recipe, noise=lambda site: _Still(np.random.PCG64(0)))
+    if fault.name == "batch-norm":
+        fault = replace(fault, build=lambda build, width: lambda: _published(build), train=_as_published(task))
+    return Density(
+        task, lambda features: recipe.module, settings, rounds, patients, recipe.layout.schema.num_classes, epsilon, delta,
+        seed, fault, layout=recipe.layout, first={},
+    )  # fmt: skip
+
+
+class _Still(np.random.Generator):
+    """Draws that move nothing: the middle of a cell."""
+
+    def random(self, size: Any = None, *_: Any, **__: Any) -> Any:
+        return np.full(size, 0.5)
+
+    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> Any:
+        return np.zeros(size)
+
+
+def _published(build: Builder) -> nn.Module:
+    made = build()
+    assert isinstance(made, ConditionalFlow)
+    return with_batch_norm(made)
+
+
+def _as_published(task: DensityTask) -> Train:
+    """Plain steps with each patient's gradient clipped out of the whole batch's losses, and nothing refused."""
+
+    def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+        found = []
+        for site in task.shown(work):
+            module = load(lambda: build().double(), arrays).train()
+            theta = flat_parameters(module, arrays)
+            x = torch.from_numpy(np.nan_to_num(site.rows.x))
+            scale = settings.learning_rate / (settings.sample_rate * (site.public_patients or site.rows.patients))
+            for chosen in poisson_samples(
+                site.rows.patients, settings.sample_rate, settings.local_steps, site.sampling
+            ):
+                total = _batch_sum(module, x, site.rows, chosen, settings.max_grad_norm)
+                total += settings.noise_scale * torch.from_numpy(site.noise.normal(len(total)))
+                theta = theta - scale * total
+                module.load_state_dict(split_flat(theta, module))
+            moved = {name: value.numpy() for name, value in split_flat(theta, module).items()}
+            found.append(SiteUpdate(moved, settings.local_steps, float("nan"), {}))
+        return found
+
+    return train
+
+
+def _batch_sum(module: nn.Module, x: Tensor, rows: Rows, chosen: np.ndarray, clip: float) -> Tensor:
+    """(P,) the sum of the ``chosen`` patients' gradients of their mean loss, each clipped."""
+    parameters = list(module.parameters())
+    there = chosen[rows.patient]
+    if not there.any():
+        return torch.zeros(sum(p.numel() for p in parameters), dtype=x.dtype)
+    share: Floats = (rows.patient[there] == np.flatnonzero(chosen)[:, None]).astype(np.float64)
+    losses = torch.from_numpy(share / share.sum(1, keepdims=True)) @ module(x[there])[:, 0]
+    each = torch.autograd.grad(losses, parameters, torch.eye(len(losses), dtype=x.dtype), is_grads_batched=True)
+    return clipped_sum(torch.cat([part.flatten(1) for part in each], 1), clip).total

@@ -23,8 +23,8 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Arrays, load, save
 from polyclinic.training.density import DensityTask, spread
 from polyclinic.training.losses import losses_and_gradients, row_losses
-from polyclinic.training.stacked.batches import build_table
-from polyclinic.training.stacked.engines import choose, sums
+from polyclinic.training.stacked.batches import Batch, build_table
+from polyclinic.training.stacked.engines import Engine, choose, sums
 from polyclinic.training.stacked.trainer import batch_parts
 from polyclinic.training.task import SiteWork, TrainSettings
 from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
@@ -147,18 +147,18 @@ def test_engines_agree_and_no_patient_moves_the_sum_by_more_than_the_clip(name: 
             for key, a in begun(recipe).items()
         }
     ).double()
-    assert choose(module, LAYOUT.width) == "functional"
+    assert choose(module, LAYOUT.width) == "linear"
     shown = spread(recipe, records(6), np.random.default_rng(0))
     shown.x[0] *= 30.0  # an outlier
     patient = np.array([0, 1, 1, 2, 2, 2])
 
-    def summed(keep: np.ndarray, clip: float) -> Floats:
+    def summed(keep: np.ndarray, clip: float, engine: Engine = "linear") -> Floats:
         _, who = np.unique(patient[keep], return_inverse=True)
         rows = Rows(shown.x[keep], shown.y[keep], who, int(who.max()) + 1)
         table = build_table([SiteWork(rows, *streams()[:2])], torch.float64, "cpu")
         batch = next(batch_parts(table, np.ones(rows.patients, dtype=bool), 64))
         theta = torch.cat([p.detach().flatten() for p in module.parameters()])[None]
-        total: Floats = sums(module, "functional", clip, 64, "density")(theta, batch)[0][0].numpy()
+        total: Floats = sums(module, engine, clip, 64, "density")(theta, batch)[0][0].numpy()
         return total
 
     def plain(rows: list[int]) -> Floats:
@@ -169,9 +169,32 @@ def test_engines_agree_and_no_patient_moves_the_sum_by_more_than_the_clip(name: 
     alone = [plain(np.flatnonzero(patient == p).tolist()) for p in range(3)]
     clipped = [g * min(1.0, 0.5 / float(np.linalg.norm(g))) for g in alone]
     whole = summed(np.ones(6, dtype=bool), 0.5)
-    np.testing.assert_allclose(whole, np.sum(clipped, axis=0), atol=1e-5)
+    np.testing.assert_allclose(whole, np.sum(clipped, axis=0), atol=1e-6)
+    np.testing.assert_allclose(whole, summed(np.ones(6, dtype=bool), 0.5, "functional"), atol=1e-12)
     for p in range(3):
         assert np.linalg.norm(whole - summed(patient != p, 0.5)) <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["maf", "nsf"])
+def test_masked_layers_have_the_gradients_that_torch_func_builds(name: str, dtype: torch.dtype) -> None:
+    """With an activation of each kind, one row a patient or several, clipped or not, and a row whose gradient overflows."""
+    for activation, rows, clip in (("tanh", 1, 0.3), ("elu", 3, 0.3), ("relu", 1, None)):
+        recipe = make(LAYOUT, name, transforms=2, hidden=6, bins=4, activation=activation)
+        module = recipe.module().to(dtype)
+        draws = torch.Generator().manual_seed(rows)
+        count = sum(p.numel() for p in module.parameters())
+        theta = (0.4 * torch.randn(2, count, generator=draws, dtype=torch.float64)).to(dtype)
+        x = torch.randn(2, 6, LAYOUT.width, generator=draws, dtype=torch.float64).to(dtype)
+        x[0, 0] = 1e25 if clip else 2.0
+        member = (torch.arange(6) // rows).repeat(2, 1)
+        batch = Batch(x, member, torch.full((2, 6), 1 / rows, dtype=dtype), member, 6 // rows, rows == 1)
+        found, loss = sums(module, "linear", clip, 64, "density")(theta, batch)
+        expected, same = sums(module, "functional", clip, 64, "density")(theta, batch)
+        close = {"rtol": 1e-4, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 1e-7, "atol": 1e-9}
+        torch.testing.assert_close(found, expected, **close)
+        torch.testing.assert_close(loss[1], same[1], **close)
+        assert found.norm(dim=1).max() <= 6 // rows * (clip or np.inf)
 
 
 def test_the_closed_form_of_the_loss_is_its_gradient() -> None:

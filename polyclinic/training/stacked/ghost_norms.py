@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyclinic.training.stacked.affine import LayerRows
 from polyclinic.training.stacked.batches import Batch
+from polyclinic.training.stacked.flows import Masked
 
 AT_ONCE = 1 << 24  # numbers in gradients built at once, where they have to be
 
@@ -53,19 +54,23 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
 
 def _squares(part: LayerRows, index: Tensor, mask: Tensor) -> Tensor:
     """(K,) squared norms of the layer's gradients summed over each patient's rows: index (K, R), mask (K, R, 1)."""
-    mask = mask.view(*mask.shape, *[1] * (part.input.dim() - 3))
+    there = mask.view(*mask.shape, *[1] * (part.input.dim() - 3))
     # Padding points at some other patient's row, and 0 * inf is NaN: both factors are masked.
     a, g = (
-        torch.where(mask, value.flatten(0, 1)[index], 0.0).flatten(1, -2) for value in (part.input, part.output)
+        torch.where(there, value.flatten(0, 1)[index], 0.0).flatten(1, -2) for value in (part.input, part.output)
     )  # positions of a convolution are like more rows
     layer = part.layer
     gram_is_cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
     # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.
-    if gram_is_cheaper and a.dtype != torch.float64:
+    weights = layer.mask if isinstance(layer, Masked) else None
+    if weights is None and gram_is_cheaper and a.dtype != torch.float64:
         a, g = a.double(), g.double()
         grams = torch.bmm(a, a.mT)
         return (torch.bmm(g, g.mT) * (grams + 1 if layer.bias else grams)).sum((1, 2))
     at_once = max(1, AT_ONCE // (layer.inputs * layer.outputs))
-    built = zip(torch.split(g, at_once), torch.split(a, at_once), strict=True)
-    squares = torch.cat([torch.bmm(some.mT, inputs).square().sum((1, 2)) for some, inputs in built])
+    built = (
+        torch.bmm(some.mT, inputs)
+        for some, inputs in zip(torch.split(g, at_once), torch.split(a, at_once), strict=True)
+    )
+    squares = torch.cat([(one if weights is None else one * weights).square().sum((1, 2)) for one in built])
     return squares + g.sum(1).square().sum(1) if layer.bias else squares

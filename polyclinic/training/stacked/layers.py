@@ -1,15 +1,18 @@
 """Plain stacks of layers: which modules are one that has a closed form, and where each layer lies among flat parameters.
 
-Linear layers and convolutions, and between them what works cell by cell or row by row and has no parameters.
+Linear layers and convolutions, and between them what works cell by cell or row by row and has no parameters; and
+autoregressive flows.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
+from polyclinic.models.flows import ConditionalFlow
 from polyclinic.models.gan import Leading, Planes, Products
 from polyclinic.training.stacked.affine import Affine
 from polyclinic.training.stacked.convolution import convolution
+from polyclinic.training.stacked.flows import FlowPlan, flow_plan
 from polyclinic.training.stacked.masks import Dropped
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
@@ -18,11 +21,23 @@ _RESHAPING: dict[type[nn.Module], tuple[int, int]] = {
     nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
 }  # fmt: skip
 ROW_BY_ROW = (*_RESHAPING, nn.Flatten)
-Plan = tuple[Affine | Dropped | nn.Module, ...]
+Layers = tuple[Affine | Dropped | nn.Module, ...]
+Plan = Layers | FlowPlan
 
 
 def plan(module: nn.Module) -> Plan | str:
     """The module's layers in order; or, where its gradients have no closed form here, what is in the way."""
+    found = flow_plan(module, ELEMENTWISE) if type(module) is ConditionalFlow else _layers(module)
+    if isinstance(found, str):
+        return found
+    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
+        return "it has hooks"
+    if not all(p.requires_grad for p in module.parameters()):
+        return "it has frozen parameters"
+    return found
+
+
+def _layers(module: nn.Module) -> Layers | str:
     layers: list[Affine | Dropped | nn.Module] = []
     start, dims = 0, 1
     for part in _leaves(module):
@@ -35,10 +50,6 @@ def plan(module: nn.Module) -> Plan | str:
         dims = after
         layers.append(layer)
         start += sum(p.numel() for p in part.parameters())
-    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
-        return "it has hooks"
-    if not all(p.requires_grad for p in module.parameters()):
-        return "it has frozen parameters"
     if start == 0 or start != sum(p.numel() for p in module.parameters()):
         return "its layers share parameters or have none"
     return tuple(layers) if dims == 1 else "what comes out is not a row of numbers"

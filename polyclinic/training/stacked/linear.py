@@ -1,4 +1,4 @@
-"""Sums of clipped per-patient gradients in closed form, without building one, of linear layers and convolutions.
+"""Sums of clipped per-patient gradients in closed form, without building one, of linear and masked layers and convolutions.
 
 A linear layer's gradient for one row is the outer product of the loss' gradient at its output and its input, so its
 norm is the product of theirs (Goodfellow 2015, arXiv:1510.01799). Neighbouring relation: add or remove one patient.
@@ -16,6 +16,7 @@ from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.affine import LayerRows
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_factors, clip_rows, longest_factor
+from polyclinic.training.stacked.flows import FlowPlan, Masked
 from polyclinic.training.stacked.ghost_norms import AT_ONCE, patient_norms
 from polyclinic.training.stacked.layers import Plan
 from polyclinic.training.stacked.masks import Masks
@@ -31,6 +32,14 @@ def linear_sums(
     theta: (S, P). Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite
     counts as zero. masks: for the plan's dropout layers, if it has any.
     """
+    found, losses = _sums(layers, theta, batch, max_norm, loss, masks)
+    return (found.mul_(layers.mask) if isinstance(layers, FlowPlan) else found), losses
+
+
+def _sums(
+    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: str, masks: Masks | None
+) -> tuple[Tensor, Tensor]:
+    """As ``linear_sums``, and anything where a mask is 0."""
     parts, losses = factors_of(layers, theta, batch, loss, masks)
     if max_norm is None:
         return _products(parts, None, theta), losses
@@ -61,7 +70,11 @@ def _row_norms(parts: Sequence[LayerRows]) -> tuple[Tensor, Tensor]:
     for part in parts:
         length = torch.linalg.vecdot(part.input, part.input)
         output = torch.linalg.vecdot(part.output, part.output)
-        if part.input.dim() == 3:
+        if isinstance(part.layer, Masked):
+            longest = torch.maximum(longest, length)
+            kept = part.output.square() @ part.layer.mask
+            squares = squares + torch.linalg.vecdot(kept, part.input.square()) + output
+        elif part.input.dim() == 3:
             longest = torch.maximum(longest, length)
             squares = torch.addcmul(squares, output, length + 1 if part.layer.bias else length)
         else:
@@ -88,7 +101,9 @@ def _guarded(
             gradients = torch.zeros(len(row), theta.shape[1], dtype=theta.dtype)
             for part in parts:
                 a, g = part.input[site[row], column[row]], part.output[site[row], column[row]]
-                if g.dim() == 2:
+                if isinstance(part.layer, Masked):
+                    part.layer.weight(gradients).copy_(g[:, :, None] * a[:, None] * part.layer.mask)
+                elif g.dim() == 2:
                     part.layer.weight(gradients).copy_(g[:, :, None] * a[:, None])
                 else:
                     part.layer.weight(gradients).copy_(torch.bmm(g.mT, a))

@@ -5,6 +5,7 @@ S sites with parameters of their own, B rows of each; a row is one of numbers, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,7 +16,8 @@ from polyclinic.training.losses import losses_and_gradients
 from polyclinic.training.stacked.affine import Affine, LayerRows
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.convolution import Convolution
-from polyclinic.training.stacked.layers import ROW_BY_ROW, Plan
+from polyclinic.training.stacked.flows import FlowPlan
+from polyclinic.training.stacked.layers import ROW_BY_ROW, Layers, Plan
 from polyclinic.training.stacked.masks import Dropped, Masks
 
 
@@ -23,25 +25,68 @@ def factors_of(
     layers: Plan, theta: Tensor, batch: Batch, loss: str, masks: Masks | None
 ) -> tuple[list[LayerRows], Tensor]:
     """Each affine layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
-    value, taken = batch.x, list[Tensor]()
-    values = [value]
+    if isinstance(layers, FlowPlan):
+        return _of_flow(layers, theta * layers.mask, batch, loss)
+    values, taken = _forth(layers, theta, batch.x, masks, batch.weight > 0)
+    losses, gradient = losses_and_gradients(loss, values[-1], batch.y)
+    losses = (losses * batch.weight).sum(1)
+    gradient *= batch.weight[..., None]
+    first = next(index for index, layer in enumerate(layers) if isinstance(layer, Affine))
+    return _back(layers, theta, values, taken, gradient, first)[0], losses
+
+
+def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: str) -> tuple[list[LayerRows], Tensor]:
+    """As ``factors_of``, of (S, P) parameters that are 0 where the flow's mask is."""
+    x, context = batch.x[..., : flow.features], batch.x[..., flow.features :]
+    slopes, begun = batch.weight.new_zeros(()), list[tuple[list[Tensor], list[Tensor], tuple[Tensor, ...]]]()
+    for step in flow.steps:
+        values, taken = _forth(step.layers, theta, torch.cat([x, context], -1), None, None)
+        with torch.enable_grad():
+            leaves = x.detach().requires_grad_(), values[-1].detach().requires_grad_()
+            mapped = step.mapped(*leaves)
+        begun.append((values, taken, (*leaves, *mapped)))
+        x, slope = (part.detach() for part in mapped)
+        slopes = slopes + slope
+    outputs = 0.5 * (x.square() + math.log(2 * math.pi)).sum(-1) - slopes
+    losses, gradient = losses_and_gradients(loss, outputs[..., None], batch.y)
+    losses = (losses * batch.weight).sum(1)
+    gradient *= batch.weight[..., None]
+    there, volume, parts = x * gradient, -gradient[..., 0], list[LayerRows]()
+    for step, (values, taken, (x, phi, u, slope)) in zip(flow.steps[::-1], begun[::-1], strict=True):
+        there, at_phi = torch.autograd.grad((u, slope), (x, phi), (there, volume))
+        last = step is flow.steps[0]
+        some, before = _back(step.layers, theta, values, taken, at_phi, 0 if last else -1)
+        if not last:
+            there = there + before[..., : flow.features]
+        parts = some + parts
+    return parts, losses
+
+
+def _forth(
+    layers: Layers, theta: Tensor, value: Tensor, masks: Masks | None, there: Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What goes into each layer and comes out of the last; and the affine layers' inputs and the dropout layers' masks."""
+    values, taken = [value], list[Tensor]()
     for number, layer in enumerate(layers):
         if isinstance(layer, Affine):
             rows, value = _affine(layer, theta, value)
             taken.append(rows)
         elif isinstance(layer, Dropped):
-            assert masks is not None
-            taken.append(masks.mask(number, layer.rate, value, batch.weight > 0))
+            assert masks is not None and there is not None
+            taken.append(masks.mask(number, layer.rate, value, there))
             value = value * taken[-1]
         else:
             value = _forward(layer, value)
         values.append(value)
-    losses, gradient = losses_and_gradients(loss, value, batch.y)
-    losses = (losses * batch.weight).sum(1)
-    gradient *= batch.weight[..., None]
-    first = next(index for index, layer in enumerate(layers) if isinstance(layer, Affine))
+    return values, taken
+
+
+def _back(
+    layers: Layers, theta: Tensor, values: list[Tensor], taken: list[Tensor], gradient: Tensor, first: int
+) -> tuple[list[LayerRows], Tensor]:
+    """The affine layers' rows, and the gradient behind the layer ``first``, before which none is needed; -1: before them all."""
     parts: list[LayerRows] = []
-    for index in range(len(layers) - 1, first - 1, -1):
+    for index in range(len(layers) - 1, max(first, 0) - 1, -1):
         layer = layers[index]
         if isinstance(layer, Affine):
             gradient = _by_position(layer, gradient)
@@ -51,7 +96,7 @@ def factors_of(
             gradient = gradient * taken.pop()
         else:
             gradient = _backward(layer, values[index], values[index + 1], gradient)
-    return parts[::-1], losses
+    return parts[::-1], gradient
 
 
 def _affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +154,7 @@ def _of_sites(rows: Tensor, sites: Sequence[int]) -> Tensor:
 
 def held_by_pictures(layers: Plan, parameters: int, features: int) -> int:
     """How many numbers a row of ``features`` takes in the inputs and outputs of layers, 0 for a stack of rows alone."""
-    if not any(isinstance(layer, (Convolution, *ROW_BY_ROW)) for layer in layers):
+    if isinstance(layers, FlowPlan) or not any(isinstance(layer, (Convolution, *ROW_BY_ROW)) for layer in layers):
         return 0
     theta, value, numbers = torch.zeros(1, parameters), torch.zeros(1, 1, features), 0
     for layer in layers:

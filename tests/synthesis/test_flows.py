@@ -191,9 +191,9 @@ def test_masked_layers_have_the_gradients_that_torch_func_builds(name: str, dtyp
         batch = Batch(x, member, torch.full((2, 6), 1 / rows, dtype=dtype), member, 6 // rows, rows == 1)
         found, loss = sums(module, "linear", clip, 64, "density")(theta, batch)
         expected, same = sums(module, "functional", clip, 64, "density")(theta, batch)
-        close = {"rtol": 1e-4, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 1e-7, "atol": 1e-9}
-        torch.testing.assert_close(found, expected, **close)
-        torch.testing.assert_close(loss[1], same[1], **close)
+        near = 2e-4 if dtype == torch.float32 else 1e-8
+        torch.testing.assert_close(found, expected, rtol=near, atol=near)
+        torch.testing.assert_close(loss[1], same[1], rtol=near, atol=near)
         assert found.norm(dim=1).max() <= 6 // rows * (clip or np.inf)
 
 

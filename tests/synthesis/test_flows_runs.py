@@ -106,7 +106,6 @@ def test_hospitals_share_the_noise_in_a_secure_sum(run: Run) -> None:
         ({"preset": "paper", "dp": False}, "batch norm, which mixes patients"),
         ({"candidates": 2}, "generators of a game"),
         ({"strategy": "ditto"}, "averages what hospitals send"),
-        ({"engine": "linear"}, "cannot take this model"),
         ({"model": "mfa", "method-kind": "density"}, "known are maf, nsf"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform
 from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 from zuko.nn import MaskedLinear, MaskedMLP
 from zuko.utils import unpack
@@ -32,13 +31,13 @@ class Step:
     """A step of a flow: ``layers`` make of a row and its context what ``univariate`` maps each number by, of ``shapes``."""
 
     layers: tuple[Any, ...]
-    univariate: Callable[..., Transform]
+    univariate: Callable[..., Any]
     shapes: Sequence[Sequence[int]]
     total: int
 
     def mapped(self, x: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """(S, B, features) numbers by the layers' (S, B, features * total), and (S, B) the log of the change of volume."""
-        parts = unpack(phi.unflatten(-1, (-1, self.total)), self.shapes)
+        parts = unpack(phi.view(*x.shape, self.total), self.shapes)
         u, slope = self.univariate(*parts).call_and_ladj(x)
         return u, slope.sum(-1)
 
@@ -55,6 +54,7 @@ class FlowPlan:
 def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPlan | str:
     """The flow's steps; or what has no closed form here. elementwise: the activations that may lie between masked layers."""
     steps, masks, start = [], [], 0
+    step: Any
     for step in module.steps:
         if type(step) is not MaskedAutoregressiveTransform or type(step.hyper) is not MaskedMLP:
             return f"a step of the flow is {type(step).__name__}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import Folder, IfMissing, become, table
+from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, become, serve_metrics, table
 from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
@@ -211,6 +211,16 @@ def submit(
         print_json(result)
     else:
         console().print(f"Run {result['run']}: {result['status']}; results in {result['out']}", soft_wrap=True)
+
+
+@app.command()
+def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
+    """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
+    with loading():
+        from polyclinic.deployment.coordinator import Coordinator
+        from polyclinic.deployment.metrics import CoordinatorMetrics
+
+    serve_metrics(CoordinatorMetrics(Coordinator.read(folder).folder / "runs"), host, port)
 
 
 def _control(folder: Path, address: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,27 @@ IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
 ]
 TIMES = ("registered", "submitted", "finished")
+
+
+MetricsHost = Annotated[
+    str, typer.Option("--host", help="Address to listen on; others than this machine's own may look.")
+]
+MetricsPort = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on, at /metrics.")]
+
+
+def serve_metrics(collector: Any, host: str, port: int) -> None:
+    """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
+    from polyclinic.cli.terminal import console
+    from polyclinic.deployment.metrics import serve
+
+    stops = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # for every thread, so that only the next line but one gets them
+    server = serve(collector, host, port)
+    console().print(f"Metrics are at http://{host}:{port}/metrics", soft_wrap=True)
+    try:
+        signal.sigwait(stops)
+    finally:
+        server.shutdown()
 
 
 def become(command: Sequence[str], settings: Mapping[str, str], folder: Path) -> NoReturn:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import Folder, IfMissing, become
+from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, become, serve_metrics
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, PolyclinicError
 
 app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
 
@@ -110,6 +110,45 @@ def status(folder: Folder, as_json: Json = False) -> None:
     else:
         for line in _lines(found):
             console().print(line, soft_wrap=True)
+
+
+@app.command()
+def journal(
+    folder: Folder,
+    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0 shows all.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
+    with loading():
+        from polyclinic.client.journal import NAME, read_journal
+        from polyclinic.deployment.hospital import HospitalNode
+
+    home = HospitalNode.read(folder).home
+    found = read_journal(home)
+    shown = found.entries[-last:] if last else found.entries
+    if as_json:
+        print_json({"entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn,
+                    "head": found.head})  # fmt: skip
+    else:
+        screen = console()
+        for entry in shown:
+            words = [str(entry.get(name, "")) for name in ("time", "event", "kind", "run", "round", "why")]
+            screen.print("  ".join(word for word in words if word), soft_wrap=True, markup=False)
+        screen.print(
+            f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}", soft_wrap=True
+        )
+    if not found.intact:
+        raise PolyclinicError(f"{home / NAME}: a line was changed, taken out or put in.")
+
+
+@app.command()
+def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
+    """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode
+        from polyclinic.deployment.metrics import HospitalMetrics
+
+    serve_metrics(HospitalMetrics(HospitalNode.read(folder).home), host, port)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

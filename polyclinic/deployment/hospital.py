@@ -77,8 +77,13 @@ class HospitalNode:
         return self.folder / self.node.ca
 
     @property
+    def home(self) -> Path:
+        """Folder of the ledger, the journal and all that must outlive a message."""
+        return self.folder / self.hospital.home
+
+    @property
     def ledger(self) -> Path:
-        return self.folder / self.hospital.home / "ledger.sqlite"
+        return self.home / "ledger.sqlite"
 
     @property
     def settings(self) -> dict[str, str]:

@@ -65,3 +65,10 @@ def init_arguments(tmp_path: Path, made: Path, /, **changed: object) -> list[obj
     } | changed  # fmt: skip
     options = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
     return ["hospital", "init", tmp_path / "hospital", *(part for option in options for part in option)]
+
+
+@pytest.fixture
+def hospital(cli: Cli, coordinator: Path, tmp_path: Path) -> Path:
+    done = cli(*init_arguments(tmp_path, coordinator))
+    assert done.code == 0, done
+    return tmp_path / "hospital"

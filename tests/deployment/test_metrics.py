@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from polyclinic.deployment.metrics import CoordinatorMetrics, HospitalMetrics, s
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
+
+from .conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +82,29 @@ def test_a_coordinators_metrics_are_those_of_its_runs(tmp_path: Path, quick: Cal
     assert found[f"polyclinic_run_round {name}"] == 2 and found[f"polyclinic_run_hospitals {name}"] == len(run.sites)
     assert found[f"polyclinic_run_epsilon {name}"] == pytest.approx(run.privacy["epsilon"], rel=1e-3)
     assert found[f"polyclinic_run_bytes_up {name}"] > 0 and found[f"polyclinic_run_finished {name}"] == 1
+
+
+def test_the_journal_is_shown_and_an_edit_ends_with_1(hospital: Path, cli: Cli) -> None:
+    home = hospital / "home"
+    append(home, {"event": "asked", "kind": "train", "run": "[red]r", "round": 1})
+    append(home, {"event": "refused", "kind": "train", "run": "r", "round": 1, "why": "the budget is spent"})
+    told = json.loads(cli("hospital", "journal", hospital, "--last", 1, "--json").out)
+    assert told["lines"] == 2 and told["intact"] and told["entries"][0]["why"] == "the budget is spent"
+    assert "[red]r" in cli("hospital", "journal", hospital).out
+    path = home / "journal.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"train", b"query", 1))
+    done = cli("hospital", "journal", hospital)
+    assert done.code == 1 and "a line was changed" in done.error
+
+
+def test_metrics_are_served_until_sigterm(hospital: Path) -> None:
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-m", "polyclinic", "hospital", "metrics", str(hospital), "--port", str(port)],
+                              cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert server.stdout is not None and str(port) in server.stdout.readline()
+    assert b"polyclinic_rounds_total 0" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read()
+    server.terminate()
+    assert server.wait(timeout=20) == 0
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:

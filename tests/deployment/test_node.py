@@ -19,13 +19,6 @@ from polyclinic.ehr.schema import Schema
 from .conftest import Cli, Done, init_arguments, records
 
 
-@pytest.fixture
-def hospital(cli: Cli, coordinator: Path, tmp_path: Path) -> Path:
-    done = cli(*init_arguments(tmp_path, coordinator))
-    assert done.code == 0, done
-    return tmp_path / "hospital"
-
-
 def assert_refused(done: Done, words: str, tmp_path: Path) -> None:
     assert done.code == 2 and words in done.error, done
     assert done.error.count("\n") == 0 and done.error.endswith(".")

@@ -76,20 +76,6 @@ def test_generated_files_are_current() -> None:
     assert (ROOT / "docs/reference/configuration.md").read_text() == reference(), "run `make generate`"
 
 
-def test_compose_file_uses_flags_that_flower_has() -> None:
-    import yaml
-
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    assert {"superlink", "hospital-a", "hospital-b", "submit"} == set(compose["services"])
-    for name, service in compose["services"].items():
-        if name == "submit":
-            continue
-        program, *flags = service["command"]
-        known = subprocess.run([Path(sys.executable).parent / program, "--help"], capture_output=True, text=True).stdout
-        for flag in (flag for flag in flags if flag.startswith("--")):
-            assert flag in known, f"{program} has no {flag}"
-
-
 def test_every_fault_in_the_list_has_its_test() -> None:
     page = (ROOT / "docs/reference/faults.md").read_text()
     rows = {

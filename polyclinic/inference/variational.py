@@ -18,6 +18,7 @@ from torch import Tensor
 from polyclinic.errors import ConfigError
 
 LogDensity = Callable[[Tensor], Tensor]  # (n, k) parameters -> (n,)
+Loss = Callable[[Tensor, Tensor], Tensor]  # (n, k) parameters, (n,) logarithm of their density -> ()
 _LOG_ROOT = math.log(2 * math.pi) / 2
 
 
@@ -81,14 +82,39 @@ class Posterior:
 def posterior(
     log_density: LogDensity, support: Support, features: int, steps: int = 1500, draws: int = 128, rate: float = 1e-2,
     transforms: int = 4, hidden: tuple[int, ...] = (32, 32), samples: int = 4000, seed: int = 0,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, float], None] | None = None, decay: float | None = None,
 ) -> Posterior:  # fmt: skip
-    """The flow that maximises the evidence's lower bound, float64, by Adam with a rate that falls to zero as a cosine.
+    """The flow that maximises the evidence's lower bound, float64; ``fit_flow`` says how.
 
     log_density: log of likelihood times prior at (n, features) parameters, up to a constant; (n,).
-    draws: Monte Carlo draws a step.  progress: told the step and the bound, every hundred steps.
+    progress: told the step and the bound, every hundred steps.
     Not private: a hospital's records enter through ``log_density`` as they are.
     Raises ConfigError if a number is not positive or the bound is not finite.
+    """
+
+    def loss(parameters: Tensor, log_flow: Tensor) -> Tensor:
+        return (log_flow - log_density(parameters)).mean()
+
+    told = None if progress is None else lambda step, value: progress(step, -value)
+    parameters, log_flow, losses = fit_flow(
+        loss, support, features, steps, draws, rate, transforms, hidden, samples, seed, told, decay
+    )
+    with torch.no_grad():
+        weights = torch.softmax(log_density(parameters) - log_flow, 0)
+    return Posterior(parameters, weights, -losses)
+
+
+def fit_flow(
+    loss: Loss, support: Support, features: int, steps: int = 1500, draws: int = 128, rate: float = 1e-2,
+    transforms: int = 4, hidden: tuple[int, ...] = (32, 32), samples: int = 4000, seed: int = 0,
+    progress: Callable[[int, float], None] | None = None, decay: float | None = None, deviations: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(samples, features) draws of the flow with the least ``loss``, the logarithms of their density, and the (steps,) losses.
+
+    loss: a scalar of draws (n, features) and of the logarithms of their density (n,).  draws: n, in each step.
+    decay: None is Adam with a rate that falls to zero as a cosine; a number is RMSProp, its rate times that in each step.
+    deviations: (features,) hold the standard deviations of the unconstrained draws at these; None leaves them free.
+    Raises ConfigError if a number is not positive or the loss is not finite.
     """
     if min(features, steps, draws, transforms, samples) < 1:
         raise ConfigError("features, steps, draws, transforms and samples must be at least 1.")
@@ -97,31 +123,41 @@ def posterior(
         flow = zuko.flows.MAF(features, transforms=transforms, hidden_features=hidden).double()
     source = torch.Generator()
     source.manual_seed(seed)
-    optimizer = torch.optim.Adam(flow.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    bounds = torch.empty(steps, dtype=torch.float64)
+    optimizer, schedule = _descent(flow, rate, steps, decay)
+    losses = torch.empty(steps, dtype=torch.float64)
     for step in range(steps):
-        parameters, log_flow = _draw(flow, support, draws, features, source)
-        bound = (log_density(parameters) - log_flow).mean()
-        if not bool(torch.isfinite(bound)):
-            raise ConfigError(f"The evidence bound is not finite at step {step}: a smaller rate than {rate} may help.")
+        value = loss(*_draw(flow, support, draws, features, source, deviations))
+        if not bool(torch.isfinite(value)):
+            raise ConfigError(f"The loss is not finite at step {step}: a smaller rate than {rate} may help.")
         optimizer.zero_grad()
-        (-bound).backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        bounds[step] = bound.detach()
+        losses[step] = value.detach()
         if progress is not None and (step + 1) % 100 == 0:
-            progress(step + 1, float(bound))
+            progress(step + 1, float(value))
     with torch.no_grad():
-        parameters, log_flow = _draw(flow, support, samples, features, source)
-        weights = torch.softmax(log_density(parameters) - log_flow, 0)
-    return Posterior(parameters, weights, bounds)
+        return *_draw(flow, support, samples, features, source, deviations), losses
+
+
+def _descent(
+    flow: zuko.flows.MAF, rate: float, steps: int, decay: float | None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    if decay is None:
+        adam = torch.optim.Adam(flow.parameters(), lr=rate)
+        return adam, torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    other = torch.optim.RMSprop(flow.parameters(), lr=rate)
+    return other, torch.optim.lr_scheduler.ExponentialLR(other, decay)
 
 
 def _draw(
-    flow: zuko.flows.MAF, support: Support, draws: int, features: int, source: torch.Generator
-) -> tuple[Tensor, Tensor]:
+    flow: zuko.flows.MAF, support: Support, draws: int, features: int, source: torch.Generator, deviations: Tensor | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     noise = torch.empty(draws, features, dtype=torch.float64).normal_(generator=source)
     free, stretch = flow().transform.call_and_ladj(noise)
+    if deviations is not None:
+        # The draws' own deviations: their scatter is the smaller, the more draws there are.
+        change = deviations / free.std(0)
+        free, stretch = free.mean(0) + (free - free.mean(0)) * change, stretch + change.log().sum()
     parameters, slope = support.constrain(free)
     return parameters, -noise.square().sum(-1) / 2 - features * _LOG_ROOT - stretch - slope

@@ -102,6 +102,7 @@ _LISTED = (
     Experiment("cvsim6", "A model of the circulation, its surrogate, and its parameters from patients", "cvsim6", plain=True),
     Experiment("dissimilarity", "Parameters from synthetic records under four dissimilarities", "dissimilarity", plain=True),
     Experiment("regression", "Posteriors of a nonlinear regression: exact, by flows, and by private sums", "regression"),
+    Experiment("ehr-vi", "Two parameters of the circulation from private patients, and losses that keep correlations", "ehr_vi"),
     Experiment("gdp", "Density estimation and inference by private normalizing flows", "gdp", plain=True),
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _LISTED}

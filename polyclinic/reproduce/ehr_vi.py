@@ -86,22 +86,22 @@ def _of_population(found: Found, target: Any) -> list[Target]:
             if epsilon is None or method not in ("Gauss-Newton", "Algorithm 2"):
                 continue
             rows, ours = population.of(case["rows"], method, epsilon), method == "Gauss-Newton"
-            inflation = np.mean([row["inflation"] for row in rows], 0).max()
+            inflation = np.mean([row["inflation"] for row in rows], 0)
             change = float(np.mean([abs(row["correlation"] - exact) for row in rows]))
-            for what, paper, value, digits, most in (
-                ("SD over the exact one, larger of two", "5 to 10", inflation, 2, 2.0),
-                ("difference of the correlation, mean over seeds", "up to .6", change, 3, 0.1),
-            ):
-                goal, met = (f"at most {most:g}", value <= most) if ours else ("", None)
+            for what, paper, measured, goal, met in (
+                ("SD over the exact one: R, C_a", "5 to 10", ", ".join(f"{value:.2f}" for value in inflation), ".9 to 2",
+                 0.9 <= inflation.min() <= inflation.max() <= 2),
+                ("difference of the correlation, mean over seeds", "up to .6", f"{change:.3f}", "at most .1", change <= 0.1),
+            ):  # fmt: skip
                 words = f"{name}: {method}, ε = {epsilon:g}: {what}"
-                made.append(target(words, paper, f"{value:.{digits}f}", goal, met, "R4"))
+                made.append(target(words, paper, measured, goal if ours else "", met if ours else None, "R4"))
         for one in case["coverage"]:
             if one["epsilon"] is not None:
                 shares = one["coverage"] or [0.0, 0.0]
                 sets = f"{one['results']} of {one['sets']} sets"
                 words = f"{name}: Gauss-Newton, ε = {one['epsilon']:g}: coverage of 95 %, {sets}: R, C_a"
                 measured = ", ".join(f"{share:.1%}" for share in shares)
-                made.append(target(words, "", measured, "at least 92 % each", min(shares) >= 0.92))
+                made.append(target(words, "", measured, "at least 90 % each", min(shares) >= 0.9))
     return made
 
 

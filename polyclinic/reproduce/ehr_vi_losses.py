@@ -37,8 +37,8 @@ def settings(quick: bool) -> dict[str, Any]:
     """What decides the numbers."""
     return {
         "records": 1500 if quick else 6000, "flow-steps": 10 if quick else 500,
-        "ratios": [3.0] if quick else [1.0, 1.5, 2.0, 3.0],
-        "held-steps": 60 if quick else 400, "transport-steps": 20 if quick else 600,
+        "ratios": [3.0] if quick else [1.0, 2.0, 3.0],
+        "held-steps": 60 if quick else 300, "transport-steps": 20 if quick else 600,
     }  # fmt: skip
 
 

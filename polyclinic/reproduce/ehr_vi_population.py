@@ -41,9 +41,9 @@ def settings(quick: bool, seeds: int) -> dict[str, Any]:
     """What decides the numbers."""
     return {
         "patients": 600 if quick else 3000, "epsilons": [5.0] if quick else [5.0, 2.0, 1.0], "seeds": 1 if quick else seeds,
-        "flow-seeds": 1 if quick else 2, "flow-steps": 10 if quick else 500, "vi-steps": 40 if quick else 600,
-        "sets": 5 if quick else 200, "beats": 2 if quick else BEATS, "surrogate-iterations": 100 if quick else 3000,
-        "grid": 9 if quick else 33, "finer": 61 if quick else 201,
+        "flow-seeds": 1, "flow-steps": 10 if quick else 500, "vi-steps": 40 if quick else 400,
+        "sets": 5 if quick else 100, "beats": 2 if quick else BEATS, "surrogate-iterations": 100 if quick else 1500,
+        "grid": 9 if quick else 33, "finer": 61 if quick else 101,
     }  # fmt: skip
 
 

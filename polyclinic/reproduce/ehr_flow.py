@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from polyclinic.ehr.datasets import eicu
+from polyclinic.errors import ConfigError
 from polyclinic.models.flows_published import clipped_sum, influence, published_flow
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.streams import generator, torch_seed
@@ -82,7 +83,11 @@ class Patients:
 
 
 def run(asked: Asked, say: Say) -> Findings:
-    """``quick``: one cohort, few steps, one epsilon. ``seeds``: the number of cohorts."""
+    """``quick``: one cohort, few steps, one epsilon. ``seeds``: the number of cohorts.
+
+    Raises ConfigError for methods by name, and for more hospitals than have two patients each.
+    """
+    _check(asked)
     scale = QUICK if asked.quick else Scale()
     scale = replace(scale, cohorts=asked.seeds or scale.cohorts)
     hospitals, begun = asked.hospitals or HOSPITALS, time.monotonic()
@@ -102,7 +107,6 @@ def run(asked: Asked, say: Say) -> Findings:
         say(f"{name}: accuracy {found[key]['accuracy']}, {time.monotonic() - begun:.0f} s")
     norm = parts.answer("batch norm", {"quick": asked.quick}, lambda: _batch_norm(patients()[0], asked.quick))
     patients_of_eicu = _real(parts, asked.quick) if eicu.DATASET.available() else []
-    seconds = round(time.monotonic() - begun, 1)
     config = {**settings, "published-delta": PUBLISHED_DELTA, "epsilons": list(scale.epsilons), "rounds": ROUNDS,
               **{f"flow-{name}": value for name, value in asdict(scale.flow).items()}}  # fmt: skip
     rows = [
@@ -112,10 +116,17 @@ def run(asked: Asked, say: Say) -> Findings:
     shown = {key: one["shown"] for key, one in found.items() if "shown" in one}
     return Findings(
         config, targets(found, None if asked.quick else AT),
-        {"rows": rows, "batch norm": norm, "real": patients_of_eicu, "seconds": seconds},
+        {"rows": rows, "batch norm": norm, "real": patients_of_eicu},
         "\n".join((tables(found, scale.flow, asdict(scale), hospitals), norm_table(norm), real_table(patients_of_eicu))),
         figures(found, shown),
     )  # fmt: skip
+
+
+def _check(asked: Asked) -> None:
+    if asked.methods:
+        raise ConfigError(f"--method is {asked.methods[0]!r}; experiment 'ehr-flow' has no methods: all are compared.")
+    if asked.hospitals > TRAINING // 2:
+        raise ConfigError(f"--hospitals is {asked.hospitals}; {TRAINING} patients are enough for {TRAINING // 2}.")
 
 
 def _real(parts: Parts, quick: bool) -> list[dict[str, Any]]:

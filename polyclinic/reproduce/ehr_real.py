@@ -35,7 +35,7 @@ USUAL: dict[str, tuple[float, float]] = {
     "glucose": (140, 50), OUTCOME: (1.4, 1.0),
 }  # fmt: skip
 #: Flows take a minute each.
-FLOWS = 2
+FLOWS = 1
 REGIONS = ("Midwest", "Northeast", "South", "unknown")
 
 

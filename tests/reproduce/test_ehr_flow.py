@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,12 @@ def test_a_flow_is_charged_for_all_its_steps() -> None:
     noise = calibrate_noise_multiplier(4.0, 1e-3, SMALL.event)
     assert 3.9 < epsilon(SMALL.event(noise), 1e-3) <= 4.0
     assert epsilon(FlowSettings(steps=30).event(noise), 1e-3) > 8.0
+
+
+@pytest.mark.parametrize("asked", [{"methods": ("flow",)}, {"hospitals": 33}, {"preset": "paper"}])
+def test_what_it_does_not_take_is_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no methods|enough for 32|has sound"):
+        reproduce(experiment_named("ehr-flow"), Asked(tmp_path, **asked), lambda line: None)
 
 
 @pytest.mark.slow

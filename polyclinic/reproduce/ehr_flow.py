@@ -14,19 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from polyclinic.ehr.datasets import eicu
 from polyclinic.errors import ConfigError
-from polyclinic.models.flows_published import clipped_sum, influence, published_flow
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
-from polyclinic.privacy.streams import generator, torch_seed
+from polyclinic.privacy.streams import generator
 from polyclinic.reproduce.ehr_cohort import COLUMNS, TRAINING, Cohort, cohort
 from polyclinic.reproduce.ehr_figures import figures
 from polyclinic.reproduce.ehr_judges import Floats, imputed, learned, pressures, together
 from polyclinic.reproduce.ehr_real import real, real_table
 from polyclinic.reproduce.ehr_release import (
     FlowSettings,
+    batch_norm,
     drawn,
     flows,
     flows_by_shared_noise,
@@ -105,7 +104,7 @@ def run(asked: Asked, say: Say) -> Findings:
         name = f"{key[0]} {key[1]:g}"
         found[key] = parts.answer(name, settings, lambda make=make: make(patients()))  # type: ignore[misc]
         say(f"{name}: accuracy {found[key]['accuracy']}, {time.monotonic() - begun:.0f} s")
-    norm = parts.answer("batch norm", {"quick": asked.quick}, lambda: _batch_norm(patients()[0], asked.quick))
+    norm = parts.answer("batch norm", {"quick": asked.quick}, lambda: batch_norm(patients()[0].sets[0], asked.quick))
     patients_of_eicu = _real(parts, asked.quick) if eicu.DATASET.available() else []
     config = {**settings, "published-delta": PUBLISHED_DELTA, "epsilons": list(scale.epsilons), "rounds": ROUNDS,
               **{f"flow-{name}": value for name, value in asdict(scale.flow).items()}}  # fmt: skip
@@ -133,23 +132,6 @@ def _real(parts: Parts, quick: bool) -> list[dict[str, Any]]:
     if not quick:
         return real(parts, (4.0, 1.0), 3)
     return real(parts, (4.0,), 1, ("moments, own noise",), 200)
-
-
-def _batch_norm(patients: Patients, quick: bool) -> dict[str, dict[str, float]]:
-    """By how many times the clip of 10 a record moves the clipped sum of 32 patients' gradients, as published and without batch
-    norm: the largest among them, and one whose every value is six spreads too high, as units mixed up would make it."""
-    n, blocks, hidden = (6, 2, 8) if quick else (32, 5, 50)
-    rows = torch.from_numpy(scaled(patients.sets[0][:n]))
-    wrong = torch.cat([rows[:1] + 6, rows[1:]])
-    found = {}
-    for name, batch_norm in (("with batch norm", True), ("without", False)):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(torch_seed(0, "batch norm"))
-            module = published_flow(len(COLUMNS), 0, blocks, hidden, batch_norm).double()
-        moved = influence(module, rows, 10.0)
-        apart = clipped_sum(module, wrong, 10.0) - clipped_sum(module, wrong[1:], 10.0)
-        found[name] = {"largest": float(moved.max()), "wrong": float(apart.norm()) / 10}
-    return found
 
 
 def _patients(seed: int, imputations: int) -> Patients:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.synthetic.cutoff import fowlkes_mallows_cutoff
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
+from polyclinic.reproduce import ehr_real
 from polyclinic.reproduce.ehr_cohort import COLUMNS, cohort
 from polyclinic.reproduce.ehr_judges import imputed, learned, scored, taught, together
 from polyclinic.reproduce.ehr_release import (
@@ -129,6 +130,16 @@ def test_a_flow_is_charged_for_all_its_steps() -> None:
     noise = calibrate_noise_multiplier(4.0, 1e-3, SMALL.event)
     assert 3.9 < epsilon(SMALL.event(noise), 1e-3) <= 4.0
     assert epsilon(FlowSettings(steps=30).event(noise), 1e-3) > 8.0
+
+
+def test_the_region_that_is_held_out_trains_nobody() -> None:
+    assert "not there" in ehr_real.real_table([])
+    if not ehr_real.DATASET.available():
+        pytest.skip("the eICU demo's files are not here")
+    train, test = ehr_real.records(False), ehr_real.records(True)
+    assert not set(train["patient"]) & set(test["patient"]) and len(train) == ehr_real.DATASET.patients
+    assert set(test["site"]) == {ehr_real.HELD_OUT} and set(train["site"]) == set(ehr_real.REGIONS)
+    np.testing.assert_array_equal(train["high"], train["creatinine"] > ehr_real.ABOVE)
 
 
 @pytest.mark.parametrize("asked", [{"methods": ("flow",)}, {"hospitals": 33}, {"preset": "paper"}])

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,6 @@ from polyclinic.reproduce.parts import Parts
 
 DELTA, PUBLISHED_DELTA, AT = 1e-3, 1e-2, 4.0
 HOSPITALS, ROUNDS = 3, 20
-Tables = list[list[Floats]]  # of each cohort, synthetic rows
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class Patients:
         return [np.ascontiguousarray(part) for part in np.array_split(self.scaled, hospitals)]
 
 
+Arm = Callable[[list[Patients]], dict[str, Any]]
+
+
 def run(asked: Asked, say: Say) -> Findings:
     """``quick``: one cohort, few steps, one epsilon. ``seeds``: the number of cohorts.
 
@@ -91,18 +95,12 @@ def run(asked: Asked, say: Say) -> Findings:
     scale = replace(scale, cohorts=asked.seeds or scale.cohorts)
     hospitals, begun = asked.hospitals or HOSPITALS, time.monotonic()
     parts = Parts(asked.out, say)
-    everybody: list[Patients] = []
-
-    def patients() -> list[Patients]:
-        if not everybody:
-            everybody.extend(_patients(seed, scale.imputations) for seed in range(scale.cohorts))
-        return everybody
-
+    patients = cache(lambda: [_patients(seed, scale.imputations) for seed in range(scale.cohorts)])
     found: Found = {}
     settings = {**asdict(scale), "hospitals": hospitals, "delta": DELTA}
     for key, make in _arms(scale, hospitals).items():
         name = f"{key[0]} {key[1]:g}"
-        found[key] = parts.answer(name, settings, lambda make=make: make(patients()))  # type: ignore[misc]
+        found[key] = parts.answer(name, settings, partial(_made, make, patients))
         say(f"{name}: accuracy {found[key]['accuracy']}, {time.monotonic() - begun:.0f} s")
     norm = parts.answer("batch norm", {"quick": asked.quick}, lambda: batch_norm(patients()[0].sets[0], asked.quick))
     patients_of_eicu = _real(parts, asked.quick) if eicu.DATASET.available() else []
@@ -128,6 +126,10 @@ def _check(asked: Asked) -> None:
         raise ConfigError(f"--hospitals is {asked.hospitals}; {TRAINING} patients are enough for {TRAINING // 2}.")
 
 
+def _made(make: Arm, patients: Callable[[], list[Patients]]) -> dict[str, Any]:
+    return make(patients())
+
+
 def _real(parts: Parts, quick: bool) -> list[dict[str, Any]]:
     if not quick:
         return real(parts, (4.0, 1.0), 3)
@@ -140,22 +142,17 @@ def _patients(seed: int, imputations: int) -> Patients:
     return Patients(made, imputed(made, imputations, seed), scaled(known))
 
 
-def _arms(scale: Scale, hospitals: int) -> dict[Key, Callable[[list[Patients]], dict[str, Any]]]:
+def _arms(scale: Scale, hospitals: int) -> dict[Key, Arm]:
     """What is run, by method and epsilon."""
-    infinite = float("inf")
-    arms: dict[Key, Callable[[list[Patients]], dict[str, Any]]] = {
-        ("original", infinite): lambda patients: _original(patients, scale)
-    }
-    for level in (infinite, *scale.epsilons):
-        arms[BEFORE, level] = lambda patients, level=level: _imputed_before(patients, scale, level)  # type: ignore[misc]
-    for level in (infinite, *scale.epsilons):
-        arms["flow", level] = lambda patients, level=level: _flow(patients, scale, level)  # type: ignore[misc]
+    arms: dict[Key, Arm] = {("original", inf): partial(_original, scale=scale)}
+    arms |= {(BEFORE, level): partial(_imputed_before, scale=scale, epsilon=level) for level in (inf, *scale.epsilons)}
+    arms |= {("flow", level): partial(_flow, scale=scale, epsilon=level) for level in (inf, *scale.epsilons)}
     for level in scale.epsilons:
-        arms["moments", level] = lambda patients, level=level: _moments(patients, scale, level, 1, True)  # type: ignore[misc]
+        arms["moments", level] = partial(_moments, scale=scale, epsilon=level, hospitals=1, shared=True)
     for shared, kind in ((False, "own"), (True, "shared")):
         where = f"{hospitals} hospitals, {kind} noise"
-        arms[f"flow, {where}", AT] = lambda patients, shared=shared: _hospitals(patients, scale, hospitals, shared)  # type: ignore[misc]
-        arms[f"moments, {where}", AT] = lambda patients, shared=shared: _moments(patients, scale, AT, hospitals, shared)  # type: ignore[misc]
+        arms[f"flow, {where}", AT] = partial(_hospitals, scale=scale, hospitals=hospitals, shared=shared)
+        arms[f"moments, {where}", AT] = partial(_moments, scale=scale, epsilon=AT, hospitals=hospitals, shared=shared)
     return arms
 
 
@@ -220,7 +217,8 @@ def _moments(
 ) -> dict[str, Any]:
     noise = calibrate_noise_multiplier(epsilon, DELTA, gaussian_event)
     rng = generator(0, "moments", str(epsilon), str(hospitals), str(shared))
-    scores, shown = [], []  # type: ignore[var-annotated]
+    scores: list[list[list[Any]]] = []
+    shown: list[list[float]] = []
     for person in patients:
         given = person.by_hospital(hospitals)
         rows = [

@@ -21,32 +21,49 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.T
 
 
 class ConditionalFlow(nn.Module):
-    """The density of ``features`` numbers given ``context`` others, as autoregressive ``steps`` to a standard normal.
+    """The density of ``features`` numbers given ``context`` others, as autoregressive ``steps`` to a normal base.
 
-    Its arrays (``state_dict``) are its parameters alone: masks and orders are constants of the code.
+    base: its (features,) mean and the (features, features) lower root of its covariance; standard where there is none.
+    Its arrays (``state_dict``) are its parameters alone: masks and orders are constants of the code, and so is the base.
     """
 
-    def __init__(self, features: int, context: int, steps: list[nn.Module]) -> None:
+    def __init__(
+        self, features: int, context: int, steps: list[nn.Module], base: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.features, self.context = features, context
+        self.features, self.context, self.based = features, context, base is not None
         self.steps = nn.ModuleList(steps)
+        mean, root = base or (torch.zeros(features), torch.eye(features))
+        self.register_buffer("mean", mean)
+        self.register_buffer("root", root)
+        self.register_buffer("whiten", torch.linalg.inv(root))
         for part in self.modules():
             part._non_persistent_buffers_set.update(part._buffers)
 
     def forward(self, rows: Tensor) -> Tensor:
         """(n, features + context) to (n, 1): minus the log-density of the features given the context."""
+        x, total = self.whitened(rows)
+        base = -0.5 * (x.square() + math.log(2 * math.pi)).sum(-1)
+        return -(base + total)[..., None]
+
+    def whitened(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, features + context) as (n, features) numbers, standard normal if the density is right, and (n,) log-volumes."""
         x, context = rows[..., : self.features], self._context(rows[..., self.features :])
         total = x.new_zeros(x.shape[:-1])
         for step in self.steps:
             x, slope = step(context).call_and_ladj(x)
             total = total + slope
-        base = -0.5 * (x.square() + math.log(2 * math.pi)).sum(-1)
-        return -(base + total)[..., None]
+        if self.based:
+            whiten = cast(Tensor, self.whiten)
+            x, total = (x - self.mean) @ whiten.mT, total + whiten.diagonal().log().sum()
+        return x, total
 
     def drawn(self, base: Tensor, context: Tensor) -> Tensor:
         """(n, features) that (n, features) standard normal numbers stand for, given (n, context)."""
         given = self._context(context)
         with torch.no_grad():
+            if self.based:
+                base = base @ cast(Tensor, self.root).mT + self.mean
             for step in reversed(cast(list[nn.Module], list(self.steps))):
                 base = step(given).inv(base)
         return base
@@ -57,12 +74,13 @@ class ConditionalFlow(nn.Module):
 
 def flow(
     kind: str, features: int, context: int = 0, transforms: int = 3, hidden: tuple[int, ...] = (32, 32), bins: int = 8,
-    activation: str = "tanh",
+    activation: str = "tanh", base: tuple[Tensor, Tensor] | None = None,
 ) -> ConditionalFlow:  # fmt: skip
     """A flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
 
     hidden: units of each step's masked layers. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
-    It begins as the standard normal whatever the seed of its inner layers: noise that few private steps need not forget.
+    It begins as the normal ``base`` (standard where there is none) whatever the seed of its inner layers: noise that few private
+    steps need not forget.
     Raises ConfigError for an unknown kind or activation, and for a number below 1.
     """
     for key, value, allowed in (("kind", kind, KINDS), ("activation", activation, tuple(ACTIVATIONS))):
@@ -84,4 +102,4 @@ def flow(
     for step in steps:
         for parameter in (step.hyper[-1] if hasattr(step, "hyper") else step).parameters():
             nn.init.zeros_(parameter)
-    return ConditionalFlow(features, context, steps)
+    return ConditionalFlow(features, context, steps, base)

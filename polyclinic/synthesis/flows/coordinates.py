@@ -68,6 +68,16 @@ class Coordinates:
         z[:, : self.layout.features][self._absent(z)[:, : self.layout.features]] = 0.0
         return z
 
+    def inside(self, v: Floats) -> Bools:
+        """(n,) whether all numbers of ``v`` are within their public bounds, a whole number's cell included."""
+        z = self._back(np.asarray(v[:, : self._last], dtype=np.float64))
+        low, high = (bound[: self._last] for bound in self.layout.bounds)
+        room = self._steps / 2
+        found: Bools = (~self._numbers | ((z >= low - room) & (z <= high + room)) | self._absent(self.rows(v))).all(
+            axis=1
+        )
+        return found
+
     @cached_property
     def _last(self) -> int:
         return int(self.layout.label.start)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.models.flows import KINDS, ConditionalFlow, flow
 from polyclinic.synthesis.flows.coordinates import Coordinates
@@ -20,6 +22,8 @@ class Recipe:
     """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``.
 
     ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
+    redraw: a row with a number beyond its public bounds is drawn again, where otherwise the number moves to the bound.
+    base: (F,) mean and (F, F) lower root of the covariance of the flow's base, public; standard normal where there is none.
     """
 
     layout: Layout
@@ -31,12 +35,24 @@ class Recipe:
     activation: str = "tanh"
     bounded: bool = False
     ema: float = 0.0
+    redraw: bool = False
+    base: tuple[Floats, Floats] | None = None
 
     def module(self) -> ConditionalFlow:
         """A new flow, (n, D) to (n, 1) minus log-densities."""
         features = self.layout.width - self.layout.classes
         widths = (self.hidden,) * self.layers
-        return flow(self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation)
+        mean, root = (torch.from_numpy(part).float() for part in self.base_or_standard)
+        return flow(
+            self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation,
+            (mean, root) if self.base else None,
+        )  # fmt: skip
+
+    @property
+    def base_or_standard(self) -> tuple[Floats, Floats]:
+        """The base's mean and root."""
+        features = self.layout.width - self.layout.classes
+        return self.base or (np.zeros(features), np.eye(features))
 
     def filled(self, arrays: Arrays) -> ConditionalFlow:
         """The flow with ``arrays``. Raises ValueError where names or shapes are those of another."""
@@ -100,5 +116,6 @@ OPTIONS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] =
     "bins": (int, lambda v: 2 <= v <= 64, "a whole number from 2 to 64"),
     "activation": (str, lambda v: v in ("relu", "tanh", "elu"), "relu, tanh or elu"),
     "bounded": (_truth, _any, "true or false"),
+    "redraw": (_truth, _any, "true or false"),
     "ema": (float, lambda v: 0 <= v < 1, "a number from 0 to below 1"),
 }

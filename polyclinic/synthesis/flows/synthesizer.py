@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Arrays
 
 _AT_ONCE = 1 << 13
+# How often a row is drawn again before a flow is said to miss the bounds.
+_TRIES = 100
+_BASE = ("base/mean", "base/root")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,23 +38,43 @@ class FlowRows:
         return f"{type(self).__module__}:{type(self).__name__}"
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D). Raises DataError where the flow gives numbers that are not finite."""
-        layout = self.layout
+        """(rows, D). Raises DataError where the flow gives numbers that are not finite, or hardly any within bounds to a recipe
+        that draws the others again."""
+        layout, places = self.layout, self.recipe.coordinates
         if labels is None:
             labels = rng.choice(layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
+        v = self._drawn(labels, rng)
+        again = np.flatnonzero(~places.inside(v)) if self.recipe.redraw else np.empty(0, dtype=np.int64)
+        for _ in range(_TRIES):
+            if not len(again):
+                return places.rows(v)
+            v[again] = self._drawn(labels[again], rng)
+            again = again[~places.inside(v[again])]
+        raise DataError(f"{len(again)} of {rows} rows of the flow are not within public bounds after {_TRIES} draws.")
+
+    def whitened(self, z: Floats) -> Floats:
+        """(n, F) what the flow makes of rows ``z`` of continuous columns, standard normal numbers if it is right."""
+        v, _ = self.recipe.coordinates.drawn(z, np.random.default_rng(0))
+        with torch.no_grad():
+            found: Floats = self.recipe.filled(self.flow).double().whitened(torch.from_numpy(v))[0].numpy()
+        return found
+
+    def _drawn(self, labels: Ints, rng: np.random.Generator) -> Floats:
+        """(n, D) in the flow's coordinates, given (n,) labels."""
+        layout = self.layout
         context = np.eye(layout.classes)[labels]
         module = self.recipe.filled(self.flow).double()
-        base = rng.standard_normal((rows, layout.width - layout.classes))
+        base = rng.standard_normal((len(labels), layout.width - layout.classes))
         pieces = [
             module.drawn(
                 torch.from_numpy(base[i : i + _AT_ONCE]), torch.from_numpy(context[i : i + _AT_ONCE])
             ).numpy()
-            for i in range(0, rows, _AT_ONCE)
+            for i in range(0, len(labels), _AT_ONCE)
         ]  # fmt: skip
         v = np.concatenate([np.concatenate(pieces) if pieces else base, context], axis=1)
         if not np.isfinite(v).all():
             raise DataError("The flow gives numbers that are not finite: it has diverged.")
-        return self.recipe.coordinates.rows(v)
+        return v
 
     def log_density(self, z: Floats, rng: np.random.Generator, draws: int = 16) -> Floats:
         """(n,) log of the density of rows ``z``, label included: per unit of z for numbers, a chance for 0/1 and whole numbers.
@@ -67,12 +90,23 @@ class FlowRows:
                 found[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
         chances = self.classes / self.classes.sum()
         with np.errstate(divide="ignore"):
-            label = np.log(chances)[self.layout.labels(z)]
+            label = np.log(chances)[self.layout.labels(z)] - self._log_inside(rng)[self.layout.labels(z)]
         mean: Floats = np.logaddexp.reduce(found, axis=0) - np.log(draws) + label
         return mean
 
+    def _log_inside(self, rng: np.random.Generator) -> Floats:
+        """(K,) log of the share of draws that are kept, of each class."""
+        if not self.recipe.redraw:
+            return np.zeros(self.layout.classes)
+        found: Floats = np.log([
+            max(self.recipe.coordinates.inside(self._drawn(np.full(_AT_ONCE, k), rng)).mean(), 1 / _AT_ONCE)
+            for k in range(self.layout.classes)
+        ])  # fmt: skip
+        return found
+
     def arrays(self) -> Arrays:
-        return {"classes": self.classes, **{f"flow/{name}": value for name, value in self.flow.items()}}
+        base = dict(zip(_BASE, self.recipe.base, strict=True)) if self.recipe.base else {}
+        return {"classes": self.classes, **base, **{f"flow/{name}": value for name, value in self.flow.items()}}
 
     def options(self) -> dict[str, Any]:
         return self.recipe.options()
@@ -82,5 +116,8 @@ class FlowRows:
         """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
         recipe = make(layout, **options)
         flow = {name.removeprefix("flow/"): np.asarray(a) for name, a in arrays.items() if name.startswith("flow/")}
+        if _BASE[0] in arrays:
+            mean, root = (np.asarray(arrays[name], dtype=np.float64) for name in _BASE)
+            recipe = replace(recipe, base=(mean, root))
         recipe.filled(flow)
         return cls(recipe, flow, np.asarray(arrays["classes"], dtype=np.float64))

@@ -1,13 +1,15 @@
 """The regression of Su, Wang, Schiavazzi and Liu 2023 (Tables 6 and 7): exact, by flows, and two private posteriors.
 
-Targets R1, R2 and R4. The data are made up by the paper's law, for its own file has no licence: estimates are compared with the
-maximum likelihood of the same data, standard deviations and correlations also with those published.
+Targets R1, R2 and R4; R3, records by a private flow, is of ``regression_flow``. The data are made up by the paper's law, for its
+own file has no licence: estimates are compared with the maximum likelihood of the same data, standard deviations and correlations
+also with those published.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,9 @@ from polyclinic.inference.regression import (
 from polyclinic.inference.variational import Everywhere, posterior
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator
+from polyclinic.reproduce import regression_flow
 from polyclinic.reproduce.experiment import Asked, Findings, Say, Target
+from polyclinic.reproduce.parts import Parts
 from polyclinic.reproduce.tables import markdown
 from polyclinic.reproduce.writing import BLUE, GREEN, GREY, ORANGE
 
@@ -40,8 +44,6 @@ PUBLISHED = {
     "deviations": (0.0267, 0.0036, 0.0180, 0.0152, 0.0194),
     "correlations": (-0.1197, -0.4342, -0.7374, -0.4881, -0.0027, -0.0158, -0.0077, 0.0043, -0.0018, -0.0022),
 }
-#: Root mean square distance of the published private density estimate's parameters from the maximum likelihood (Table 7).
-PUBLISHED_DISTANCE = {50.0: 0.0085, 5.0: 0.0281, 2.0: 0.0397, 1.0: 0.0652}
 MODEL = PaperRegression()
 _START = torch.zeros(5, dtype=torch.float64)
 _WIDE = Everywhere(_START, torch.ones(5, dtype=torch.float64))
@@ -53,22 +55,42 @@ def run(asked: Asked, say: Say) -> Findings:
     seeds, hospitals = asked.seeds or (1 if asked.quick else 5), asked.hospitals or 3
     n, sets = (1500, 10) if asked.quick else (6000, 200)
     epsilons = (50.0, 5.0) if asked.quick else EPSILONS
-    begun = time.monotonic()
+    settings = FlowSettings(steps=20 if asked.quick else 500)
+    config = {"records": n, "hospitals": hospitals, "seeds": seeds, "delta": DELTA, "epsilons": list(epsilons),
+              "rounds": _method().rounds, "flow-steps": settings.steps, "flow-sample-rate": settings.sample_rate,
+              "flow-clip": settings.clip, "flow-rate": settings.rate, "simulated-sets": sets}  # fmt: skip
+    parts = Parts(asked.out, say)
+    found = parts.answer("posteriors", config, lambda: _posteriors(config, settings, asked.quick, say))
+    rows, coverage = found["rows"], found["coverage"]
+    plan = regression_flow.QUICK if asked.quick else regression_flow.Plan()
+    near = np.array(rows[0]["mean"])
+    drawn = regression_flow.runs(parts, measurements(0, n), near, epsilons, seeds, plan)
+    targets = (*_targets(rows, coverage, asked.quick), *regression_flow.targets(drawn, asked.quick))
+    results = {"records": n, "hospitals": hospitals, "delta": DELTA, **found, "synthetic records": drawn}
+    figures = {"posteriors": _figure(rows), "synthetic-records": regression_flow.figure(drawn)}
+    tables = f"{_tables(rows, coverage)}\n{regression_flow.table_of(drawn)}"
+    return Findings(config | {"synthetic-records": asdict(plan)}, targets, results, tables, figures)
+
+
+def _method() -> GaussNewton:
+    return GaussNewton(MODEL, np.zeros(5), np.ones(5))
+
+
+def _posteriors(config: dict[str, Any], settings: FlowSettings, quick: bool, say: Say) -> dict[str, Any]:
+    begun, n, method = time.monotonic(), config["records"], _method()
     records = records_of(measurements(0, n))
     likelihood = maximum_likelihood(MODEL, records, _START)
-    true, effective = exact(MODEL, records, likelihood, 500 if asked.quick else 10_000)
+    true, effective = exact(MODEL, records, likelihood, 500 if quick else 10_000)
     say(f"exact posterior: effective share of draws {effective:.2f}")
     rows = [_row("maximum likelihood", None, likelihood, likelihood), _row("exact posterior", None, true, likelihood)]
-    flow = _flow(records, likelihood, 60 if asked.quick else 1200)
+    flow = _flow(records, likelihood, 60 if quick else 1200)
     rows.append(_row("flow, without privacy", None, flow, likelihood))
     say(f"flow without privacy: {time.monotonic() - begun:.0f} s")
-    method = GaussNewton(MODEL, np.zeros(5), np.ones(5))
-    settings = FlowSettings(steps=20 if asked.quick else 500)
-    tables = [np.ascontiguousarray(part) for part in np.array_split(records.numpy(), hospitals)]
-    for epsilon in (*epsilons, None):
+    tables = [np.ascontiguousarray(part) for part in np.array_split(records.numpy(), config["hospitals"])]
+    for epsilon in (*config["epsilons"], None):
         newton = _noise(epsilon, lambda z: SelfComposedDpEvent(gaussian_event(z), method.rounds))
         gradient = _noise(epsilon, lambda z: dpsgd_event(settings.sample_rate, z, settings.steps))
-        for seed in range(seeds if epsilon else 1):
+        for seed in range(config["seeds"] if epsilon else 1):
             found = fit(method, tables, newton, generator(seed, "newton", str(epsilon)))
             rows.append(_row("Gauss-Newton", epsilon, found.posterior, likelihood, seed) | {"kept": found.kept})
             drawn = private_flow(
@@ -77,17 +99,9 @@ def run(asked: Asked, say: Say) -> Findings:
             )  # fmt: skip
             rows.append(_row("private flow", epsilon, drawn, likelihood, seed))
         say(f"epsilon {epsilon}: {time.monotonic() - begun:.0f} s")
-    coverage = _coverage(method, sets, n, (None, *epsilons[-2:]))
+    coverage = _coverage(method, config["simulated-sets"], n, (None, *config["epsilons"][-2:]))
     say(f"coverage: {time.monotonic() - begun:.0f} s")
-    results = {
-        "records": n, "hospitals": hospitals, "delta": DELTA, "effective": effective, "rows": rows, "coverage": coverage,
-        "seconds": round(time.monotonic() - begun, 1),
-    }  # fmt: skip
-    config = {"records": n, "hospitals": hospitals, "seeds": seeds, "delta": DELTA, "epsilons": list(epsilons),
-              "rounds": method.rounds, "flow-steps": settings.steps, "flow-sample-rate": settings.sample_rate,
-              "flow-clip": settings.clip, "flow-rate": settings.rate, "simulated-sets": sets}  # fmt: skip
-    targets = _targets(rows, coverage, asked.quick)
-    return Findings(config, targets, results, _tables(rows, coverage), {"posteriors": _figure(rows)})
+    return {"effective": effective, "rows": rows, "coverage": coverage, "seconds": round(time.monotonic() - begun, 1)}
 
 
 def _noise(epsilon: float | None, event: Callable[[float], DpEvent]) -> float:
@@ -195,8 +209,8 @@ def _targets(rows: list[dict[str, Any]], coverage: list[dict[str, Any]], quick: 
         found.append(target(
             "own",
             f"Gauss-Newton, ε = {epsilon:g}: RMS distance of the mean from the MLE (published: by synthetic records, Table 7)",
-            f"{PUBLISHED_DISTANCE[epsilon]:.4f}", f"{distance:.4f}", "below the published one",
-            distance < PUBLISHED_DISTANCE[epsilon],
+            f"{regression_flow.PUBLISHED[epsilon]:.4f}", f"{distance:.4f}", "below the published one",
+            distance < regression_flow.PUBLISHED[epsilon],
         ))  # fmt: skip
     for one in coverage[1:]:
         found.append(target("own", f"Gauss-Newton, ε = {one['epsilon']:g}: coverage of 95 % intervals", "",

@@ -8,8 +8,8 @@ epsilon by one accountant: a sum of moments for the base, gradient steps over al
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
@@ -38,6 +38,7 @@ DELTA, RECORDS = 1e-5, 6000
 #: Root mean square distance of the published estimates from the maximum likelihood (Table 7).
 PUBLISHED = {50.0: 0.0085, 5.0: 0.0281, 2.0: 0.0397, 1.0: 0.0652}
 STAGES = ("moments", "flow", "flow and moments")
+LAST = STAGES[-1]
 _WIDTHS = (1.0, 3.0, 0.5, 2.0)
 _CONTRASTS = [f"c{place}" for place in range(1, MEASUREMENTS)]
 # A uniform number's standard deviation, as a share of its range.
@@ -76,6 +77,9 @@ class Plan:
     share: float = 0.1
     reach: float = 10.0
     sets: int = 20
+
+
+QUICK = Plan(rounds=2, sets=2)
 
 
 def noises(epsilon: float, plan: Plan) -> tuple[float, float]:
@@ -155,3 +159,88 @@ def one_run(table: Floats, near: Floats, epsilon: float, seed: int, plan: Plan) 
     made = stages(table, epsilon, seed, plan)
     found: dict[str, Any] = {name: estimated(rows, len(table), plan.sets, near, seed) for name, rows in made.items()}
     return found | {"seconds": round(time.process_time() - begin, 1)}
+
+
+def runs(
+    parts: Parts, table: Floats, near: Floats, epsilons: Sequence[float], seeds: int, plan: Plan
+) -> list[dict[str, Any]]:
+    """Every epsilon's and seed's run, those from before that are finished included."""
+    found = []
+    for epsilon in epsilons:
+        for seed in range(seeds):
+            settings = {"epsilon": epsilon, "seed": seed, "records": len(table), **asdict(plan)}
+            run = parts.answer(
+                f"flow-{epsilon:g}-{seed}", settings, lambda e=epsilon, s=seed: one_run(table, near, e, s, plan)
+            )
+            found.append({"epsilon": epsilon, "seed": seed, **run})
+        parts.say(f"records of a private flow, epsilon {epsilon:g}: {_away(found, epsilon, LAST):.4f} from the MLE")
+    return found
+
+
+def _of(found: list[dict[str, Any]], epsilon: float, stage: str, what: str) -> list[Any]:
+    return [run[stage][what] for run in found if run["epsilon"] == epsilon]
+
+
+def _away(found: list[dict[str, Any]], epsilon: float, stage: str, what: str = "away") -> float:
+    return float(np.mean(_of(found, epsilon, stage, what)))
+
+
+def targets(found: list[dict[str, Any]], quick: bool) -> tuple[Target, ...]:
+    """R3, for each epsilon: distance from the maximum likelihood, and the residual variance of what was drawn."""
+    made = []
+    for epsilon in dict.fromkeys(run["epsilon"] for run in found):
+        away, residual = _away(found, epsilon, LAST), _of(found, epsilon, LAST, "residual")
+        published = PUBLISHED[epsilon]
+        made.append(Target(
+            "R3", f"records of a private flow, ε = {epsilon:g}: RMS distance of the estimates from the MLE, mean over seeds",
+            f"{published:.4f}", f"{away:.4f}", "below the published one", None if quick else away < published,
+        ))  # fmt: skip
+        made.append(Target(
+            "R3", f"the same, ε = {epsilon:g}: residual variance by the law's, each seed's", "",
+            " ".join(f"{value:.2f}" for value in residual), "within 10 %",
+            None if quick else max(abs(value - 1) for value in residual) <= 0.1,
+        ))  # fmt: skip
+    return tuple(made)
+
+
+def table_of(found: list[dict[str, Any]]) -> str:
+    """Each stage's distance, residual variance and estimates, and what a run cost."""
+    lines = [
+        [
+            stage, f"{epsilon:g}", f"{PUBLISHED[epsilon]:.4f}", f"{_away(found, epsilon, stage):.4f}",
+            " ".join(f"{value:.4f}" for value in _of(found, epsilon, stage, "away")),
+            f"{_away(found, epsilon, stage, 'away of one set'):.4f}", f"{_away(found, epsilon, stage, 'residual'):.3f}",
+            " ".join(f"{value:.4f}" for value in np.mean(_of(found, epsilon, stage, "mean"), axis=0)),
+        ]
+        for epsilon in dict.fromkeys(run["epsilon"] for run in found) for stage in STAGES
+    ]  # fmt: skip
+    header = ["drawn by", "ε", "published (Table 7)", "RMS from MLE", "each seed's", "of one set alone",
+              "residual variance by the law's", "β0 to β4"]  # fmt: skip
+    cost = float(np.mean([run["seconds"] for run in found]))
+    return (
+        f"Estimates from synthetic records, the mean over sets as large as the data; a run takes {cost:.0f} s of the processor. "
+        f"All three stages are of one run, whose ε covers them together.\n\n{markdown(header, lines)}"
+    )
+
+
+def figure(found: list[dict[str, Any]]) -> Figure:
+    """Distance from the maximum likelihood and residual variance by epsilon, each seed a point."""
+    drawing = Figure(figsize=(9, 3.2), layout="constrained")
+    epsilons = list(dict.fromkeys(run["epsilon"] for run in found))
+    axes = drawing.subplots(1, 2)
+    for axis, what, title in zip(axes, ("away", "residual"), ("RMS distance of β from the MLE", "residual variance by the law's"),
+                                 strict=True):  # fmt: skip
+        for stage, colour, shift in zip(STAGES, (GREY, ORANGE, BLUE), (-0.15, 0.0, 0.15), strict=True):
+            for at, epsilon in enumerate(epsilons):
+                values = _of(found, epsilon, stage, what)
+                axis.plot(
+                    [at + shift] * len(values), values, "o", markersize=3, color=colour, label=None if at else stage
+                )
+        axis.set(title=title, xlabel="ε")
+        axis.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
+    axes[0].plot(range(len(epsilons)), [PUBLISHED[epsilon] for epsilon in epsilons], "_", markersize=26, color=GREEN,
+                 label="published")  # fmt: skip
+    axes[0].set_yscale("log")
+    axes[1].axhspan(0.9, 1.1, color=GREEN, alpha=0.2)
+    axes[0].legend(frameon=False, fontsize=7)
+    return drawing

@@ -35,11 +35,12 @@ def train_centrally(
     for one patient added or removed, as ``DensityTask.event(settings)`` composed over ``rounds`` says.
     """
     task, recipe = DensityTask(rows.recipe), rows.recipe
-    arrays, kept, averaged = rows.flow, {}, dict.fromkeys(rows.flow, np.zeros(()))
+    arrays, averaged = rows.flow, dict.fromkeys(rows.flow, np.zeros(()))
+    kept: Arrays = {}
     draw = streams or (lambda purpose, round: keyed_stream(seed, purpose, round))
     for round in range(1, rounds + 1):
-        purposes = (draw(purpose, round) for purpose in ("batches", "gradient-noise"))
-        work = SiteWork(records, *purposes, public_patients, kept, draw("layers", round))
+        batches, noise, layers = (draw(purpose, round) for purpose in ("batches", "gradient-noise", "layers"))
+        work = SiteWork(records, batches, noise, public_patients, kept, layers)
         update = task.train(recipe.module, arrays, [work], settings)[0]
         arrays, kept = update.arrays, update.kept
         averaged = {name: recipe.ema * averaged[name] + (1 - recipe.ema) * value for name, value in arrays.items()}

@@ -73,10 +73,8 @@ class Coordinates:
         z = self._back(np.asarray(v[:, : self._last], dtype=np.float64))
         low, high = (bound[: self._last] for bound in self.layout.bounds)
         room = self._steps / 2
-        found: Bools = (~self._numbers | ((z >= low - room) & (z <= high + room)) | self._absent(self.rows(v))).all(
-            axis=1
-        )
-        return found
+        within = ~self._numbers | ((z >= low - room) & (z <= high + room)) | self._absent(self.rows(v))
+        return np.asarray(within.all(axis=1), dtype=bool)
 
     @cached_property
     def _last(self) -> int:

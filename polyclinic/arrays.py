@@ -82,6 +82,17 @@ def from_record(record: ArrayRecord) -> Arrays:
     }
 
 
+def unreadable(content: RecordDict) -> str | None:
+    """Which array of a message is not one, or None. Nothing is ever unpickled; what a header claims is not allocated."""
+    for record in content.array_records.values():
+        for name, array in record.items():
+            try:
+                array if isinstance(array, HeldArray) else array.numpy()
+            except (ValueError, TypeError, EOFError, OverflowError, MemoryError, SyntaxError):
+                return f"array {name!r} cannot be read as an array"
+    return None
+
+
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """The float64 mean of models of the same names and shapes; ``weights`` are not negative, one at least is positive."""
     share = np.asarray(weights, dtype=np.float64) / math.fsum(weights)

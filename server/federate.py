@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -19,7 +20,7 @@ from polyclinic.arrays import Arrays, from_record
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.errors import ConfigError, several
-from polyclinic.messages import RECORD, STATISTICS, StatisticsRequest
+from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.plugins import model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
@@ -32,7 +33,7 @@ from polyclinic.server.history import History
 from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
 from polyclinic.server.posterior import check_budget
 from polyclinic.server.progress import Progress, Silent
-from polyclinic.server.replies import too_few
+from polyclinic.server.replies import accept, problem, too_few
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
@@ -45,7 +46,7 @@ from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import measured_standardiser, patient_counts
+from polyclinic.training.preparation import contribution_size, measured_standardiser, patient_counts
 from polyclinic.training.stacked.engines import Engine
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
@@ -257,20 +258,20 @@ def _ask_statistics(
 
     view = SiteGrid(grid, sites, request, {})
     exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
-    state.dropouts += [{"round": 0, "site": site.name, "reason": reason} for site, reason in exchange.dropped]
-    if len(exchange.replies) < config.min_sites:
-        raise too_few(exchange, "Statistics", len(exchange.replies), config)
-    totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in exchange.replies]
     schema, measured = sites[0].schema, config.standardise == "measured"
+    like = {"sums": np.zeros(schema.num_classes if config.synthesis else contribution_size(schema, measured))}
+    replies = accept(exchange, state, 0, lambda reply: problem(reply, like))
+    if len(replies) < config.min_sites:
+        raise too_few(exchange, "Statistics", len(replies), config)
+    totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in replies]
     if measured:
         state.standardiser = measured_standardiser(totals, schema, noise)
     if config.synthesis:
-        state.classes = class_counts(config, [site for site, _ in exchange.replies], totals)
+        state.classes = class_counts(config, [site for site, _ in replies], totals)
         counts = [float(total.sum()) for total in totals]
     else:
         counts = patient_counts(totals, schema, measured)
-    for (site, reply), count in zip(exchange.replies, counts, strict=True):
-        state.hear(site.name, reply.content.config_records[RECORD])
+    for (site, _), count in zip(replies, counts, strict=True):
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import MERGED, WEIGHT, filled, size_of
+from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError, several
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
@@ -64,7 +64,7 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
     deadline = time.monotonic() + timeout
     nodes = _wait_for_nodes(grid, 1, deadline)
     good, dropped = _ask(grid, [(nodes[0], EnrolRequest(run=run, site=0, home=home))], timeout)
-    if good and good[0][1]["simulated"]:
+    if good and good[0][1].get("simulated"):
         total, hosts = int(good[0][1]["sites"]), sorted(nodes)
         good, dropped = _ask(
             grid, [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)], timeout
@@ -73,17 +73,24 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
         nodes = _wait_for_nodes(grid, wanted, deadline)
         requests = [(node, EnrolRequest(run=run, site=i, home=home)) for i, node in enumerate(nodes)]
         good, dropped = _ask(grid, requests, timeout)
-        good.sort(key=lambda found: str(found[1]["site"]))
+        good.sort(key=lambda found: str(found[1].get("site")))
     if not good:
         raise PolyclinicError(
             f"No hospital could enrol: {several(sorted({why for _, why in dropped}), between='; ') or 'no reply'}"
         )
-    if len({bool(record["simulated"]) for _, record in good}) > 1:
+    if len({bool(record.get("simulated")) for _, record in good}) > 1:
         raise ConfigError(
             "Simulated and real hospitals answered in one run; every node needs a hospital file, or none."
         )
     schema = cache(lambda text: Schema.from_dict(json.loads(text)))
-    sites = [_site(index, node, record, schema) for index, (node, record) in enumerate(good)]
+    sites: list[Site] = []
+    for node, record in good:
+        try:
+            sites.append(_site(len(sites), node, record, schema))
+        except (ConfigError, KeyError, TypeError, ValueError):
+            dropped.append((f"node {node}", "what it says of itself when it enrols cannot be read"))
+    if not sites:
+        raise PolyclinicError("No hospital could enrol: what they say of themselves cannot be read.")
     _check_alike(sites)
     return sites, dropped
 
@@ -103,7 +110,7 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
         for node, request in requests
     ]
     answers = sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: _number(m.metadata.group_id))
-    good = [(m.metadata.src_node_id, m.content[RECORD]) for m in answers if m.has_content()]
+    good = [(m.metadata.src_node_id, m.content.get(RECORD, ConfigRecord())) for m in answers if m.has_content()]
     dropped = [(f"site {m.metadata.group_id}", m.error.reason or "no reason given") for m in answers if m.has_error()]
     silent = {str(request.site) for _, request in requests} - {m.metadata.group_id for m in answers}
     return good, dropped + [(f"site {name}", f"no reply within {timeout:g} seconds") for name in sorted(silent)]
@@ -201,8 +208,10 @@ class SiteGrid(Grid):
         for reply in self._grid.send_and_receive([message for _, message in addressed], timeout=timeout):
             index = _number(reply.metadata.group_id)
             hosts = by_node.get(reply.metadata.src_node_id, [])
-            # An error made by Flower itself may have lost its group; one site on a node is still known by the node.
-            sender = by_index.get(index) or (hosts[0] if len(hosts) == 1 else None)
+            sender = by_index.get(index)
+            # The SuperLink knows the node by its key; the group is the node's own word, and Flower's errors may have lost it.
+            if sender is None or (hosts and sender not in hosts):
+                sender = hosts[0] if len(hosts) == 1 else None
             if sender is not None:
                 reply.metadata.__dict__["_src_node_id"] = sender.id
                 found[sender.index] = reply
@@ -215,6 +224,8 @@ class SiteGrid(Grid):
                 if reply.error.code == REFUSED:
                     exchange.refusals.append(site)
                 exchange.dropped.append((site, reply.error.reason or "no reason given"))
+            elif why := unreadable(reply.content):
+                exchange.dropped.append((site, why))
             else:
                 if not getattr(self._grid, "merges", False):
                     _speak_for_itself(reply)

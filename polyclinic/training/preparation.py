@@ -54,6 +54,12 @@ def patient_counts(totals: list[np.ndarray], schema: Schema, measured: bool) -> 
     return [patient_count(total, nullable) for total in totals]
 
 
+def contribution_size(schema: Schema, measured: bool) -> int:
+    """How many numbers ``contributions`` sums."""
+    columns = _columns(schema, measured)
+    return 1 + int(nullable_mask(schema)[columns].sum()) + 2 * int(columns.sum())
+
+
 def _columns(schema: Schema, measured: bool) -> np.ndarray:
     """(features,) True for encoded columns whose moments are paid for."""
     return standardised_mask(schema) & measured

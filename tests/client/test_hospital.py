@@ -1,5 +1,6 @@
 """A real hospital: its own records, policy and ledger decide, whatever a message asks."""
 
+import io
 import os
 import signal
 import subprocess
@@ -373,6 +374,41 @@ def test_a_broken_ledger_is_not_called_bad_records(tmp_path: Path, caplog: pytes
 def test_work_beyond_the_policys_limits_is_refused_before_the_ledger(tmp_path: Path, limit: str) -> None:
     reply = train(make_hospital(tmp_path, STRICT + limit + "\n"))
     assert reply.error.code == REFUSED and limit.split(" ")[0] in str(reply.error.reason)
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+class Planted:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def planted(path: Path, header: bytes = b"") -> Array:
+    """An array as Flower sends one, whose bytes hold a pickled object, or a header of one's own."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Planted(path)], dtype=object), allow_pickle=True)
+    return Array("float32", (4, 2), "numpy.ndarray", header or buffer.getvalue())
+
+
+HUGE = (
+    b"\x93NUMPY\x01\x00v\x00"
+    + b"{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000,), }".ljust(117)
+    + b"\n"
+)
+
+
+@pytest.mark.parametrize("header", [b"", HUGE, b"not an array"])
+def test_nothing_that_arrives_is_unpickled(tmp_path: Path, header: bytes) -> None:
+    hospital, mark = make_hospital(tmp_path), tmp_path / "was-here"
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
+    sent = message(request, "train")
+    sent.content["arrays"] = ArrayRecord({name: planted(mark, header) for name in model()})
+    reply = app(sent, context(hospital))
+    assert reply.error.code == FAILED and not mark.exists()
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 

@@ -87,3 +87,9 @@ def test_every_fault_in_the_list_has_its_test() -> None:
     for name, number in re.findall(r"^def (test_fault_(\d\d)_\w+)\(", text, re.M):
         written.setdefault(int(number), set()).add(name)
     assert rows == written
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/security.md").read_text()))
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 30 and named <= set(re.findall(r"^def (test_\w+)\(", text, re.M))

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from polyclinic.client_app import app as honest
 from polyclinic.config import RunConfig
-from polyclinic.messages import RECORD
+from polyclinic.messages import ENROL, RECORD, STATISTICS
 from polyclinic.server.app import coordinate
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.sim.calls import AppReference
@@ -48,6 +48,12 @@ LIES: dict[str, Callable[[RecordDict], None]] = {
     "is missing": changed(lambda arrays: {f"other.{name}": value for name, value in arrays.items()}),
     "not those of the model": changed(lambda arrays: {**arrays, "more": np.zeros(3, np.float32)}),
     "carries no MetricRecord": lambda content: [content.pop(key) for key in list(content.metric_records)] and None,
+    "cannot be read as": lambda content: content.update(
+        {
+            key: ArrayRecord({name: Array("float32", (2, 2), "numpy.ndarray", b"no array") for name in record})
+            for key, record in content.array_records.items()
+        }
+    ),
     "of its ledger cannot be read": told("epsilon", "much"),
     "1e+12 examples": lambda content: content["metrics"].update({"num-examples": 1e12}),  # type: ignore[union-attr,arg-type]
 }
@@ -55,9 +61,12 @@ lie: dict[str, Callable[[RecordDict], None]] = {}
 hostile = ClientApp()
 
 
+at = {"now": MessageType.TRAIN}
+
+
 def _answer(message: Message, context: Context) -> Message:
     reply = honest(message, context)
-    if context.node_id == HOSTILE and message.metadata.message_type == MessageType.TRAIN:
+    if context.node_id == HOSTILE and message.metadata.message_type == at["now"]:
         lie["now"](reply.content)
     return reply
 
@@ -81,6 +90,23 @@ def test_a_reply_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path, word
     arrays, dropouts = run(tmp_path)
     assert [drop["site"] for drop in dropouts] == ["hospital-2"] and words in dropouts[0]["reason"]
     assert all(np.isfinite(value).all() for value in arrays.values())
+
+
+@pytest.mark.parametrize("words", ["not finite", "does not have shape", "is missing", "cannot be read as"])
+def test_so_is_a_count_that_cannot_be(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(at, "now", STATISTICS)
+    lie["now"] = LIES[words]
+    _, dropouts = run(tmp_path)
+    assert [(drop["site"], drop["round"]) for drop in dropouts] == [("hospital-2", 0)] and words in dropouts[0][
+        "reason"
+    ]
+
+
+def test_so_is_an_enrolment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(at, "now", ENROL)
+    lie["now"] = told("delta", "much")
+    _, dropouts = run(tmp_path)
+    assert len(dropouts) == 1 and "when it enrols cannot be read" in dropouts[0]["reason"]
 
 
 def test_a_huge_update_moves_a_robust_strategy_no_more_than_an_honest_one(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def _synthetic(found: Found) -> Figure:
                     )  # fmt: skip
             axis.set(title=f"{name}; SD: {row}", xlabel="μ")
             axis.set_xticks(range(len(mus)), [f"{mu:g}" if mu else "∞" for mu in mus])
-    axes[0].legend(frameon=False, fontsize=7)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 

@@ -40,7 +40,7 @@ def test_flows_pass(name: str) -> None:
     assert sensitivity(subject).measured == pytest.approx(1.0, abs=1e-6)  # somebody is clipped
 
 
-def test_the_published_batch_norm_is_refused_and_flagged_at_the_noise_that_it_claims() -> None:
+def test_fault_13_a_flows_batch_norm_is_flagged_at_the_noise_that_it_claims() -> None:
     found = audit(flowed(fault="batch-norm"), 40, (20,))
     assert found.violated and found.caught_by == ["refusal", "sensitivity"]
     assert "mixes patients" in str(found.refused) and found.findings[0].measured > 5

@@ -81,6 +81,19 @@ def test_any_numbers_stand_for_a_record_within_bounds(bounded: bool) -> None:
     np.testing.assert_allclose(rows_of(LAYOUT, LAYOUT.decode(z)), z, atol=1e-9)
 
 
+def test_bits_are_spread_over_the_middle_of_their_cells() -> None:
+    z = rows_of(LAYOUT, mixed(300, 2))
+    there = make(LAYOUT, spread="0.5").coordinates
+    v, log_noise = there.drawn(z, np.random.default_rng(0))
+    _, whole = Coordinates(LAYOUT).drawn(z, np.random.default_rng(0))
+    bits = ~LAYOUT.numeric[: there._last] & ~there._absent(z)
+    moved = (v[:, : there._last] - (2 * z[:, : there._last] - 1))[bits]
+    assert np.abs(moved).max() <= 0.5
+    assert moved.std() == pytest.approx(1 / np.sqrt(12), abs=0.01)
+    np.testing.assert_allclose(log_noise - whole, np.log(2) * bits.sum(1))
+    np.testing.assert_allclose(there.rows(v), z, atol=1e-9)
+
+
 def test_missing_cells_tell_nothing_but_that_they_are_missing() -> None:
     z = rows_of(LAYOUT, mixed(4000, 1))
     v, _ = Coordinates(LAYOUT).drawn(z, np.random.default_rng(0))
@@ -106,7 +119,7 @@ def test_log_density_of_mixed_rows_is_exact_where_the_flow_is_the_standard_norma
     x = np.array([[0.3, 0.0, 1.0], [np.nan, -0.25, 0.0]])  # encoded: bounds are -1 and 1
     z = layout.rows(x, np.array([1, 0]))
     for bounded in (False, True):
-        recipe = make(layout, bounded=bounded)
+        recipe = make(layout, bounded=bounded, spread=0.5)  # which only training sees
         rows = FlowRows(recipe, begun(recipe), np.array([1.0, 3.0]))
         many = rows.log_density(np.repeat(z, 4000, axis=0), np.random.default_rng(0), draws=1)
         found = np.log(np.exp(many).reshape(2, 4000).mean(1))
@@ -268,6 +281,7 @@ def test_a_flow_that_diverged_draws_nothing() -> None:
         ("nsf", {"bins": 1}, "whole number from 2 to 64"),
         ("maf", {"bounded": "perhaps"}, "true or false"),
         ("maf", {"ema": 1}, "from 0 to below 1"),
+        ("maf", {"spread": 0}, "above 0 and at most 1"),
     ],
 )
 def test_bad_options_of_a_flow_are_refused(name: str, options: dict[str, object], words: str) -> None:

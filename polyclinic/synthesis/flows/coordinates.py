@@ -24,11 +24,12 @@ class Coordinates:
     """(n, D) rows z to (n, D) numbers v: 0/1 become -2..0 or 0..2, numbers stay as they are, the label stays one-hot.
 
     bounded: numbers go through the logistic map of their public bounds, whose slope is 1 at the schema's centre, so that what is
-    drawn keeps within them.
+    drawn keeps within them. spread: the share of its cell, around the middle, that the noise of a 0 or 1 fills.
     """
 
     layout: Layout
     bounded: bool = False
+    spread: float = 1.0
 
     def drawn(self, z: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """(n, D) v of rows ``z``, and (n,) the log-density of the noise less the log of the change of volume.
@@ -39,9 +40,9 @@ class Coordinates:
         uniform, normal = rng.random((n, self._last)), rng.standard_normal((n, self._last))
         features = np.asarray(z[:, : self._last], dtype=np.float64)
         numbers, absent = self._numbers, self._absent(z)
-        step = self._steps + 2.0 * ~numbers  # the width of a cell of v; 0 for numbers without cells
+        step = self._steps + 2.0 * self.spread * ~numbers  # how wide the noise is; 0 for numbers without cells
         spread = np.where(numbers, features, 2 * features - 1) + step * (uniform - 0.5) * numbers
-        spread = spread + np.where(numbers, 0.0, 2 * uniform - 1)
+        spread = spread + np.where(numbers, 0.0, self.spread * (2 * uniform - 1))
         log_noise = -np.log(np.where(step > 0, step, 1.0)) * np.ones((n, 1))
         mapped, log_slope = self._forth(spread)
         # The noise of a missing number is normal where the flow sees it; that of a missing bit is uniform over both cells.

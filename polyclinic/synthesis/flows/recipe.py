@@ -24,6 +24,7 @@ class Recipe:
     ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
     redraw: a row with a number beyond its public bounds is drawn again, where otherwise the number moves to the bound.
     base: (F,) mean and (F, F) lower root of the covariance of the flow's base, public; standard normal where there is none.
+    spread: the share of its cell that the noise of a 0 or 1 fills.
     """
 
     layout: Layout
@@ -37,6 +38,7 @@ class Recipe:
     ema: float = 0.0
     redraw: bool = False
     base: tuple[Floats, Floats] | None = None
+    spread: float = 1.0
 
     def module(self) -> ConditionalFlow:
         """A new flow, (n, D) to (n, 1) minus log-densities."""
@@ -68,7 +70,7 @@ class Recipe:
     @property
     def coordinates(self) -> Coordinates:
         """What stands before the flow."""
-        return Coordinates(self.layout, self.bounded)
+        return Coordinates(self.layout, self.bounded, self.spread)
 
     def options(self) -> dict[str, Any]:
         """What ``make`` needs to make the recipe again, as JSON."""
@@ -118,4 +120,5 @@ OPTIONS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] =
     "bounded": (_truth, _any, "true or false"),
     "redraw": (_truth, _any, "true or false"),
     "ema": (float, lambda v: 0 <= v < 1, "a number from 0 to below 1"),
+    "spread": (float, lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
 }

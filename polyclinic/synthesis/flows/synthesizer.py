@@ -83,9 +83,10 @@ class FlowRows:
         rather low than high.
         """
         module = self.recipe.filled(self.flow).double()
+        whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
         found = np.empty((draws, len(z)))
         for draw in range(draws):
-            v, log_noise = self.recipe.coordinates.drawn(z, rng)
+            v, log_noise = whole.drawn(z, rng)
             with torch.no_grad():
                 found[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
         chances = self.classes / self.classes.sum()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, become, serve_metrics, table
+from polyclinic.cli.deploying import (
+    Folder,
+    IfMissing,
+    MetricsHost,
+    MetricsPort,
+    Starting,
+    serve_metrics,
+    start_or_show,
+    table,
+)
 from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
@@ -45,12 +53,8 @@ def init(
 
     made = not (if_missing and (folder / FILE).exists())
     if made:
-        values = {
-            "hosts": [*host, *(address or [])],
-            "listen": listen,
-            "port": port,
-            "control-from": control_from or [],
-        }
+        hosts = [*host, *(address or [])]
+        values = {"hosts": hosts, "listen": listen, "port": port, "control-from": control_from or []}
         write_new(folder, coordinator_files(folder, CoordinatorFile.build(values, "The coordinator"), days))
     if as_json:
         print_json({"folder": str(folder), "made": made, "ca": str(folder / "ca.crt")})
@@ -72,20 +76,10 @@ def start(
         from polyclinic.deployment.coordinator import Coordinator
 
     found = Coordinator.read(folder)
-    command = found.command()
-    where = {"listen": found.file.listen, "port": found.file.port, "hosts": list(found.file.hosts)}
-    if dry_run or as_json:
-        print_json({**where, "command": command, "environment": found.settings}) if as_json else print(
-            shlex.join(command)
-        )
-        if dry_run:
-            return
-    else:
-        hosts = ", ".join(found.file.hosts)
-        console().print(
-            f"SuperLink for {hosts} listens at {found.file.listen}, port {found.file.port}.", soft_wrap=True
-        )
-    become(command, found.settings, found.folder)
+    file = found.file
+    sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
+    told = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
+    start_or_show(Starting(found.command(), found.settings, found.folder), sentence, told, dry_run, as_json)
 
 
 @app.command()

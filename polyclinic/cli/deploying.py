@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from polyclinic.cli.terminal import console, print_json
 from polyclinic.errors import PolyclinicError
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.", show_default=False)]
@@ -29,7 +32,6 @@ MetricsPort = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port
 
 def serve_metrics(collector: Any, host: str, port: int) -> None:
     """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
-    from polyclinic.cli.terminal import console
     from polyclinic.deployment.metrics import serve
 
     stops = {signal.SIGINT, signal.SIGTERM}
@@ -42,17 +44,35 @@ def serve_metrics(collector: Any, host: str, port: int) -> None:
         server.shutdown()
 
 
-def become(command: Sequence[str], settings: Mapping[str, str], folder: Path) -> NoReturn:
-    """Replace this process by the command, so that every signal and the exit code are the command's own."""
+@dataclass(frozen=True)
+class Starting:
+    """A program to start: its arguments, what is set in its environment, and the folder in which it runs."""
+
+    command: Sequence[str]
+    settings: Mapping[str, str]
+    folder: Path
+
+
+def start_or_show(starting: Starting, sentence: str, told: Mapping[str, Any], dry_run: bool, as_json: bool) -> None:
+    """Say the sentence and replace this process by the program, so that every signal and the exit code are its own.
+
+    With ``dry_run`` the program is only shown; ``told`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
+    """
     from polyclinic.deployment.environment import with_settings
 
+    if as_json:
+        print_json({**told, "command": list(starting.command), "environment": dict(starting.settings)})
+    else:
+        console().print(shlex.join(starting.command) if dry_run else sentence, soft_wrap=True)
+    if dry_run:
+        return
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.chdir(folder)
-        os.execve(command[0], list(command), with_settings(settings))
+        os.chdir(starting.folder)
+        os.execve(starting.command[0], list(starting.command), with_settings(starting.settings))
     except OSError as error:
-        raise PolyclinicError(f"{command[0]} cannot be started: {error.strerror}.") from None
+        raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
 
 
 def table(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, become, serve_metrics
+from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, Starting, serve_metrics, start_or_show
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError, PolyclinicError
 
@@ -77,24 +76,9 @@ def start(
         from polyclinic.deployment.hospital import HospitalNode
 
     found = HospitalNode.read(folder)
-    command = found.command()
-    if dry_run and not as_json:
-        print(shlex.join(command))
-        return
-    if as_json:
-        print_json(
-            {
-                "site": found.hospital.site,
-                "coordinator": found.node.coordinator,
-                "command": command,
-                "environment": found.settings,
-            }
-        )
-        if dry_run:
-            return
-    else:
-        console().print(f"{found.hospital.site} connects to {found.node.coordinator}.", soft_wrap=True)
-    become(command, found.settings, found.folder)
+    told = {"site": found.hospital.site, "coordinator": found.node.coordinator}
+    sentence = f"{found.hospital.site} connects to {found.node.coordinator}."
+    start_or_show(Starting(found.command(), found.settings, found.folder), sentence, told, dry_run, as_json)
 
 
 @app.command()

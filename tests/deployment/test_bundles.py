@@ -78,10 +78,29 @@ def test_what_is_allowed_runs() -> None:
             ("pyproject.toml", own_bundle().replace("client_app:app", "other:app").encode()), (".info/CONTENT", b"")
         ),
         zipped(("pyproject.toml", b"x = ["), (".info/CONTENT", b"")),
+        zipped(
+            ("pyproject.toml", own_bundle().replace("[tool.flwr.app.components]", "[x]").encode()),
+            (".info/CONTENT", b""),
+        ),
+        zipped(("pyproject.toml", f"{own_bundle()}# {' ' * 2_000_000}".encode()), (".info/CONTENT", b"")),
+        OWN[:-40] + bytes(20) + OWN[-20:],
+        OWN[:200] + bytes(100) + OWN[300:],
         b"no zip at all",
         b"",
     ],
-    ids=["code", "traversal", "twice", "another app", "no TOML", "no zip", "empty"],
+    ids=[
+        "code",
+        "traversal",
+        "twice",
+        "another app",
+        "no TOML",
+        "no components",
+        "huge",
+        "torn end",
+        "torn middle",
+        "no zip",
+        "empty",
+    ],
 )
 def test_a_bundle_that_could_bring_code_is_not_an_installed_one(content: bytes) -> None:
     assert judged(content, INSTALLED) and judged(content, ["0" * 64])

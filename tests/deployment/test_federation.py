@@ -263,6 +263,55 @@ def test_plain_text_and_another_authority_are_refused(federation: Federation, tm
     assert all(node["name"] != "east" for node in federation.call("coordinator", "nodes", federation.co))
 
 
+@pytest.fixture
+def far_away() -> Iterator[tuple[list[str], str]]:
+    """The start of a command that runs on another machine, as the network goes, and this one's address from there."""
+    name, address = f"far{os.getpid()}", "10.213.77.1"
+    inside = ["ip", "netns", "exec", name]
+    steps = (
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", f"h{os.getpid()}", "type", "veth", "peer", "name", "there", "netns", name],
+        ["ip", "addr", "add", f"{address}/30", "dev", f"h{os.getpid()}"],
+        ["ip", "link", "set", f"h{os.getpid()}", "up"],
+        [*inside, "ip", "addr", "add", "10.213.77.2/30", "dev", "there"],
+        [*inside, "ip", "link", "set", "there", "up"],
+    )
+    try:
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True) if shutil.which("ip") else None
+            if done is None or done.returncode != 0:
+                pytest.skip(f"no network namespace can be made here: {done.stderr.strip() if done else 'no ip'}")
+        yield inside, address
+    finally:
+        if shutil.which("ip"):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)  # its link goes with it
+
+
+def test_from_another_machine_nobody_can_submit_register_or_take_over_a_run(
+    federation: Federation, far_away: tuple[list[str], str]
+) -> None:
+    inside, address = far_away
+    ask = (
+        "import httpx, json, sys\n"
+        "with httpx.Client(verify=False) as client:\n"
+        "    print(json.dumps([client.post(sys.argv[1] + path).status_code for path in sys.argv[2:]]))"
+    )
+    paths = (
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/v1/fleet/pull-messages",
+    )
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", ask, f"https://{address}:{federation.ports[0]}", *paths],
+        capture_output=True,
+        text=True,
+    )
+    *refused, fleet = json.loads(done.stdout or "[0]")
+    assert refused == [403] * 4 and fleet not in (0, 403), done.stderr
+
+
 def test_renewing_and_revoking_as_the_page_says(federation: Federation) -> None:
     federation.follow(10)
     ends(federation.processes["south"])

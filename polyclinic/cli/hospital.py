@@ -82,6 +82,19 @@ def start(
 
 
 @app.command()
+def rekey(folder: Folder, as_json: Json = False) -> None:
+    """Replace the node's key, after a revocation or a theft; the coordinator must register the new one."""
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode, new_key
+
+    public = new_key(HospitalNode.read(folder))
+    if as_json:
+        print_json({"folder": str(folder), "public_key": public})
+    else:
+        console().print(public, soft_wrap=True)
+
+
+@app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
     """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
     with loading():

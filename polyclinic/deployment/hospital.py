@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.environment import endpoint, flower_settings
-from polyclinic.deployment.files import SECRET, NewFile, quoted
+from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
 from polyclinic.deployment.keys import make_node_key
 from polyclinic.errors import ConfigError
 
@@ -119,6 +119,15 @@ def node_file(values: dict[str, Any], source: str = "The node") -> NodeFile:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{source}: key {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None
+
+
+def new_key(found: HospitalNode) -> str:
+    """Replace the node's key pair; the public one, which the coordinator must register before the node may return."""
+    key = make_node_key(found.hospital.site)
+    # The public half first: where the second step fails, the node goes on as whom it was.
+    replace(found.folder / "node.pub", NewFile(f"{key.public}\n".encode()))
+    replace(found.folder / found.node.key, NewFile(key.private, SECRET))
+    return key.public
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,11 @@ class Federation:
         self.call("coordinator", "register", self.co, self.folder / name / "node.pub", "--name", name)
 
     def status(self, name: str) -> str:
-        return next(str(node["status"]) for node in self.call("coordinator", "nodes", self.co) if node["name"] == name)
+        """Of the newest node of that name."""
+        return next(str(node["status"]) for node in self.nodes()[::-1] if node["name"] == name)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.call("coordinator", "nodes", self.co))
 
     def serving(self) -> bool:
         try:
@@ -313,16 +317,18 @@ def test_from_another_machine_nobody_can_submit_register_or_take_over_a_run(
 
 
 def test_renewing_and_revoking_as_the_page_says(federation: Federation) -> None:
+    returned, revoked = federation.returns("north"), federation.processes["south"]
     federation.follow(10)
-    ends(federation.processes["south"])
-    returned = federation.returns("north")
+    ends(revoked)
     federation.processes["coordinator"].terminate()
     assert ends(federation.processes["coordinator"]) == -signal.SIGTERM  # told on after a clean end
     assert "Application shutdown complete" in federation.log("coordinator")
     federation.start("coordinator", "coordinator")
     # With the new certificate, under the authority that everybody has.
     wait_for(lambda: federation.returns("north") > returned)
-    assert (federation.status("north"), federation.status("south")) == ("online", "unregistered")
+    federation.start("hospital", "south")
+    wait_for(lambda: federation.status("south") == "online")
+    assert federation.status("north") == "online"
 
 
 def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federation) -> None:

@@ -43,6 +43,18 @@ def test_the_node_s_key_is_the_owner_s_alone_and_its_public_half_is_what_the_coo
     assert (hospital / "node.pub").read_text().endswith(" St.-Elsewhere\n")
 
 
+def test_a_new_key_replaces_both_halves_and_nothing_else(cli: Cli, hospital: Path) -> None:
+    before = {path: path.read_bytes() for path in hospital.rglob("*") if path.is_file()}
+    told = json.loads(cli("hospital", "rekey", hospital, "--json").out)
+    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {"node.key", "node.pub"} and {path for path in hospital.rglob("*") if path.is_file()} == set(
+        before
+    )
+    private = load_ssh_private_key((hospital / "node.key").read_bytes(), None)
+    assert load_ssh_public_key(told["public_key"].encode()) == private.public_key()
+    assert stat.S_IMODE((hospital / "node.key").stat().st_mode) == 0o600
+
+
 def test_start_gives_flower_arguments_that_it_knows_and_this_hospital_s_file(cli: Cli, hospital: Path) -> None:
     from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode

@@ -39,10 +39,10 @@ def own_bundle() -> str:
     })  # fmt: skip
 
 
-def refusal(content: bytes, claimed: str, app: str, version: str, allowed: Collection[str]) -> str:
+def refusal(content: bytes, claims: Collection[str], app: str, version: str, allowed: Collection[str]) -> str:
     """Why these bytes may not run here, or an empty string.
 
-    content: the bundle; claimed: the SHA-256 that the SuperLink says it has; app, version: what it says the run is of;
+    content: the bundle; claims: what the SuperLink says its SHA-256 is; app, version: what it says the run is of;
     allowed: SHA-256 in hexadecimal, and "installed" for any bundle that brings no code; empty allows every bundle.
 
     Flower finds the unpacked bundle by what the SuperLink claims, so the claims must be the bundle's own.
@@ -50,8 +50,8 @@ def refusal(content: bytes, claimed: str, app: str, version: str, allowed: Colle
     digest = hashlib.sha256(content).hexdigest()
     if not allowed:
         return ""
-    if claimed != digest:
-        return f"the bundle's SHA-256 is {digest}, but the SuperLink claims {claimed[:64]!r}"
+    if other := set(claims) - {digest}:
+        return f"the bundle's SHA-256 is {digest}, but the SuperLink claims {min(other)[:64]!r}"
     config = _config(content)
     if config is None or (app, version) != _named(config):
         return f"the run is of {app[:80]!r} {version[:40]!r}, but its bundle is not"

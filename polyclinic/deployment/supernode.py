@@ -52,9 +52,10 @@ def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -
 
         def fab(fab_hash: str, run_id: int) -> Any:
             found = get_fab(fab_hash, run_id)
-            why = refusal(found.content, found.hash_str, runs[-1].fab_id, runs[-1].fab_version, allowed())
-            told = {} if trusted_entities else {"valid_license": "not asked for"}
-            return replace(found, verifications={**found.verifications, **told, _REFUSAL: why})
+            told = runs[-1]
+            why = refusal(found.content, (found.hash_str, told.fab_hash), told.fab_id, told.fab_version, allowed())
+            licence = {} if trusted_entities else {"valid_license": "not asked for"}
+            return replace(found, verifications={**found.verifications, **licence, _REFUSAL: why})
 
         # An entry makes Flower ask its verifier; where signers are trusted, the names are theirs.
         return pull(get_run=run, get_fab=fab, trusted_entities=trusted_entities or {_REFUSAL: ""}, **rest)

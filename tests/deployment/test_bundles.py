@@ -44,7 +44,7 @@ def sha(content: bytes) -> str:
 
 
 def judged(content: bytes, allowed: Collection[str], claimed: str = "", app: str = APP, version: str = VERSION) -> str:
-    return refusal(content, claimed or sha(content), app, version, allowed)
+    return refusal(content, (sha(content), claimed or sha(content)), app, version, allowed)
 
 
 def zipped(*entries: tuple[str, bytes]) -> bytes:
@@ -123,17 +123,18 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize(
-    "content, allowed, runs",
+    "content, told, allowed, runs",
     [
-        (OWN, INSTALLED, True),
-        (WITH_CODE, INSTALLED, False),
-        (WITH_CODE, (sha(WITH_CODE),), True),
-        (WITH_CODE, (), True),
+        (OWN, OWN, INSTALLED, True),
+        (WITH_CODE, WITH_CODE, INSTALLED, False),
+        (OWN, WITH_CODE, INSTALLED, False),
+        (WITH_CODE, WITH_CODE, (sha(WITH_CODE),), True),
+        (WITH_CODE, WITH_CODE, (), True),
     ],
-    ids=["own", "code", "by hash", "all"],
+    ids=["own", "code", "said to be another", "by hash", "all"],
 )
 def test_flower_s_node_stores_a_bundle_only_when_it_may_run(
-    content: bytes, allowed: tuple[str, ...], runs: bool
+    content: bytes, told: bytes, allowed: tuple[str, ...], runs: bool
 ) -> None:
     """The real step of the SuperNode with its real state; what is refused is answered with Flower's error."""
     objects = ObjectStoreFactory()
@@ -143,11 +144,11 @@ def test_flower_s_node_stores_a_bundle_only_when_it_may_run(
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = get_all_nested_objects(message)
     run = Run.create_empty(5)
-    run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(content)
+    run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(told)
     node._verify_fab = _verdict(node._verify_fab)
     pulled = _checked(node._pull_and_store_message, lambda: allowed)(
         state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
-        get_run=lambda run_id: run, get_fab=lambda claimed, run_id: Fab(claimed, content, {}),
+        get_run=lambda run_id: run, get_fab=lambda claimed, run_id: Fab(sha(content), content, {}),
         pull_object=lambda run_id, object_id: parts[object_id].deflate(), confirm_message_received=lambda run_id, object_id: None,
         trusted_entities=None,
     )  # fmt: skip
@@ -171,7 +172,7 @@ def test_signers_still_decide_where_they_are_trusted() -> None:
         asked.append({str(_verdict(lambda fab, trusted: True)(signed, trusted_entities))})
 
     run = Run.create_empty(5)
-    run.fab_id, run.fab_version = APP, VERSION
+    run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(OWN)
     _checked(pull, lambda: INSTALLED)(
         get_run=lambda _: run,
         get_fab=lambda claimed, _: Fab(claimed, OWN, {}),

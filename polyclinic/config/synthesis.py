@@ -177,6 +177,8 @@ def check_synthesis(config: RunConfig) -> None:
                     f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
                     f"strategy changes; set {key} to {wanted!r}"
                 )
+    if not config.synthesis:
+        return
     if config.condition_hospitals and config.sites not in (0, config.condition_hospitals):
         raise ValueError(
             f"condition-hospitals is {config.condition_hospitals} but sites is {config.sites}; rows say of which of all the "

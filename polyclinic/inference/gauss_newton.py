@@ -119,7 +119,7 @@ class GaussNewton:
         above = _HOPEFUL * self._noise_of_information(noise)
         if above >= 1:
             raise ConfigError(
-                f"The budget is too small for {len(self.start)} parameters: noise would hide the information; {above:.2g} times "
+                f"The budget is too small for {len(self.start)} parameters: noise would hide the information; {above:.3g} times "
                 "the patients, a larger epsilon or fewer parameters may do."
             )
 

@@ -23,9 +23,11 @@ from polyclinic.inference.likelihood import Likelihood
 from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.plugins import dataset_named, posterior_method
 from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import clipped_total
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.federate import federate
 from polyclinic.server.progress import Silent
 from polyclinic.training.auditing.checks import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
@@ -188,6 +190,7 @@ def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
         ({"max_grad_norm": 3.0}, "set max-grad-norm to 1.0"),
         ({"hidden": "8"}, "hidden"),
         ({"synthetic_rows": 20}, "only with the task synthesis"),
+        ({"preset": "paper"}, "only with task synthesis with a game"),
         ({"task": "classification"}, "only with the task posterior"),
         ({"secure_aggregation": True, "secure_clip_norm": 0.5}, "a shorter one would be cut and the posterior false"),
     ],
@@ -198,6 +201,22 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(
     with pytest.raises(ConfigError, match=words):
         run(**options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_budget_that_a_real_count_shows_too_small_costs_the_count_alone(tmp_path: Path) -> None:
+    given = {"dataset": "trial", "task": "posterior", "columns": COLUMNS, "sites": 3, "epsilon": 0.3}
+    for number, (public, words) in enumerate(((0, "the numbers of patients were spent"), (200, "nothing was spent"))):
+        config, home = RunConfig.build(given, {"patients-per-site": public}), tmp_path / str(number)
+        home.mkdir()
+        with Federation._grid(config) as grid, pytest.raises(ConfigError, match=f"budget is too small.*{words}"):
+            federate(grid, config, "run", home)
+        path = home / "ledger.sqlite"
+        charged = (
+            [event["purpose"] for site in Ledger.read_all(path).values() for event in site.events()]
+            if public == 0
+            else []
+        )
+        assert charged == ["statistics"] * (0 if public else 3) and path.exists() == (public == 0)
 
 
 def test_steps_that_do_not_settle_leave_the_bill_and_no_posterior(

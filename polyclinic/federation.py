@@ -148,7 +148,7 @@ class RunResult:
 
         Raises PolyclinicError, which says why, where there is none.
         """
-        found = self.summary["posterior"] or {"refused": f"{self.path} is not a run of task posterior."}
+        found = self.summary.get("posterior") or {"refused": f"{self.path} is not a run of task posterior."}
         if found["refused"]:
             raise PolyclinicError(found["refused"])
         return dict(found)

@@ -87,21 +87,25 @@ def covered(unit: str) -> list[str]:
 
 
 def not_covered(
-    unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1
+    unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1, judged: bool = True
 ) -> list[str]:
     """Sentences on what no epsilon of the run bounds.
 
     compared: the report shows models that were trained without this run's protection.
     train_loss: the run recorded the loss on the patients trained on.
     overlap: of how many hospitals at most one may be a ``unit`` by the run's own words.
+    judged: the report shows metrics on held-out patients.
     """
-    items = [
+    metrics = [
         "The metrics in this report: they are exact numbers about held-out patients. "
         + (
             "In this simulation they left the hospitals without noise, as the simulation's policy allows."
             if simulation
             else "They left a hospital only where its own policy lets metrics without noise leave."
         ),
+    ]
+    items = [
+        *(metrics if judged else []),
         "The number of patients of each hospital and which rounds it joined, which are treated as public.",
     ]
     if compared:

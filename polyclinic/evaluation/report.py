@@ -180,7 +180,13 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "more_ledgers": len(ledgers) - len(_telling(ledgers)),
         "covers": covered(unit),
         "does_not_cover": not_covered(
-            unit, private, simulation, bool(comparisons), _has_train_loss(rounds), int(privacy["overlap"])
+            unit,
+            private,
+            simulation,
+            bool(comparisons),
+            _has_train_loss(rounds),
+            int(privacy["overlap"]),
+            judged=not _part(summary, "posterior"),
         ),
         "notes": list(summary.get("notes") or []),
         "facts": [

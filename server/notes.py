@@ -13,8 +13,8 @@ from polyclinic.strategies.fedgan import FedGAN
 
 _MOST_UNCHANGED = 5
 _POSTERIOR = (
-    "The posterior is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by their "
-    "mean. Held-out patients were not asked for."
+    "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
+    "their mean. Held-out patients were not asked for."
 )
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the number of patients", "the statistics that standardise features"

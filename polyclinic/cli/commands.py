@@ -158,6 +158,8 @@ def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: 
         print_json(summary)
     else:
         _print_result(console(), summary)
+        if (posterior := summary.get("posterior")) and posterior["refused"]:
+            console().print(posterior["refused"], style="yellow")
 
 
 @datasets_app.callback(invoke_without_command=True)

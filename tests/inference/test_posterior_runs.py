@@ -238,6 +238,10 @@ def test_steps_that_do_not_settle_leave_the_bill_and_no_posterior(
     assert told["posterior"]["finished"] is False and "parameters" not in told["posterior"]
     assert json.loads((folder / "ledger.json").read_text())["sites"]["hospital-1"]["epsilon"] > 0
     assert not (folder / "posterior.json").exists() and "There is no result." in (folder / "report.html").read_text()
+    monkeypatch.setattr("sys.argv", ["polyclinic", "show", str(folder)])
+    with pytest.raises(SystemExit) as shown:
+        main()
+    assert not shown.value.code and "did not settle" in capsys.readouterr().out
     with pytest.raises(PolyclinicError, match="did not settle"):
         RunResult.read(folder).posterior  # noqa: B018
 

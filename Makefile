@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: install demo test slow check lint types format generate clean
+.PHONY: install demo test slow compose check lint types format generate clean
 
 install: $(STAMP)
 
@@ -24,13 +24,16 @@ demo: $(STAMP)
 	$(BIN)/polyclinic run --compare
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --durations 15
+	$(BIN)/python -m pytest -m 'not slow and not compose' -n 2 --dist loadfile --durations 15
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 15
 
+compose: $(STAMP)
+	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5
+
 check: lint types
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/ehr tests/evaluation tests/training tests/packaging/test_rooms.py
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not compose' tests/ehr tests/evaluation tests/training tests/packaging/test_rooms.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -102,7 +102,7 @@ class Demo:
         code = f"import socket; socket.create_connection(({host!r}, {port}), 3)"
         done = subprocess.run(["docker", "compose", "exec", "-T", service, "python", "-c", code], cwd=ROOT,
                               env=self.environment, capture_output=True, text=True, timeout=120)  # fmt: skip
-        assert done.returncode == 0 or "Error" in done.stderr, done.stderr
+        assert done.returncode == 0 or "socket.py" in done.stderr, done.stderr
         return done.returncode == 0
 
 
@@ -142,7 +142,7 @@ def test_services_use_commands_and_options_that_there_are(service: str) -> None:
     assert all(option in shown.output for option in rest if option.startswith("--"))
 
 
-@pytest.mark.slow
+@pytest.mark.compose
 def test_a_run_goes_to_its_end_and_its_report_is_left_on_the_host(demo: Demo) -> None:
     told = json.loads(demo("run", "--rm", "-T", "submit", "-c", "rounds=1", "-c", "epsilon=2.0", "-c", "delta=1e-4", "--json")
                       .splitlines()[-1])  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_run_goes_to_its_end_and_its_report_is_left_on_the_host(demo: Demo) ->
         assert journal["intact"] and {"asked", "answered"} == {entry["event"] for entry in journal["entries"]}
 
 
-@pytest.mark.slow
+@pytest.mark.compose
 def test_nobody_but_its_own_node_reaches_a_database(demo: Demo) -> None:
     addresses = {
         site: next(iter(demo.container(f"db-{site}")["NetworkSettings"]["Networks"].values()))["IPAddress"]
@@ -175,7 +175,7 @@ def test_nobody_but_its_own_node_reaches_a_database(demo: Demo) -> None:
     assert demo.reaches("hospital-a", "superlink", 8000) and not demo.reaches("hospital-a", "hospital-b", 9094)
 
 
-@pytest.mark.slow
+@pytest.mark.compose
 def test_containers_are_confined_and_no_secret_is_in_their_environment_logs_or_image(demo: Demo) -> None:
     secrets = [demo("exec", "-T", f"hospital-{site}", "cat", "/secret/password").strip() for site in HOSPITALS]
     logs = demo("logs", "--no-color")

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from polyclinic.reproduce.ehr_cohort import COLUMNS
-from polyclinic.reproduce.ehr_tables import BEFORE, Found, Key
+from polyclinic.reproduce.ehr_tables import AS_PUBLISHED, BEFORE, Found, Key
 from polyclinic.reproduce.writing import BLUE, GREEN, GREY, ORANGE
 
-_COLOURS = {BEFORE: ORANGE, "flow": BLUE, "moments": GREEN}
+_COLOURS = {BEFORE: ORANGE, AS_PUBLISHED: ORANGE, "flow": BLUE, "moments": GREEN}
 _PAPER = {
     "accuracy": {32.0: 0.91, 16.0: 0.85, 8.0: 0.85, 4.0: 0.81},
     "error": {32.0: 47.4, 16.0: 58.4, 8.0: 61.4, 4.0: 80.1},
@@ -35,6 +35,8 @@ def _utility(found: Found) -> Figure:
     ):
         for arm, colour in _COLOURS.items():
             levels = sorted(level for one, level in found if one == arm and level < inf)
+            if not levels:
+                continue
             means = [fmean(found[arm, level][name]) for level in levels]
             errors = [float(np.std(found[arm, level][name])) for level in levels]
             axes.errorbar(levels, means, errors, color=colour, marker="o", capsize=3, label=arm)
@@ -64,7 +66,7 @@ def _marginals(found: Found, shown: Mapping[Key, Any]) -> Figure:
         real = np.asarray(shown["original", inf][place])
         edges = np.linspace(real.min() - real.std(), real.max() + real.std(), 25)
         axes.hist(real, edges, density=True, color="0.85", label="patients")
-        for arm in ("flow", "moments"):
+        for arm in ("flow", "moments", AS_PUBLISHED):
             if (arm, least) in shown:
                 made = np.asarray(shown[arm, least][place])
                 axes.hist(

@@ -1,17 +1,17 @@
 """Tables 1 to 3 of Su, Wang, Schiavazzi and Liu 2023: synthetic patients of a private flow, judged by what they teach.
 
 Target R10, on simulated cohorts (``ehr_cohort``). As published, cells are imputed before training by chained equations over all
-patients, each of fifty flows is charged alone, and delta is .01, more than one in 64; batch norm is left out here. Sound: a
+patients, each of fifty flows is charged alone, and delta is .01, more than one in 64; batch norm is left out here, but for
+the preset ``paper`` (``ehr_published``). Sound: a
 missing cell stands at its public centre, which looks at no other patient, delta is .001, and every flow is a release of its own
 that is charged in full.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -21,9 +21,10 @@ from polyclinic.ehr.datasets import eicu
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.streams import generator
-from polyclinic.reproduce.ehr_cohort import COLUMNS, TRAINING, Cohort, cohort
+from polyclinic.reproduce.ehr_cohort import TRAINING
 from polyclinic.reproduce.ehr_figures import figures
-from polyclinic.reproduce.ehr_judges import Floats, imputed, learned, pressures, together
+from polyclinic.reproduce.ehr_judges import learned
+from polyclinic.reproduce.ehr_published import run as published
 from polyclinic.reproduce.ehr_real import real, real_table
 from polyclinic.reproduce.ehr_release import (
     FlowSettings,
@@ -32,10 +33,25 @@ from polyclinic.reproduce.ehr_release import (
     flows,
     flows_by_shared_noise,
     moments,
-    scaled,
     values,
 )
-from polyclinic.reproduce.ehr_tables import BEFORE, EPSILONS, Found, Key, norm_table, tables, targets
+from polyclinic.reproduce.ehr_study import (
+    QUICK,
+    Arm,
+    Patients,
+    Scale,
+    answers,
+    by_imputation,
+    cohorts,
+    judged,
+    judged_on_own_sets,
+    original,
+    own_sets,
+    rows_of,
+    shown_in,
+    shown_of,
+)
+from polyclinic.reproduce.ehr_tables import BEFORE, Key, norm_table, tables, targets
 from polyclinic.reproduce.experiment import Asked, Findings, Say
 from polyclinic.reproduce.parts import Parts
 
@@ -43,91 +59,38 @@ DELTA, PUBLISHED_DELTA, AT = 1e-3, 1e-2, 4.0
 HOSPITALS, ROUNDS = 3, 20
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much is run. flows: of each cohort; sets: drawn of each flow; rows: in each set; trees: of a forest."""
-
-    cohorts: int = 10
-    imputations: int = 5
-    flows: int = 5
-    sets: int = 1
-    rows: int = 500
-    trees: int = 30
-    steps: int = 100
-    epsilons: tuple[float, ...] = EPSILONS
-
-    @property
-    def flow(self) -> FlowSettings:
-        return FlowSettings(steps=self.steps)
-
-
-QUICK = Scale(cohorts=1, imputations=2, flows=2, sets=1, rows=100, trees=5, steps=4, epsilons=(4.0,))
-
-
-@dataclass(frozen=True, eq=False)
-class Patients:
-    """A cohort, its imputed sets as published, and its first 64 patients as the sound methods see them."""
-
-    cohort: Cohort
-    sets: list[Floats]
-    scaled: Floats
-
-    @property
-    def tests(self) -> list[Floats]:
-        """The 20 held-out patients in each imputed set."""
-        return [one[TRAINING:] for one in self.sets]
-
-    def by_hospital(self, hospitals: int) -> list[Floats]:
-        """The training patients of each of so many hospitals; in random order already."""
-        return [np.ascontiguousarray(part) for part in np.array_split(self.scaled, hospitals)]
-
-
-Arm = Callable[[list[Patients]], dict[str, Any]]
-
-
 def run(asked: Asked, say: Say) -> Findings:
-    """``quick``: one cohort, few steps, one epsilon. ``seeds``: the number of cohorts.
+    """``quick``: one cohort, few steps, one epsilon. ``seeds``: the number of cohorts. ``paper``: the published form alone.
 
-    Raises ConfigError for methods by name, and for more hospitals than have two patients each.
+    Raises ConfigError for methods by name, and for more hospitals than have two patients each, or any with ``paper``.
     """
     _check(asked)
+    if asked.preset == "paper":
+        return published(asked, say)
     scale = QUICK if asked.quick else Scale()
     scale = replace(scale, cohorts=asked.seeds or scale.cohorts)
-    hospitals, begun = asked.hospitals or HOSPITALS, time.monotonic()
-    parts = Parts(asked.out, say)
-    patients = cache(lambda: [_patients(seed, scale.imputations) for seed in range(scale.cohorts)])
-    found: Found = {}
+    hospitals, parts, patients = asked.hospitals or HOSPITALS, Parts(asked.out, say), cohorts(scale)
     settings = {**asdict(scale), "hospitals": hospitals, "delta": DELTA}
-    for key, make in _arms(scale, hospitals).items():
-        name = f"{key[0]} {key[1]:g}"
-        found[key] = parts.answer(name, settings, partial(_made, make, patients))
-        say(f"{name}: accuracy {found[key]['accuracy']}, {time.monotonic() - begun:.0f} s")
+    found = answers(parts, _arms(scale, hospitals), settings, patients, say)
     norm = parts.answer("batch norm", {"quick": asked.quick}, lambda: batch_norm(patients()[0].sets[0], asked.quick))
     patients_of_eicu = _real(parts, asked.quick) if eicu.DATASET.available() else []
     config = {**settings, "published-delta": PUBLISHED_DELTA, "epsilons": list(scale.epsilons), "rounds": ROUNDS,
               **{f"flow-{name}": value for name, value in asdict(scale.flow).items()}}  # fmt: skip
-    rows = [
-        {"arm": arm, "epsilon": level if np.isfinite(level) else None, **{k: v for k, v in one.items() if k != "shown"}}
-        for (arm, level), one in found.items()
-    ]
-    shown = {key: one["shown"] for key, one in found.items() if "shown" in one}
     return Findings(
         config, targets(found, None if asked.quick else AT),
-        {"rows": rows, "batch norm": norm, "real": patients_of_eicu},
+        {"rows": rows_of(found), "batch norm": norm, "real": patients_of_eicu},
         "\n".join((tables(found, scale.flow, asdict(scale), hospitals), norm_table(norm), real_table(patients_of_eicu))),
-        figures(found, shown),
+        figures(found, shown_in(found)),
     )  # fmt: skip
 
 
 def _check(asked: Asked) -> None:
     if asked.methods:
         raise ConfigError(f"--method is {asked.methods[0]!r}; experiment 'ehr-flow' has no methods: all are compared.")
+    if asked.hospitals and asked.preset == "paper":
+        raise ConfigError(f"--hospitals is {asked.hospitals}; the published form, --preset paper, has no hospitals.")
     if asked.hospitals > TRAINING // 2:
         raise ConfigError(f"--hospitals is {asked.hospitals}; {TRAINING} patients are enough for {TRAINING // 2}.")
-
-
-def _made(make: Arm, patients: Callable[[], list[Patients]]) -> dict[str, Any]:
-    return make(patients())
 
 
 def _real(parts: Parts, quick: bool) -> list[dict[str, Any]]:
@@ -136,15 +99,9 @@ def _real(parts: Parts, quick: bool) -> list[dict[str, Any]]:
     return real(parts, (4.0,), 1, ("moments, own noise",), 200)
 
 
-def _patients(seed: int, imputations: int) -> Patients:
-    made = cohort(seed=seed)
-    known = made.records[list(COLUMNS)].to_numpy(dtype=np.float64)[:TRAINING]
-    return Patients(made, imputed(made, imputations, seed), scaled(known))
-
-
 def _arms(scale: Scale, hospitals: int) -> dict[Key, Arm]:
     """What is run, by method and epsilon."""
-    arms: dict[Key, Arm] = {("original", inf): partial(_original, scale=scale)}
+    arms: dict[Key, Arm] = {("original", inf): partial(original, scale=scale)}
     arms |= {(BEFORE, level): partial(_imputed_before, scale=scale, epsilon=level) for level in (inf, *scale.epsilons)}
     arms |= {("flow", level): partial(_flow, scale=scale, epsilon=level) for level in (inf, *scale.epsilons)}
     for level in scale.epsilons:
@@ -156,30 +113,12 @@ def _arms(scale: Scale, hospitals: int) -> dict[Key, Arm]:
     return arms
 
 
-def _original(patients: Sequence[Patients], scale: Scale) -> dict[str, Any]:
-    scores = [[learned(one[:TRAINING], [one[TRAINING:]], scale.trees) for one in person.sets] for person in patients]
-    shown = [pressures(patients[0].sets[0][:TRAINING]), *patients[0].sets[0][:TRAINING].T]
-    return {**_judged(scores), "shown": [part.round(2).tolist() for part in shown]}
-
-
 def _imputed_before(patients: Sequence[Patients], scale: Scale, epsilon: float) -> dict[str, Any]:
-    """Flows of each imputed set, judged on that set's held-out patients; with bounds kept and without."""
+    """Flows of each imputed set, judged on that set's held-out patients."""
     settings = replace(scale.flow, sample_rate=0.5)
     noise = _noise(settings, epsilon, PUBLISHED_DELTA)
-    each = max(1, scale.flows // scale.imputations)
-    trained = [[scaled(one[:TRAINING])] for person in patients for one in person.sets for _ in range(each)]
-    modules = flows(trained, settings, noise, seed=1)
-    rng, at = generator(0, "imputed before", str(epsilon)), 0
-    scores: dict[bool, list[list[list[Any]]]] = {True: [], False: []}
-    for person in patients:
-        for bounded in scores:
-            scores[bounded].append([])
-        for one in person.sets:
-            rows = [drawn(module, scale.rows, rng) for module in modules[at : at + each] for _ in range(scale.sets)]
-            at += each
-            for bounded, kept in scores.items():
-                kept[-1].append([learned(values(u, bounded), [one[TRAINING:]], scale.trees)[0] for u in rows])
-    return {**_judged(scores[True]), "loose": _judged(scores[False]), "noise": noise}
+    modules = flows([[rows] for rows in own_sets(patients, scale)], settings, noise, seed=1)
+    return judged_on_own_sets(patients, scale, modules, "imputed before", str(epsilon)) | {"noise": noise}
 
 
 def _flow(patients: Sequence[Patients], scale: Scale, epsilon: float) -> dict[str, Any]:
@@ -206,10 +145,10 @@ def _of_modules(patients: Sequence[Patients], scale: Scale, modules: Sequence[An
     for number, person in enumerate(patients):
         own = modules[number * scale.flows : (number + 1) * scale.flows]
         rows = [drawn(module, scale.rows, rng) for module in own for _ in range(scale.sets)]
-        shown = shown or _shown(values(rows[0]))
+        shown = shown or shown_of(values(rows[0]))
         for bounded, kept in scores.items():
-            kept.append(_by_imputation([learned(values(u, bounded), person.tests, scale.trees) for u in rows]))
-    return {**_judged(scores[True]), "loose": _judged(scores[False]), "shown": shown}
+            kept.append(by_imputation([learned(values(u, bounded), person.tests, scale.trees) for u in rows]))
+    return {**judged(scores[True]), "loose": judged(scores[False]), "shown": shown}
 
 
 def _moments(
@@ -226,25 +165,10 @@ def _moments(
             for _ in range(scale.flows)
             for part in np.split(moments(given, noise, rng, shared, scale.rows * scale.sets), scale.sets)
         ]
-        shown = shown or _shown(rows[0])
-        scores.append(_by_imputation([learned(one, person.tests, scale.trees) for one in rows]))
-    return {**_judged(scores), "noise": noise, "shown": shown}
+        shown = shown or shown_of(rows[0])
+        scores.append(by_imputation([learned(one, person.tests, scale.trees) for one in rows]))
+    return {**judged(scores), "noise": noise, "shown": shown}
 
 
 def _noise(settings: FlowSettings, epsilon: float, delta: float) -> float | None:
     return calibrate_noise_multiplier(epsilon, delta, settings.event) if np.isfinite(epsilon) else None
-
-
-def _by_imputation(scores: list[list[Any]]) -> list[list[Any]]:
-    """[table][imputation] turned round."""
-    return [list(one) for one in zip(*scores, strict=True)]
-
-
-def _judged(scores: Sequence[Sequence[Sequence[Any]]]) -> dict[str, Any]:
-    """[cohort][imputation][table] scores as lists over cohorts."""
-    found: list[Mapping[str, float]] = [together(own) for own in scores]
-    return {name: [one[name] for one in found] for name in found[0]}
-
-
-def _shown(table: Floats) -> list[list[float]]:
-    return [part.round(2).tolist() for part in (pressures(table), *table.T)]

@@ -19,7 +19,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import DataError
 from polyclinic.models.flows import ConditionalFlow, flow
-from polyclinic.models.flows_published import clipped_sum, influence, published_flow
+from polyclinic.models.flows_published import clipped_sum_at_once, influence, published_flow
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.streams import keyed_stream, torch_seed
@@ -72,7 +72,8 @@ def values(u: Floats, truncate: bool = True) -> Floats:
     found = CENTRE + SPREAD * u
     if not np.isfinite(found).all():
         raise DataError("The synthetic patients hold numbers that are not finite: the flow has diverged.")
-    return np.asarray(np.clip(found, LOW, HIGH) if truncate else found)
+    # Forests take single precision.
+    return np.asarray(np.clip(found, LOW, HIGH) if truncate else np.clip(found, -1e30, 1e30))
 
 
 def flows(
@@ -167,17 +168,24 @@ def batch_norm(patients: Floats, quick: bool = False) -> dict[str, dict[str, flo
     of flow and without its batch norm: the largest among them, and one whose every value is six spreads too high.
     """
     n, blocks, hidden = (6, 2, 8) if quick else (32, 5, 50)
-    rows = torch.from_numpy(scaled(patients[:n]))
-    wrong = torch.cat([rows[:1] + 6, rows[1:]])
     found = {}
     for name, with_it in (("with batch norm", True), ("without", False)):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(torch_seed(0, "batch norm"))
             module = published_flow(len(COLUMNS), 0, blocks, hidden, with_it).double()
-        moved = influence(module, rows, 10.0)
-        apart = clipped_sum(module, wrong, 10.0) - clipped_sum(module, wrong[1:], 10.0)
-        found[name] = {"largest": float(moved.max()), "wrong": float(apart.norm()) / 10}
+        found[name] = moved(module, scaled(patients[:n]), 10.0)
     return found
+
+
+def moved(module: ConditionalFlow, rows: Floats, clip: float) -> dict[str, float]:
+    """By how many times ``clip`` a record moves the clipped sum of (n, 19) scaled rows: the largest among them, and the first
+    one's if its every value were six spreads higher. ``module`` is left in training mode.
+    """
+    given = torch.from_numpy(rows)
+    largest = influence(module, given, clip).max()
+    wrong = torch.cat([given[:1] + 6, given[1:]])
+    apart = clipped_sum_at_once(module, wrong, clip) - clipped_sum_at_once(module, wrong[1:], clip)
+    return {"largest": float(largest), "wrong": float(apart.norm()) / clip}
 
 
 def _start(settings: FlowSettings) -> Arrays:

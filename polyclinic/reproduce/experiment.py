@@ -103,7 +103,10 @@ _LISTED = (
     Experiment("dissimilarity", "Parameters from synthetic records under four dissimilarities", "dissimilarity", plain=True),
     Experiment("regression", "Posteriors of a nonlinear regression: exact, by flows, and by private sums", "regression"),
     Experiment("ehr-vi", "Two parameters of the circulation from private patients, and losses that keep correlations", "ehr_vi"),
-    Experiment("ehr-flow", "Patients after a right heart catheter by private normalizing flows (Su et al. 2023)", "ehr_flow"),
+    Experiment(
+        "ehr-flow", "Patients after a right heart catheter by private normalizing flows (Su et al. 2023)", "ehr_flow",
+        ("sound", "paper"),
+    ),
     Experiment("gdp", "Density estimation and inference by private normalizing flows", "gdp", plain=True),
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _LISTED}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
 from polyclinic.models.flows import ConditionalFlow, flow
-from polyclinic.models.flows_published import BatchNormStep, influence, published_flow
+from polyclinic.models.flows_published import BatchNormStep, clipped_sum, clipped_sum_at_once, influence, published_flow
 from polyclinic.models.tabular import initialise
 from polyclinic.training.modules import check_behaviour
 
@@ -108,6 +108,20 @@ def test_batch_norm_inverts_the_density_of_a_known_batch() -> None:
     expected = -0.5 * np.log(x.numpy().var(0) + 1e-5).sum()
     np.testing.assert_allclose(slope.detach().numpy(), expected)
     np.testing.assert_allclose(step.running_mean.numpy(), 0.1 * x.numpy().mean(0))
+
+
+def test_the_published_flow_is_drawn_from_by_its_running_statistics_and_clipped_as_by_a_loop() -> None:
+    draws = torch.Generator().manual_seed(0)
+    rows = 2 * torch.randn(9, 4, generator=draws, dtype=torch.float64) + 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = published_flow(4, blocks=2, hidden=6).double()
+    for clip in (0.5, 1e9):
+        expected = clipped_sum(module.train(), rows, clip)
+        np.testing.assert_allclose(clipped_sum_at_once(module, rows, clip).numpy(), expected.numpy(), atol=1e-9)
+    base, _ = module.eval().whitened(rows)
+    np.testing.assert_allclose(module.drawn(base.detach(), rows[:, :0]).numpy(), rows.numpy(), atol=1e-9)
+    assert not np.allclose(base.detach().numpy(), module.train().whitened(rows)[0].detach().numpy(), atol=1e-3)
 
 
 def _build(batch_norm: bool) -> Callable[[], nn.Module]:

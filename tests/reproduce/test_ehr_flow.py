@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.synthetic.cutoff import fowlkes_mallows_cutoff
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
-from polyclinic.reproduce import ehr_real
+from polyclinic.reproduce import ehr_published, ehr_real
 from polyclinic.reproduce.ehr_cohort import COLUMNS, cohort
 from polyclinic.reproduce.ehr_judges import imputed, learned, scored, taught, together
 from polyclinic.reproduce.ehr_release import (
@@ -25,6 +25,7 @@ from polyclinic.reproduce.ehr_release import (
     flows,
     flows_by_shared_noise,
     moments,
+    moved,
     scaled,
     values,
 )
@@ -132,6 +133,16 @@ def test_a_flow_is_charged_for_all_its_steps() -> None:
     assert epsilon(FlowSettings(steps=30).event(noise), 1e-3) > 8.0
 
 
+def test_nothing_is_promised_of_the_published_form() -> None:
+    module = ehr_published.trained(table(), ehr_published.PublishedSettings(steps=2, blocks=2, hidden=8), 7.36, 0)
+    found = moved(module, table(), 10.0)
+    assert found["wrong"] > 2
+    for level in ehr_published.NOISE:
+        assert ehr_published.holds(level, found).startswith("no guarantee: batch norm")
+    assert "the paper claims μ = 1.49, ε = 4 at δ = .01" in ehr_published.holds(4.0, found)
+    assert np.isfinite(drawn(module, 5, np.random.default_rng(0))).all()
+
+
 def test_the_region_that_is_held_out_trains_nobody() -> None:
     assert "not there" in ehr_real.real_table([])
     if not ehr_real.DATASET.available():
@@ -142,9 +153,9 @@ def test_the_region_that_is_held_out_trains_nobody() -> None:
     np.testing.assert_array_equal(train["high"], train["creatinine"] > ehr_real.ABOVE)
 
 
-@pytest.mark.parametrize("asked", [{"methods": ("flow",)}, {"hospitals": 33}, {"preset": "paper"}])
+@pytest.mark.parametrize("asked", [{"methods": ("flow",)}, {"hospitals": 33}, {"preset": "paper", "hospitals": 2}])
 def test_what_it_does_not_take_is_refused(asked: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no methods|enough for 32|has sound"):
+    with pytest.raises(ConfigError, match="no methods|enough for 32|has no hospitals"):
         reproduce(experiment_named("ehr-flow"), Asked(tmp_path, **asked), lambda line: None)
 
 
@@ -161,3 +172,16 @@ def test_the_quick_form(tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "parts").iterdir()}
     reproduce(experiment_named("ehr-flow"), Asked(tmp_path, quick=True), lambda line: None)
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "parts").iterdir()}
+
+
+@pytest.mark.slow
+def test_the_quick_published_form_says_no_guarantee(tmp_path: Path) -> None:
+    told = reproduce(experiment_named("ehr-flow"), Asked(tmp_path, preset="paper", quick=True), lambda line: None)
+    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert told["targets"] == [] and found["preset"] == "paper"
+    rows = [row for row in found["rows"] if row["arm"] != "original"]
+    assert [row["epsilon"] for row in rows] == [None, 4.0]
+    assert all(row["holds"].startswith("no guarantee") and row["moved"]["wrong"] > 2 for row in rows)
+    assert found["config"]["guarantee"].startswith("no guarantee") and "realised" in found["config"]["guarantee"]
+    lines = [line for line in (tmp_path / "table.md").read_text("utf-8").splitlines() if "| flow, as published" in line]
+    assert len(lines) == 2 and all("no guarantee" in line for line in lines)

@@ -87,7 +87,7 @@ def clipped_sum_at_once(module: nn.Module, rows: Tensor, clip: float) -> Tensor:
     )
     gradients = torch.cat([one.flatten(1) for one in each], dim=1)
     shares: Tensor = (clip / (gradients.norm(dim=1) + 1e-12)).clamp(max=1.0)
-    return cast(Tensor, shares @ gradients)
+    return shares @ gradients
 
 
 def influence(module: nn.Module, rows: Tensor, clip: float) -> Tensor:

@@ -1,10 +1,9 @@
 """Tables 1 to 3 of Su, Wang, Schiavazzi and Liu 2023: synthetic patients of a private flow, judged by what they teach.
 
 Target R10, on simulated cohorts (``ehr_cohort``). As published, cells are imputed before training by chained equations over all
-patients, each of fifty flows is charged alone, and delta is .01, more than one in 64; batch norm is left out here, but for
-the preset ``paper`` (``ehr_published``). Sound: a
-missing cell stands at its public centre, which looks at no other patient, delta is .001, and every flow is a release of its own
-that is charged in full.
+patients, each of fifty flows is charged alone, and delta is .01, near one in 64; batch norm is left out here but for the preset
+``paper`` (``ehr_published``). Sound: a missing cell stands at its public centre, which looks at no other patient, delta is .001,
+and every flow is a release of its own that is charged in full.
 """
 
 from __future__ import annotations

@@ -84,15 +84,8 @@ def score_table(found: Found, scale: Mapping[str, Any]) -> str:
             for part in (_score(one, name, digits), _plain(loose, name, digits))
         ]  # fmt: skip
         level_text = "∞" if level == inf else f"{level:g}"
-        rows.append(
-            [
-                arm,
-                level_text,
-                one.get("holds") or guarantee(arm, level),
-                *cells,
-                " / ".join(part for part in published if part),
-            ]
-        )
+        promise = one.get("holds") or guarantee(arm, level)
+        rows.append([arm, level_text, promise, *cells, " / ".join(part for part in published if part)])
     head = ["trained on", "ε", "holds", "accuracy", "not truncated", "mean square error", "not truncated",
             "published: accuracy / truncated / error"]  # fmt: skip
     return f"{words}\n{markdown(head, rows)}"
@@ -130,7 +123,7 @@ def _together(found: Found, flow: FlowSettings, flows: int, hospitals: int) -> s
 
 def norm_table(found: Mapping[str, Mapping[str, float]]) -> str:
     """Why the published flow has no guarantee."""
-    form = "random as it begins, or trained" if len(found) > 2 else "random as it begins"
+    form = "random as it begins, or trained (the largest of all flows)" if len(found) > 2 else "random as it begins"
     words = (
         "Batch norm. One record moves the sum of gradients, each clipped to 10, by so many times the clip; where that can be "
         f"more than 1, no noise gives what is claimed. The published form of flow, {form}.\n"

@@ -39,7 +39,7 @@ def _utility(found: Found) -> Figure:
                 continue
             means = [fmean(found[arm, level][name]) for level in levels]
             errors = [float(np.std(found[arm, level][name])) for level in levels]
-            axes.errorbar(levels, means, errors, color=colour, marker="o", capsize=3, label=arm)
+            axes.errorbar(levels, means, errors, color=colour, marker="o", capsize=3, label=_label(arm))
         axes.plot(
             list(_PAPER[name]),
             list(_PAPER[name].values()),
@@ -70,10 +70,19 @@ def _marginals(found: Found, shown: Mapping[Key, Any]) -> Figure:
             if (arm, least) in shown:
                 made = np.asarray(shown[arm, least][place])
                 axes.hist(
-                    made, edges, density=True, histtype="step", color=_COLOURS[arm], label=f"{arm}, ε = {least:g}"
+                    made,
+                    edges,
+                    density=True,
+                    histtype="step",
+                    color=_COLOURS[arm],
+                    label=f"{_label(arm)}, ε = {least:g}",
                 )
         axes.set_title(name.replace("_", " "), fontsize=9)
         axes.set_yticks([])
     panels.flat[0].legend(fontsize=7)
     plt.close(figure)
     return figure
+
+
+def _label(arm: str) -> str:
+    return f"{arm} (no guarantee)" if arm == AS_PUBLISHED else arm

@@ -5,9 +5,10 @@ A masked layer's gradient for one row is the outer product of a linear layer's t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,11 +45,23 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class FlowPlan:
-    """The steps of a flow of ``features`` numbers, and its (P,) mask: 1 for what is trained, 0 for weights that never count."""
+    """The steps of a flow of ``features`` numbers, and its (P,) mask: 1 for what is trained, 0 for weights that never count.
+
+    base: the (features,) mean and (features, features) inverse root of a normal base that is not standard.
+    """
 
     features: int
     steps: tuple[Step, ...]
     mask: Tensor
+    base: tuple[Tensor, Tensor] | None = None
+
+    def surprise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(S, B) minus the log-density of (S, B, features) numbers under the base, and its gradient at them."""
+        if self.base is None:
+            return 0.5 * (x.square() + math.log(2 * math.pi)).sum(-1), x
+        mean, whiten = self.base
+        white = (x - mean) @ whiten.mT
+        return 0.5 * (white.square() + math.log(2 * math.pi)).sum(-1) - whiten.diagonal().log().sum(), white @ whiten
 
 
 def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPlan | str:
@@ -70,4 +83,5 @@ def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPla
             else:
                 return f"{type(part).__name__} is not a masked layer or an elementwise activation"
         steps.append(Step(tuple(layers), step.univariate, step.shapes, step.total))
-    return FlowPlan(module.features, tuple(steps), torch.cat(masks).detach())
+    base = (cast(Tensor, module.mean), cast(Tensor, module.whiten)) if module.based else None
+    return FlowPlan(module.features, tuple(steps), torch.cat(masks).detach(), base)

@@ -5,7 +5,6 @@ S sites with parameters of their own, B rows of each; a row is one of numbers, o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -47,11 +46,11 @@ def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: str) -> tuple[li
         begun.append((values, taken, (*leaves, *mapped)))
         x, slope = (part.detach() for part in mapped)
         slopes = slopes + slope
-    outputs = 0.5 * (x.square() + math.log(2 * math.pi)).sum(-1) - slopes
-    losses, gradient = losses_and_gradients(loss, outputs[..., None], batch.y)
+    far, at_base = flow.surprise(x)
+    losses, gradient = losses_and_gradients(loss, (far - slopes)[..., None], batch.y)
     losses = (losses * batch.weight).sum(1)
     gradient *= batch.weight[..., None]
-    there, volume, parts = x * gradient, -gradient[..., 0], list[LayerRows]()
+    there, volume, parts = at_base * gradient, -gradient[..., 0], list[LayerRows]()
     for step, (values, taken, (x, phi, u, slope)) in zip(flow.steps[::-1], begun[::-1], strict=True):
         there, at_phi = torch.autograd.grad((u, slope), (x, phi), (there, volume))
         last = step is flow.steps[0]

@@ -51,7 +51,10 @@ EFFECTS = (
     Effect(("preset", "candidates"), "task synthesis with a game, as gan", lambda c: c.game),
     Effect(("baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density),
     Effect(("selected", "selection-epsilon"), "candidates above 0", lambda c: c.candidates > 0),
-    Effect(("hidden",), "a model that has hidden layers, as mlp", lambda c: c.model != "logistic" and not c.sums),
+    Effect(
+        ("hidden",), "a classifier that has hidden layers, as mlp",
+        lambda c: c.model != "logistic" and not (c.synthesis or c.posterior),
+    ),
     Effect(("fraction-train",), "sites-per-round at 0", lambda c: c.sites_per_round == 0),
     Effect(_STEPS, "a task that trains in steps, as classification", lambda c: not c.one_release),
     Effect(("perturbation",), "the task output-perturbation or objective-perturbation",

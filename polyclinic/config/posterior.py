@@ -19,6 +19,10 @@ POSTERIOR_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Columns are scaled to about 1; squares of what lies far beyond overflow in the middle of a run that is paid for.
+_LARGEST = 1e6
+
+
 class Posterior(Keys):
     """Task posterior: of which parameters, and from which prior."""
 
@@ -44,15 +48,19 @@ class Posterior(Keys):
     @field_validator("prior_mean")
     @classmethod
     def _means(cls, value: str) -> str:
-        if _numbers(value) is None:
-            raise ValueError("must be numbers separated by commas, as in '0' or '0, 0.5'")
+        if not all(abs(number) <= _LARGEST for number in _numbers(value) or [math.inf]):
+            raise ValueError(
+                f"must be numbers separated by commas, as in '0' or '0, 0.5', from {-_LARGEST:g} to {_LARGEST:g}"
+            )
         return value
 
     @field_validator("prior_sd")
     @classmethod
     def _deviations(cls, value: str) -> str:
-        if not all(number > 0 for number in _numbers(value) or [0.0]):
-            raise ValueError("must be positive numbers separated by commas, as in '2.5' or '5, 1'")
+        if not all(1 / _LARGEST <= number <= _LARGEST for number in _numbers(value) or [0.0]):
+            raise ValueError(
+                f"must be positive numbers separated by commas, as in '2.5' or '5, 1', from {1 / _LARGEST:g} to {_LARGEST:g}"
+            )
         return value
 
     @property

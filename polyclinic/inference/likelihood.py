@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -78,9 +79,9 @@ class Linear(Regression):
     """y on an intercept and features, of which each parameter is a slope. columns: the features, then y."""
 
     def __init__(self, columns: tuple[str, ...], deviation: float) -> None:
-        if len(columns) < 2 or not deviation > 0:
+        if len(columns) < 2 or not 0 < deviation < math.inf:
             raise ConfigError(
-                f"A linear model needs a feature, y and a positive deviation, got {columns}, {deviation}."
+                f"A linear model needs a feature, y and a positive finite deviation, got {columns}, {deviation}."
             )
         self.columns, self.deviation = columns, deviation
         self.names = ("intercept", *columns[:-1])

@@ -41,7 +41,7 @@ def test_what_is_named_wrongly_is_said() -> None:
         likelihood_named("logistik")
     with pytest.raises(ConfigError, match="does not load: ModuleNotFoundError"):
         likelihood_named("nowhere.at_all:Model")
-    with pytest.raises(ConfigError, match="positive deviation"):
+    with pytest.raises(ConfigError, match="positive finite deviation"):
         likelihood_named("linear", columns=("a", "y"), deviation=0.0)
     with pytest.raises(ConfigError, match="makes no"):
         likelihood_named("builtins:dict")

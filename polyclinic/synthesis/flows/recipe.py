@@ -90,7 +90,7 @@ def make(layout: Layout, name: str = "maf", **options: Any) -> Recipe:
         read, allowed, words = OPTIONS[key]
         try:
             changed[key] = read(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             changed[key] = None
         if changed[key] is None or not allowed(changed[key]):
             raise ConfigError(f"The flow's option {key!r} is {value!r}; it must be {words}.")
@@ -106,16 +106,22 @@ def _truth(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
+def _whole(value: Any) -> int:
+    if float(value) != int(float(value)):
+        raise ValueError(value)
+    return int(float(value))
+
+
 def _any(value: Any) -> bool:
     return True
 
 
 # Options by what reads them, what they may be, and how that is said.
 OPTIONS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
-    "transforms": (int, lambda v: 1 <= v <= 50, "a whole number from 1 to 50"),
-    "hidden": (int, lambda v: 1 <= v <= 4096, "a whole number from 1 to 4096"),
-    "layers": (int, lambda v: 1 <= v <= 10, "a whole number from 1 to 10"),
-    "bins": (int, lambda v: 2 <= v <= 64, "a whole number from 2 to 64"),
+    "transforms": (_whole, lambda v: 1 <= v <= 50, "a whole number from 1 to 50"),
+    "hidden": (_whole, lambda v: 1 <= v <= 4096, "a whole number from 1 to 4096"),
+    "layers": (_whole, lambda v: 1 <= v <= 10, "a whole number from 1 to 10"),
+    "bins": (_whole, lambda v: 2 <= v <= 64, "a whole number from 2 to 64"),
     "activation": (str, lambda v: v in ("relu", "tanh", "elu"), "relu, tanh or elu"),
     "bounded": (_truth, _any, "true or false"),
     "redraw": (_truth, _any, "true or false"),

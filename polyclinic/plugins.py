@@ -46,7 +46,7 @@ from polyclinic.training.control import Controlled
 from polyclinic.training.density import DensityTask
 from polyclinic.training.personal import Personal
 from polyclinic.training.pooled import Pooled
-from polyclinic.training.posterior import PosteriorSums, posterior_sums
+from polyclinic.training.posterior import PosteriorSums, chosen_method, posterior_sums
 from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
@@ -237,10 +237,11 @@ def posterior_method(config: RunConfig, schema: Schema) -> PosteriorSums:
 
     Raises ConfigError for an unknown likelihood, column or option, and for a prior of another number of parameters.
     """
-    make, options = resolve("likelihoods", config.model), config.chosen
+    make = resolve("likelihoods", config.model)
+    method, options = chosen_method(config.chosen, config.rounds, config.seed)
     _check_options(config.model, make, options, "columns")
     with _making(config):
-        return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, config.rounds)
+        return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, method)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyclinic.config import RunConfig, put_aside, train_settings
+from polyclinic.config.posterior import by_flow
 from polyclinic.privacy.noise import warning
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.federate import Outcome
@@ -15,6 +16,10 @@ _MOST_UNCHANGED = 5
 _POSTERIOR = (
     "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
     "their mean. Held-out patients were not asked for."
+)
+_FLOW = (
+    "This posterior is a flow's by noisy gradient steps (Algorithm 2): its intervals do not count the noise of the steps and may "
+    "be far too wide or too narrow; method gauss-newton counts it. A patient's rows count as one, by their mean gradient."
 )
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the number of patients", "the statistics that standardise features"
@@ -73,7 +78,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             "knows it, so the guarantee is that of the method, not of these very numbers."
         )
     if outcome.config.posterior:
-        said.append(_POSTERIOR)
+        said.append(_FLOW if by_flow(outcome.config.method_options) else _POSTERIOR)
     elif any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
         said.append(
             "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "

@@ -40,8 +40,6 @@ def posterior_statement(config: RunConfig, strategy: Strategy | None, state: Run
     method, refused, found = strategy.method, None, {}
     if state.stopped:
         refused = state.stopped
-    elif "information" not in strategy.state:
-        refused = "No posterior: too few hospitals answered in every round of the last half."
     else:
         try:
             found = method.result(strategy.state)
@@ -49,7 +47,7 @@ def posterior_statement(config: RunConfig, strategy: Strategy | None, state: Run
             refused = f"No posterior: {error}"
     likelihood = method.method.likelihood
     return {
-        "model": config.model, "options": config.method_options, "names": list(likelihood.names), "finished": not refused,
-        "refused": refused, "patients": strategy.patients, "rows": "mean of a patient's", "missing": config.imputation,
-        "prior": method.prior(), "columns": method.scales(), **found,
+        "method": method.name, "model": config.model, "options": config.method_options, "names": list(likelihood.names),
+        "finished": not refused, "refused": refused, "patients": strategy.patients, "rows": "mean of a patient's",
+        "missing": config.imputation, "prior": method.prior(), "columns": method.scales(), **found,
     }  # fmt: skip

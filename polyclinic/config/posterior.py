@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
 from polyclinic.config.keys import Keys
+from polyclinic.config.reading import parse_assignments
+from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -18,9 +21,22 @@ POSTERIOR_DEFAULTS: dict[str, Any] = {
     "max-grad-norm": 1.0,
 }  # fmt: skip
 
-
 # Columns are scaled to about 1; squares of what lies far beyond overflow in the middle of a run that is paid for.
 _LARGEST = 1e6
+
+
+def posterior_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What task posterior takes beside ``POSTERIOR_DEFAULTS`` where nothing is given, by its method. Keys with dashes."""
+    asked = given.get("task") == "posterior" and by_flow(str(given.get("method-options", "")))
+    return {"rounds": 100} if asked else {}
+
+
+def by_flow(method_options: str) -> bool:
+    """Whether task posterior takes Algorithm 2, whose rounds are steps of a flow."""
+    try:
+        return bool(parse_assignments(method_options).get("method") == "flow")
+    except ConfigError:
+        return False
 
 
 class Posterior(Keys):

@@ -15,7 +15,7 @@ from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Conditions, Execution
 from polyclinic.config.keys import dashed
 from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
-from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior
+from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior, posterior_defaults
 from polyclinic.config.protection import Central, Privacy, SecureSum
 from polyclinic.config.synthesis import Synthesis, is_density, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
@@ -48,7 +48,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the task, the strategy, the optimizer and shared noise take where nothing is given; keys with dashes."""
     strategy = given.get("strategy")
     found = _OPTIMIZER_DEFAULTS.get(str(given.get("optimizer")), {}) | _TASK_DEFAULTS.get(str(given.get("task")), {})
-    found |= _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
+    found |= posterior_defaults(given) | _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
     if str(given.get("shared-noise")).lower() == "true" and given.get("task") not in ("synthesis", "posterior"):
         found |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in (None, "fedavgm") else {})
     return found

@@ -16,25 +16,26 @@ _COVERED = 1.959964
 def plot_posterior(parameters: Mapping[str, Mapping[str, float]]) -> Figure:
     """95 % intervals by parameter, from the top in their order.
 
-    parameters: ``mean``, ``sd`` and ``inflation`` of each; the thick part is what the interval would be without privacy.
+    parameters: ``mean``, ``sd``, ``low``, ``high`` and perhaps ``inflation`` of each; the thick part is what the interval would
+    be without privacy.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 1.1 + 0.28 * len(parameters)), layout="constrained")
     axes = figure.add_subplot()
+    known = all("inflation" in row for row in parameters.values())
     for place, row in enumerate(parameters.values()):
-        wide = _COVERED * row["sd"]
-        narrow = wide / row["inflation"]
-        axes.plot([row["mean"] - wide, row["mean"] + wide], [place, place], color=PALETTE[0], linewidth=1.2)
-        axes.plot([row["mean"] - narrow, row["mean"] + narrow], [place, place], color=PALETTE[0], linewidth=4.0)
+        axes.plot([row["low"], row["high"]], [place, place], color=PALETTE[0], linewidth=1.2)
+        if known:
+            narrow = _COVERED * row["sd"] / row["inflation"]
+            axes.plot([row["mean"] - narrow, row["mean"] + narrow], [place, place], color=PALETTE[0], linewidth=4.0)
         axes.plot(row["mean"], place, "o", color=INK, markersize=4)
     axes.axvline(0.0, color=MUTED, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(parameters)), [name.replace("$", r"\$") for name in parameters], fontsize=LABEL_POINTS)
     axes.set_ylim(len(parameters) - 0.5, -0.5)
     axes.grid(axis="x", color=GRID)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel(
-        "Parameter, by feature as scaled; thick: the interval without privacy", fontsize=LABEL_POINTS, color=MUTED
-    )
+    thick = "; thick: the interval without privacy" if known else ""
+    axes.set_xlabel(f"Parameter, by feature as scaled{thick}", fontsize=LABEL_POINTS, color=MUTED)
     axes.set_title("Posterior, 95 % intervals", loc="left", fontsize=LABEL_POINTS + 2, color=INK)
     return figure

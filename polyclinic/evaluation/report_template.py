@@ -181,13 +181,15 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 <h2>Posterior</h2>
 {% if posterior.finished %}
 <div class="scroll"><table><thead><tr><th>Parameter</th><th class="num">Mean</th><th class="num">Standard deviation</th>
-<th class="num">95 % interval</th><th class="num">Widened by privacy</th></tr></thead><tbody>
+<th class="num">95 % interval</th>{% if not posterior.not_counted %}<th class="num">Widened by privacy</th>{% endif %}
+</tr></thead><tbody>
 {% for name, row in posterior.parameters.items() %}<tr><th scope="row">{{ name }}</th>
 <td class="num">{{ "%.3f" | format(row.mean) }}</td><td class="num">{{ "%.3f" | format(row.sd) }}</td>
 <td class="num nowrap">{{ "%.3f to %.3f" | format(row.low, row.high) }}</td>
-<td class="num nowrap">{{ "%.3g times" | format(row.inflation) }}</td></tr>
+{% if not posterior.not_counted %}<td class="num nowrap">{{ "%.3g times" | format(row.inflation) }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody></table></div>
+{% if posterior.not_counted %}<p class="small muted">Intervals do not count {{ posterior.not_counted }}.</p>{% endif %}
 <p class="small muted">By feature as scaled: a number z stands for centre + scale z.
 {% for name, row in posterior["columns"].items() if row.scale != 1 or row.centre != 0 %}
 {{ name }}: {{ "%.4g + %.4g z" | format(row.centre, row.scale) }} {{ row.unit }}.

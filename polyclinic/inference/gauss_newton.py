@@ -105,6 +105,12 @@ class GaussNewton:
         k = len(self.start)
         return k + k * (k + 1) // 2 + 1
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of a question's arrays."""
+        k = len(self.start)
+        return {"estimate": (k,), "basis": (k, k)}
+
     def begin(self, patients: float) -> Arrays:
         """The state before round 1 of a table of so many records, by a public count."""
         if not patients >= 1:
@@ -178,6 +184,8 @@ class GaussNewton:
 
     def posterior(self, state: Arrays) -> Released:
         """What the last state says. Raises DataError where the noise hides the information, or the rounds did not agree."""
+        if "information" not in state:
+            raise DataError("too few hospitals answered in every round of the last half.")
         information, weights = state["information"].mean(axis=0), state["weight"]
         if not (state["told"] > 0).all():
             raise DataError(

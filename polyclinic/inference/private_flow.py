@@ -6,19 +6,26 @@ entropy and the prior are added afterwards, which costs nothing. The flow sees d
 
 from __future__ import annotations
 
-import copy
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import zuko
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.regression import Gaussian
 from polyclinic.inference.variational import Everywhere
+
+Floats = NDArray[np.float64]
+Arrays = dict[str, np.ndarray]
+# Adam's (Kingma and Ba 2015): decay of the mean, decay of the mean square, what keeps the root from zero.
+_MEAN, _SQUARE, _LEAST = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ class Transport(nn.Module):
         return found, stretch + slope
 
 
-def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, records: Tensor) -> Tensor:
-    """(n, P) of each record: gradient of its expected log density under the flow, over ``noise`` (m, k), by the P parameters."""
+def pushed(drawn: nn.Module, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, k) parameters of ``noise`` (m, k), and how they change with the flow's own: (m, k, P)."""
     weights = {name: value.detach() for name, value in drawn.named_parameters()}
 
     def one(given: dict[str, Tensor], z: Tensor) -> Tensor:
@@ -78,12 +85,21 @@ def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, re
         return found
 
     slopes = vmap(jacrev(one), (None, 0))(weights, noise)
-    jacobian = torch.cat([slopes[name].flatten(2) for name in weights], 2)  # (m, k, P)
     with torch.no_grad():
         parameters, _ = drawn(noise)
+    return parameters, torch.cat([slopes[name].flatten(2) for name in weights], 2)
+
+
+def gradients_at(likelihood: Likelihood, parameters: Tensor, jacobian: Tensor, records: Tensor) -> Tensor:
+    """(n, P) of records (n, d): gradient of each one's mean log density over what ``pushed`` gives."""
     scores = vmap(likelihood.score, (0, None), out_dims=1)(parameters, records)  # (n, m, k)
-    gradients: Tensor = scores.flatten(1) @ jacobian.flatten(0, 1) / len(noise)
-    return gradients
+    found: Tensor = scores.flatten(1) @ jacobian.flatten(0, 1) / len(parameters)
+    return found
+
+
+def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, records: Tensor) -> Tensor:
+    """(n, P) of each record: gradient of its expected log density under the flow, over ``noise`` (m, k), by the P parameters."""
+    return gradients_at(likelihood, *pushed(drawn, noise), records)
 
 
 def clipped_sum(gradients: Tensor, clip: float) -> Tensor:
@@ -93,6 +109,63 @@ def clipped_sum(gradients: Tensor, clip: float) -> Tensor:
     factors = torch.clamp(clip / torch.clamp(norms, min=clip), max=1.0)
     found: Tensor = factors @ finite
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """Adam's way down the free energy, as a state of arrays: ``weights`` (P,) of the flow, Adam's ``first`` and ``second``
+    moments, the ``average`` of the last share of the weights, and how many ``steps`` were made.
+
+    k: parameters.  support: its centre and scale are the mean and standard deviation of their prior.  seed: of first weights.
+    """
+
+    k: int
+    support: Everywhere
+    settings: FlowSettings
+    seed: int = 0
+
+    def begin(self) -> Arrays:
+        """The state before the first step."""
+        weights = parameters_to_vector(Transport(self.k, self.settings, self.support, self.seed).parameters())
+        start = weights.detach().numpy()
+        zero = np.zeros_like(start)
+        return {"weights": start, "first": zero, "second": zero, "average": start, "steps": np.zeros(1)}
+
+    def transport(self, weights: Floats) -> Transport:
+        """The flow with these weights."""
+        drawn = Transport(self.k, self.settings, self.support, self.seed)
+        vector_to_parameters(torch.tensor(weights), drawn.parameters())
+        return drawn
+
+    def step(self, state: Arrays, noise: Tensor, records: Floats) -> Arrays:
+        """The next state. noise: (m, k) of the draws; records: (P,) gradient of all records' expected log density there."""
+        drawn = self.transport(state["weights"])
+        parameters, stretch = drawn(noise)
+        prior = -((parameters - self.support.centre) / self.support.scale).square().sum(1) / 2
+        own = torch.autograd.grad(-(prior + stretch).mean(), list(drawn.parameters()))
+        gradient = parameters_to_vector(own).numpy() - records
+        number, of = int(state["steps"][0]) + 1, self.settings
+        first = _MEAN * state["first"] + (1 - _MEAN) * gradient
+        second = _SQUARE * state["second"] + (1 - _SQUARE) * gradient**2
+        rate = of.rate * (1 + math.cos(math.pi * (number - 1) / of.steps)) / 2
+        root = np.sqrt(second) / math.sqrt(1 - _SQUARE**number) + _LEAST
+        weights = state["weights"] - rate / (1 - _MEAN**number) * first / root
+        averaged = number - (of.steps - int(of.averaged * of.steps))
+        average = weights if averaged <= 1 else state["average"] + (weights - state["average"]) / averaged
+        return {
+            "weights": weights, "first": first, "second": second, "average": average, "steps": np.array([float(number)]),
+        }  # fmt: skip
+
+    def samples(self, state: Arrays, rng: np.random.Generator) -> Floats:
+        """(samples, k) parameters by the averaged flow. Raises DataError where they are not finite."""
+        with torch.no_grad():
+            found, _ = self.transport(state["average"])(
+                torch.from_numpy(rng.standard_normal((self.settings.samples, self.k)))
+            )
+        if not bool(torch.isfinite(found).all()):
+            raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
+        drawn: Floats = found.numpy()
+        return drawn
 
 
 def private_flow(
@@ -107,40 +180,18 @@ def private_flow(
     Raises DataError where the flow's parameters become infinite.
     """
     settings = settings or FlowSettings()
-    drawn = Transport(len(likelihood.names), settings, support, seed)
-    weights = list(drawn.parameters())
-    optimizer = torch.optim.Adam(weights, lr=settings.rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    first, averages = settings.steps - int(settings.averaged * settings.steps), [torch.zeros_like(w) for w in weights]
-    for step in range(settings.steps):
-        noise = torch.from_numpy(rng.standard_normal((settings.draws, len(likelihood.names))))
+    descent = Descent(len(likelihood.names), support, settings, seed)
+    state = descent.begin()
+    for _ in range(settings.steps):
+        noise = torch.from_numpy(rng.standard_normal((settings.draws, descent.k)))
         batches = [table[torch.from_numpy(rng.uniform(size=len(table)) < settings.sample_rate)] for table in tables]
+        drawn = descent.transport(state["weights"])
         sums = [
-            clipped_sum(record_gradients(likelihood, drawn, noise, batch), settings.clip)
+            clipped_sum(record_gradients(likelihood, drawn, noise, batch), settings.clip).numpy()
             for batch in batches
             if len(batch)
         ]
-        size = sum(weight.numel() for weight in weights)
-        private = torch.from_numpy(rng.standard_normal(size)) * (noise_multiplier * settings.clip)
-        private = sum(sums, private) / settings.sample_rate
-        optimizer.zero_grad()
-        parameters, stretch = drawn(noise)
-        prior = -((parameters - support.centre) / support.scale).square().sum(1) / 2
-        (-(prior + stretch).mean()).backward()
-        for weight, part in zip(weights, torch.split(private, [w.numel() for w in weights]), strict=True):
-            assert weight.grad is not None
-            weight.grad -= part.view_as(weight)
-        optimizer.step()
-        schedule.step()
-        if step >= first:
-            for average, weight in zip(averages, weights, strict=True):
-                average += weight.detach() / (settings.steps - first)
-    final = copy.deepcopy(drawn)
-    with torch.no_grad():
-        if first < settings.steps:
-            for weight, average in zip(final.parameters(), averages, strict=True):
-                weight.copy_(average)
-        found, _ = final(torch.from_numpy(rng.standard_normal((settings.samples, len(likelihood.names)))))
-    if not bool(torch.isfinite(found).all()):
-        raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
-    return Gaussian(found.mean(0).numpy(), np.cov(found.numpy().T))
+        private = rng.standard_normal(len(state["weights"])) * (noise_multiplier * settings.clip)
+        state = descent.step(state, noise, sum(sums, private) / settings.sample_rate)
+    found = descent.samples(state, rng)
+    return Gaussian(found.mean(0), np.cov(found.T))

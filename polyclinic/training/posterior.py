@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import NUMERIC_KINDS
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.inference.flow_sums import OPTIONS, FlowSums, flow_settings
 from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.synthesis.layout import Layout
@@ -23,11 +24,75 @@ from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.synthesis.synthesizer import Arrays
 
 
+class Result(Protocol):
+    """What a method found."""
+
+    def as_json(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """``parameters`` by name with mean, sd, low and high; ``correlations``; and what else the method says."""
+        ...
+
+
+class Method(Protocol):
+    """A way to a posterior by rounds of sums, over records of a likelihood's columns; ``GaussNewton`` and ``FlowSums`` are."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def start(self) -> Floats: ...
+
+    @property
+    def scale(self) -> Floats: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def begin(self, patients: float) -> Arrays: ...
+
+    def check_noise(self, noise: float) -> None: ...
+
+    def question(self, state: Arrays) -> Arrays: ...
+
+    def contributions(self, question: Arrays, records: Floats) -> Floats: ...
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays: ...
+
+    def posterior(self, state: Arrays) -> Result: ...
+
+
+#: Of a likelihood, and of its prior's (k,) means and standard deviations.
+Make = Callable[[Likelihood, Floats, Floats], Method]
+
+
+def chosen_method(given: Mapping[str, Any], rounds: int, seed: int) -> tuple[Make, dict[str, Any]]:
+    """The method that ``method-options`` choose, and the options that are left to the likelihood.
+
+    seed: of what is public. Raises ConfigError for an unknown method, or an option of one that is out of range.
+    """
+    options = dict(given)
+    name = options.pop("method", "gauss-newton")
+    if name == "gauss-newton":
+        return lambda likelihood, start, scale: GaussNewton(likelihood, start, scale, rounds), options
+    if name != "flow":
+        raise ConfigError(f"Method option 'method' is {name!r}; allowed are gauss-newton and flow.")
+    settings = flow_settings({key: options.pop(key) for key in OPTIONS if key in options}, rounds)
+    return lambda likelihood, start, scale: FlowSums(likelihood, start, scale, settings, seed), options
+
+
 @dataclass(frozen=True, eq=False)
 class PosteriorSums:
     """``synthesis.sums.SumsMethod`` of a posterior. places: (d,) where in a row of ``layout`` the likelihood's columns are."""
 
-    method: GaussNewton
+    method: Method
     layout: Layout
     places: Ints
 
@@ -40,7 +105,7 @@ class PosteriorSums:
         return self.method.rounds
 
     def question(self, round: int, state: Arrays) -> Arrays:
-        """The estimate and the coordinates."""
+        """What the method asks of the state."""
         return self.method.question(self._begun(state))
 
     def size(self, round: int, state: Arrays) -> int:
@@ -49,8 +114,7 @@ class PosteriorSums:
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) means of the rows' vectors. Raises ConfigError for arrays that are not of this many parameters."""
-        k = len(self.method.start)
-        for name, shape in (("estimate", (k,)), ("basis", (k, k))):
+        for name, shape in self.method.shapes.items():
             value = question.get(name)
             if value is None or value.shape != shape or value.dtype != np.float64:
                 raise ConfigError(f"The question's {name!r} must be float64 of shape {shape}.")
@@ -61,8 +125,8 @@ class PosteriorSums:
         return self.method.absorb(round, self._begun(state), mean, noise)
 
     def result(self, state: Arrays) -> dict[str, Any]:
-        """``Released.as_json``. Raises DataError where there is no result."""
-        return self.method.posterior(state).as_json(self.method.likelihood.names)
+        """``Result.as_json``. Raises DataError where there is no result."""
+        return self.method.posterior(self._begun(state)).as_json(self.method.likelihood.names)
 
     def prior(self) -> dict[str, dict[str, float]]:
         """Mean and standard deviation by parameter."""
@@ -85,7 +149,7 @@ class PosteriorSums:
 
 def posterior_sums(
     make: Callable[..., Any], layout: Layout, text: str, options: Mapping[str, Any], prior: tuple[list[float], list[float]],
-    rounds: int,
+    method: Make,
 ) -> PosteriorSums:  # fmt: skip
     """The method of what ``make`` gives with ``options``: a likelihood of the columns in ``text``, where it takes any.
 
@@ -107,7 +171,7 @@ def posterior_sums(
     start, scale = (
         _of_each(key, given, likelihood) for key, given in zip(("prior-mean", "prior-sd"), prior, strict=True)
     )
-    return PosteriorSums(GaussNewton(likelihood, start, scale, rounds), layout, where)
+    return PosteriorSums(method(likelihood, start, scale), layout, where)
 
 
 def _of_each(key: str, given: list[float], likelihood: Likelihood) -> Floats:

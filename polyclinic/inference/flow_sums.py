@@ -23,6 +23,8 @@ from polyclinic.privacy.streams import generator
 #: What a reader must know of an interval.
 NOT_COUNTED = "the noise of the steps, the clipping of gradients, and how far the flow still is from the posterior"
 _TAIL = 0.025
+# Of logistic models of four parameters under the usual prior few gradients are longer; shorter ones pull the mean away.
+_CLIP = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +134,7 @@ def _pushed(settings: FlowSettings, start: bytes, scale: bytes, flow: bytes, dra
 
 def flow_settings(options: dict[str, Any], rounds: int) -> FlowSettings:
     """Of a run's options, all of them of ``OPTIONS``. Raises ConfigError naming one that is out of range."""
-    found: dict[str, Any] = {"steps": rounds, "sample_rate": 1.0}
+    found: dict[str, Any] = {"steps": rounds, "sample_rate": 1.0, "clip": _CLIP}
     for name, value in options.items():
         kind, low, high = OPTIONS[name]
         good = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)

@@ -164,6 +164,10 @@ def posterior_sums(
     if not isinstance(likelihood, Likelihood):
         raise ConfigError("Configuration key 'model' names what makes no polyclinic Likelihood.")
     where = places(layout, likelihood.columns)
+    if named and (where >= layout.label.start).sum() > 1:
+        raise ConfigError(
+            f"Configuration key 'columns' has the label more than once among {', '.join(likelihood.columns)}."
+        )
     if likelihood.yes_or_no and layout.numeric[where[-1]]:
         raise ConfigError(
             f"Configuration key 'columns' has {likelihood.columns[-1]!r} last, which is a number; the model's outcome is 0 or 1."

@@ -172,6 +172,7 @@ def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
         ({"epsilon": 0.3}, "budget is too small for 4 parameters"),
         ({"columns": "age, mal, controlled"}, "no number 'mal' in a record. Did you mean 'male'"),
         ({"columns": "age, age, controlled"}, "names 'age' twice"),
+        ({"columns": "age, controlled=0, controlled"}, "has the label more than once"),
         ({"columns": "male, age"}, "'age' last, which is a number; the model's outcome is 0 or 1"),
         (
             {"columns": "male, sbp_01", "model": "linear", "method_options": "deviation=1"},

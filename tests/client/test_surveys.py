@@ -90,10 +90,10 @@ def test_what_the_policy_does_not_allow_is_refused_and_costs_nothing(
     hospital = make_hospital(tmp_path, policy)
     reply = ask(hospital, asked)
     assert reply.error.code == REFUSED and words in reply.error.reason
-    assert not (tmp_path / "home").exists() or not ledger(hospital).events()
+    assert not (tmp_path / "home" / "ledger.sqlite").exists() or not ledger(hospital).events()
 
 
 def test_a_survey_of_no_column_is_refused(tmp_path: Path) -> None:
     reply = ask(make_hospital(tmp_path), columns="agee")
     assert reply.error.code == FAILED and "no feature column 'agee'" in reply.error.reason
-    assert not (tmp_path / "home").exists()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["journal.jsonl"]

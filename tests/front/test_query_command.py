@@ -224,7 +224,7 @@ def test_a_real_hospital_that_allows_no_queries_refuses(hospital: Path) -> None:
     hospital.write_text(hospital.read_text().replace('"query"', '"statistics"'))
     with pytest.raises(BudgetRefused, match="the policy allows statistics, not 'query'"):
         query("count", "--hospital", str(hospital), "--epsilon", "0.4")
-    assert not (hospital.parent / "home").exists()
+    assert [path.name for path in (hospital.parent / "home").iterdir()] == ["journal.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -240,4 +240,4 @@ def test_a_real_hospital_that_allows_no_queries_refuses(hospital: Path) -> None:
 def test_a_real_hospital_is_not_asked_what_cannot_be(hospital: Path, arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(PolyclinicError, match=words) as refused:
         query("count", "--hospital", str(hospital), "--epsilon", "0.4", *arguments)
-    assert refused.value.exit_code == 2 and not (hospital.parent / "home").exists()
+    assert refused.value.exit_code == 2 and not (hospital.parent / "home" / "ledger.sqlite").exists()

@@ -182,9 +182,11 @@ def ends(process: subprocess.Popen[bytes]) -> int:
 def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federation) -> None:
     [submitted] = federation.follow(8, also=QUICK)
     assert submitted["status"] == "finished:completed"
-    [nodes], [listed, told] = federation.follow(7), federation.follow(9)
+    [nodes], [listed, told, journal] = federation.follow(7), federation.follow(9)
     assert [node["name"] for node in nodes] == ["north", "south"] and listed[-1]["run"] == submitted["run"]
     assert told["ledger"]["charges"] == 1 and told["ledger"]["last"][0]["purpose"] == "train"
+    events = [entry["event"] for entry in journal["entries"]]
+    assert journal["intact"] and events == ["asked", "answered"] * (len(events) // 2) and len(events) >= 4
     result = RunResult.read((federation.co / "runs" / "latest.txt").read_text())
     assert list(result.sites.index) == ["north", "south"] and not result.summary["dropouts"]
     for name in ("north", "south"):

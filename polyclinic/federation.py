@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyclinic.baselines import beside
 from polyclinic.client.hospital import check_simulation, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
-from polyclinic.config import RunConfig, check_effects
+from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import central_sentence
@@ -235,7 +235,7 @@ class Federation:
             )
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
-        check_effects(config.model_copy(update={"partitioner": partitioner}))
+        check_effects(config.model_copy(update={"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
@@ -258,8 +258,7 @@ class Federation:
         """
         folder = RunFolder.existing(Path(path))
         config = folder.config()
-        if folder.finished or not folder.checkpoint.is_file():
-            raise ConfigError(folder.way_on())
+        folder.check_unfinished()
         _check_gpus(config)
         return Federation._carry_out(config, folder, progress, resume=True)
 

@@ -31,15 +31,18 @@ def coordinate(
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
     watcher = progress or Silent()
     watcher.opened(folder.path)
-    outcome = federate(
-        grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
-        server_ledger=folder.server_ledger, progress=watcher,
-    )  # fmt: skip
-    summary = summarise(outcome, folder.path, folder.sites)
-    if folder.awaits_comparison:
-        # True until the comparison replaces this summary, and for good when the run is stopped before that.
-        summary["notes"].append("A comparison was asked for and is missing: the run was stopped before it was made.")
-    folder.write(outcome.state, summary, outcome.sites[0].schema, outcome.synthesizer)
+    with folder.held():
+        outcome = federate(
+            grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
+            server_ledger=folder.server_ledger, progress=watcher,
+        )  # fmt: skip
+        summary = summarise(outcome, folder.path, folder.sites)
+        if folder.awaits_comparison:
+            # True until the comparison replaces this summary, and for good when the run is stopped before that.
+            summary["notes"].append(
+                "A comparison was asked for and is missing: the run was stopped before it was made."
+            )
+        folder.write(outcome.state, summary, outcome.sites[0].schema, outcome.synthesizer)
     return outcome, summary
 
 
@@ -89,9 +92,9 @@ def main(grid: Grid, context: Context) -> None:
         if config.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
-        folder = RunFolder.create(config)
+        folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
-        _, summary = coordinate(grid, config, folder, progress=_Logged())
+        _, summary = coordinate(grid, config, folder, resume=bool(config.resume), progress=_Logged())
         if summary["posterior"] and summary["posterior"]["refused"]:
             raise PolyclinicError(
                 f"{summary['posterior']['refused']} What was spent is in {folder.path / 'ledger.json'}."

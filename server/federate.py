@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import Arrays, from_record
+from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.errors import ConfigError, several
-from polyclinic.messages import STATISTICS, StatisticsRequest
 from polyclinic.plugins import model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
@@ -30,27 +27,24 @@ from polyclinic.server.checkpoint import history_of, load_checkpoint, save_check
 from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.history import History
+from polyclinic.server.joining import unlike
 from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
 from polyclinic.server.posterior import check_budget
 from polyclinic.server.progress import Progress, Silent
-from polyclinic.server.replies import accept, problem, too_few
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
-from polyclinic.server.sites import Site, SiteGrid, enrol
+from polyclinic.server.sites import Site, enrol
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.synthesis import class_counts, synthesis_strategy, synthesizer_of
+from polyclinic.server.statistics import ask_statistics
+from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import contribution_size, measured_standardiser, patient_counts
 from polyclinic.training.stacked.engines import Engine
-
-# A noisy count can fall near zero; a divisor below this would blow the step up.
-_FEWEST_PATIENTS = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ def federate(
     watcher = progress or Silent()
     check_names(config)
     enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
-    unfit = {site.name: why for site in enrolled if (why := _unlike(site, config)) is not None}
+    unfit = {site.name: why for site in enrolled if (why := unlike(site, config)) is not None}
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
     if len(sites) < config.min_sites:
@@ -143,13 +137,16 @@ def federate(
         check_ledgers(home / "ledger.sqlite", told)
         if config.keeps_state:
             check_states(home, simulated, run, state)
+        here, away = _returned(sites, state)
     else:
+        here, away = sites, []
         check_model(config, sites[0].schema)
         state = _first_state(grid, sites, config, run, home, privacy)
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
-    taking_part = [site for site in sites if site.name not in _gone(state)]
+        state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
+    taking_part = [site for site in here if site.name not in _gone(state)]
     if config.synthesis or config.posterior:
         strategy = synthesis_strategy(strategy, config, sites[0].schema, state)
     sums: Ledger | None = None
@@ -176,8 +173,11 @@ def federate(
 
     if not resume:
         save(state)
-    whole = Run(grid, taking_part, strategy, config, run, str(home), sums)
-    run_rounds(whole, state, after_round)
+    left_out = {site.name for site in sites} - {site.name for site in here}
+    asked = frozenset(site.node for site in enrolled if site.name not in left_out)
+    whole = Run(grid, taking_part, strategy, config, run, str(home), sums, privacy, asked)
+    whole = run_rounds(whole, state, after_round)
+    sites = _all_of(whole.sites, [*here, *away])
     if config.candidates and isinstance(strategy, FedGAN):
         watcher.doing("choosing among the generators")
         select(whole, state, strategy)
@@ -185,25 +185,6 @@ def federate(
     if sums is not None:
         central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)
     return Outcome(config, run, tuple(sites), privacy, engine, state, central, synthesizer_of(strategy), strategy)
-
-
-def _unlike(site: Site, config: RunConfig) -> str | None:
-    """Why a hospital's policy does not go with the run's terms: it would refuse halfway, or epsilons would not compare."""
-    if not config.dp:
-        return None
-    terms = {
-        "delta": (site.delta, config.delta),
-        "relation": (site.relation, "add-remove"),
-        "accountant": (site.accountant, "pld"),
-    }
-    for name, (theirs, ours) in terms.items():
-        if theirs != ours:
-            return f"its policy has {name} {theirs}, the run has {ours}; agree on one before the run"
-    if site.budget is not None and site.budget < config.epsilon:
-        return (
-            f"its policy's budget is {site.budget:g}, the run's epsilon is {config.epsilon:g}; lower the run's epsilon"
-        )
-    return None
 
 
 def _first_state(
@@ -215,7 +196,7 @@ def _first_state(
     if config.standardise == "public":
         state.standardiser = public_standardiser(sites[0].schema)
     if config.asks_statistics:
-        _ask_statistics(grid, sites, state, config, run, home, privacy)
+        ask_statistics(grid, sites, state, config, run, home, privacy)
     elif privacy:
         state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
     if config.posterior and noise:
@@ -241,38 +222,29 @@ def _learning_rate(config: RunConfig, state: RunState) -> float:
     return usual_rate(settings, steps, patients, cohort)
 
 
-def _ask_statistics(
-    grid: Grid,
-    sites: Sequence[Site],
-    state: RunState,
-    config: RunConfig,
-    run: str,
-    home: Path,
-    privacy: PrivacyPlan | None,
-) -> None:
-    """Ask every site for its sums; a site that refuses takes no part in the run."""
-    noise = privacy.statistics_noise_multiplier if privacy else None
+def _returned(sites: Sequence[Site], state: RunState) -> tuple[list[Site], list[Site]]:
+    """Of a run that goes on: its hospitals that enrolled again, at their places, and those that did not.
 
-    def request(site: Site) -> StatisticsRequest:
-        return StatisticsRequest(run=run, site=site.index, home=str(home), noise_multiplier=noise)
+    A real hospital that was not in it before waits for the next round like any that comes late.
+    """
+    if any(site.simulated for site in sites) == bool(state.hospitals):
+        kind, others = ("real", "simulated") if state.hospitals else ("simulated", "real")
+        raise ConfigError(f"The run was begun with {kind} hospitals and cannot go on with {others} ones.")
+    if not state.hospitals:
+        return list(sites), []
+    here = [state.welcome(site) for site in sites if site.name in state.hospitals]
+    if not here:
+        raise ConfigError(f"Of the run's hospitals ({several(state.hospitals)}) none enrolled again.")
+    missing = [name for name in state.hospitals if name not in {site.name for site in here}]
+    reason = "it did not enrol when the run went on"
+    state.dropouts += [{"round": state.round + 1, "site": name, "reason": reason} for name in missing]
+    return _all_of(here), [Site.away(state.hospitals[name], here[0].schema) for name in missing]
 
-    view = SiteGrid(grid, sites, request, {})
-    exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
-    schema, measured = sites[0].schema, config.standardise == "measured"
-    like = {"sums": np.zeros(schema.num_classes if config.synthesis else contribution_size(schema, measured))}
-    replies = accept(exchange, state, 0, lambda reply: problem(reply, like))
-    if len(replies) < config.min_sites:
-        raise too_few(exchange, "Statistics", len(replies), config)
-    totals = [from_record(reply.content.array_records["arrays"])["sums"] for _, reply in replies]
-    if measured:
-        state.standardiser = measured_standardiser(totals, schema, noise)
-    if config.synthesis:
-        state.classes = class_counts(config, [site for site, _ in replies], totals)
-        counts = [float(total.sum()) for total in totals]
-    else:
-        counts = patient_counts(totals, schema, measured)
-    for (site, _), count in zip(replies, counts, strict=True):
-        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if privacy else count
+
+def _all_of(sites: Sequence[Site], others: Sequence[Site] = ()) -> list[Site]:
+    """Every hospital once, in order of place, as the first of the two lists has it where both do."""
+    found = {site.name: site for site in (*others, *sites)}
+    return sorted(found.values(), key=lambda site: site.index)
 
 
 def _gone(state: RunState) -> set[str]:

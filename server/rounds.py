@@ -18,6 +18,7 @@ from polyclinic.errors import BudgetRefused
 from polyclinic.messages import TrainRequest
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.evaluation import METRICS, evaluate
+from polyclinic.server.joining import with_newcomers
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import RunFailed, TooFew, accept, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
@@ -28,8 +29,10 @@ TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 Told = dict[str, dict[str, Any]]
 
 
-def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None] = lambda state: None) -> RunState:
+def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None] = lambda state: None) -> Run:
     """Run the rounds after ``state.round`` up to ``run.config.rounds``; ``after_round`` sees the state after each.
+
+    Returns the run with the hospitals that joined it.
 
     Stops early, and says so in ``state.stopped``, when budgets leave fewer than ``min_sites`` sites for a later round. A
     round with too few valid replies for another reason changes no model where simulated conditions lose replies, and
@@ -38,6 +41,7 @@ def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None
     config = run.config
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
+        run = with_newcomers(run, state, number)
         try:
             told = _train(run, state, number)
         except BudgetRefused as refusal:
@@ -67,7 +71,7 @@ def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None
     if state.stopped and state.round % config.evaluate_every:
         kept = [row for row in state.rows if row["round"] != state.round]
         state.rows = kept + evaluate(run, state, state.round)
-    return state
+    return run
 
 
 def _train(run: Run, state: RunState, number: int) -> Told:

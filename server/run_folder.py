@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +64,41 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} is not a run's folder: it holds no config.toml.")
         return cls(path.resolve())
+
+    @classmethod
+    def to_resume(cls, config: RunConfig) -> RunFolder:
+        """The folder in ``config.out`` that ``config.resume`` names. Raises ConfigError when there is none to go on, or when
+        it was begun with another value of a key that decides its result."""
+        folder = cls.existing(Path(config.out).expanduser() / config.resume)
+        folder.check_unfinished()
+        begun, now = folder.config().decisive(), config.decisive()
+        for key, value in begun.items():
+            if now[key] != value:
+                raise ConfigError(
+                    f"Configuration key {key!r} has the value {now[key]!r}, but the run {folder.name} was begun with "
+                    f"{value!r}; a resumed run keeps what it was begun with."
+                )
+        return folder
+
+    def check_unfinished(self) -> None:
+        """Raises ConfigError when the run has finished or holds no checkpoint."""
+        if self.finished or not self.checkpoint.is_file():
+            raise ConfigError(self.way_on())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else carries out this run meanwhile; a process that is killed lets go.
+
+        Raises ConfigError when another process is at it.
+        """
+        with (self.path / "held").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
+                ) from None
+            yield
 
     @property
     def name(self) -> str:

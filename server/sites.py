@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from polyclinic.errors import ConfigError, PolyclinicError, several
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
 
 NO_REPLY = 504
+_NOWHERE = -1
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class Site:
     def id(self) -> int:
         """The node id that strategies see."""
         return self.index + 1
+
+    def told(self) -> dict[str, Any]:
+        """What it said, as plain values, without the schema, which all hospitals of a run share, and the node."""
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("node", "schema")}
+
+    @classmethod
+    def away(cls, told: Mapping[str, Any], schema: Schema) -> Site:
+        """A hospital that took part and cannot be reached."""
+        return cls(node=_NOWHERE, schema=schema, **told)
 
 
 Dropped = list[tuple[str, str]]
@@ -82,17 +92,21 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
         raise ConfigError(
             "Simulated and real hospitals answered in one run; every node needs a hospital file, or none."
         )
-    schema = cache(lambda text: Schema.from_dict(json.loads(text)))
-    sites: list[Site] = []
-    for node, record in good:
-        try:
-            sites.append(_site(len(sites), node, record, schema))
-        except (ConfigError, KeyError, TypeError, ValueError):
-            dropped.append((f"node {node}", "what it says of itself when it enrols cannot be read"))
+    sites, unread = _sites(good)
     if not sites:
         raise PolyclinicError("No hospital could enrol: what they say of themselves cannot be read.")
     _check_alike(sites)
-    return sites, dropped
+    return sites, dropped + unread
+
+
+def enrol_more(
+    grid: Grid, run: str, home: str, known: Collection[int], timeout: float
+) -> tuple[frozenset[int], list[Site], Dropped]:
+    """The nodes that are there and were not ``known``, the hospitals among them that enrolled, and why others did not."""
+    nodes = sorted(set(grid.get_node_ids()) - set(known))
+    good, dropped = _ask(grid, [(node, EnrolRequest(run=run, site=node, home=home)) for node in nodes], timeout)
+    found, unread = _sites(good)
+    return frozenset(nodes), found, dropped + unread
 
 
 def _wait_for_nodes(grid: Grid, needed: int, deadline: float) -> list[int]:
@@ -114,6 +128,19 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
     dropped = [(f"site {m.metadata.group_id}", m.error.reason or "no reason given") for m in answers if m.has_error()]
     silent = {str(request.site) for _, request in requests} - {m.metadata.group_id for m in answers}
     return good, dropped + [(f"site {name}", f"no reply within {timeout:g} seconds") for name in sorted(silent)]
+
+
+def _sites(good: Sequence[tuple[int, Any]]) -> tuple[list[Site], Dropped]:
+    """The hospitals, in order, and the nodes whose word cannot be read."""
+    schema = cache(lambda text: Schema.from_dict(json.loads(text)))
+    sites: list[Site] = []
+    dropped: Dropped = []
+    for node, record in good:
+        try:
+            sites.append(_site(len(sites), node, record, schema))
+        except (ConfigError, KeyError, TypeError, ValueError):
+            dropped.append((f"node {node}", "what it says of itself when it enrols cannot be read"))
+    return sites, dropped
 
 
 def _site(index: int, node: int, record: Mapping[str, Any], schema: Callable[[str], Schema]) -> Site:

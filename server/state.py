@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -16,6 +16,7 @@ from polyclinic.arrays import Arrays, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import LOCAL, STANDARDISER
+from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import composed, from_text
 from polyclinic.server.sites import Site
@@ -24,7 +25,8 @@ from polyclinic.server.sites import Site
 @dataclass(frozen=True, eq=False)
 class Run:
     """What all rounds have in common. ``home``: where simulated hospitals keep what they keep; ``ledger``: charged for what
-    secure sums tell of whole hospitals, None where they tell nothing that is paid for."""
+    secure sums tell of whole hospitals, None where they tell nothing that is paid for; ``privacy``: None without noise;
+    ``known``: nodes that were asked to enrol, which only hospitals that join make more."""
 
     grid: Grid
     sites: Sequence[Site]
@@ -33,6 +35,8 @@ class Run:
     name: str
     home: str
     ledger: Ledger | None = None
+    privacy: PrivacyPlan | None = None
+    known: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -44,6 +48,7 @@ class RunState:
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
     hospital's protection. ``charged``: how often real hospitals were charged what, as they told last. ``local``: the arrays
     that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of task synthesis.
+    ``hospitals``: what each real one said of itself when it enrolled (``Site.told``).
     """
 
     arrays: Arrays
@@ -66,6 +71,7 @@ class RunState:
     charged: dict[str, str] = field(default_factory=dict)
     local: list[str] = field(default_factory=list)
     classes: list[float] = field(default_factory=list)
+    hospitals: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""
@@ -76,6 +82,13 @@ class RunState:
                 self.charged[site] = str(told["charged"])
         except (KeyError, LookupError, TypeError, ValueError):
             raise PolyclinicError(f"what {site} says of its ledger cannot be read") from None
+
+    def welcome(self, site: Site) -> Site:
+        """A real hospital at its place, by which strategies know it: its own where it was here before, else a new one."""
+        places = {name: int(told["index"]) for name, told in self.hospitals.items()}
+        placed = replace(site, index=places.get(site.name, max(places.values(), default=-1) + 1))
+        self.hospitals[site.name] = placed.told()
+        return placed
 
     def drop(self, number: int, dropped: Sequence[tuple[Site, str]]) -> None:
         """Note who dropped out of round ``number``, and why."""

@@ -184,10 +184,16 @@ def submit(
             show_default=False,
         ),
     ] = None,  # fmt: skip
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a run that goes on from its checkpoint, as it was configured.", show_default=False
+        ),
+    ] = None,
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """Start a run at the hospitals' nodes; with --stream, wait for its end and exit 1 when it failed."""
+    """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
     with loading():
         from polyclinic.deployment.coordinator import Coordinator
         from polyclinic.deployment.submitting import submit as send
@@ -200,6 +206,7 @@ def submit(
         app_dir,
         address,
         lambda line: screen.print(line, soft_wrap=True),
+        resume,
     )
     if as_json:
         print_json(result)

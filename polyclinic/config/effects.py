@@ -92,6 +92,8 @@ NOT_UNDER_FLOWER = Effect(
     ("dropout-rate", "availability", "seconds-per-step", "straggling", "bandwidth", "round-deadline", "workers", "ray-address"),
     "`polyclinic run`, not under Flower's runtime", lambda c: False,
 )  # fmt: skip
+#: Of no effect where the run's folder is given instead.
+UNDER_FLOWER = Effect(("resume",), "Flower's runtime, as `polyclinic run --resume RUN` has here", lambda c: False)
 
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:

@@ -59,6 +59,11 @@ class Execution(Keys):
     )
     checkpoints_kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
+    resume: str = Field(
+        "",
+        description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
+        "result must be as it was.",
+    )
     meant: str = Field(
         "",
         description="Under `flwr run`: keys, separated by commas, that are meant to have the default of this table where task, "

@@ -16,6 +16,7 @@ from polyclinic.deployment.control import control, runs
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.server.run_folder import RunFolder
 
 _POLL_SECONDS = 1.0
 
@@ -27,24 +28,33 @@ def submit(
     app_dir: Path | None,
     address: str,
     say: Callable[[str], None],
+    resume: Path | None = None,
 ) -> dict[str, Any]:
     """The run's id, status, bundle and folder of results; with ``stream`` after its end, its log told line by line.
 
     values: configuration keys; ``out`` is relative to the coordinator's folder. app_dir: an app whose code is sent;
-    None sends none. address: the SuperLink's, "" where it runs on this machine.
+    None sends none. address: the SuperLink's, "" where it runs on this machine. resume: folder of a run that goes on from
+    its checkpoint as it was configured; of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
-    config, usual = RunConfig.build({"out": "runs"} | values), RunConfig().flat()
+    given = {"out": "runs"} | values
+    if resume is not None:
+        given = RunFolder.existing(resume).config().flat() | values | {
+            "out": str(resume.resolve().parent), "resume": resume.resolve().name,
+        }  # fmt: skip
+    config, usual = RunConfig.build(given), RunConfig().flat()
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+    if resume is not None:
+        RunFolder.to_resume(config)
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
     out = str(found.folder / Path(config.out).expanduser())
-    given = {key: value for key, value in config.flat().items() if value != usual[key]} | {"out": out}
+    told = {key: value for key, value in config.flat().items() if value != usual[key]} | {"out": out}
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home:
         (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
         app = app_dir.resolve() if app_dir else _own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
-        run = _started(app, given, environment)
+        run = _started(app, told, environment)
         said = _follow(run, environment, say) if stream else ""
     with control(address or found.here, found.folder / "ca.crt") as client:
         result = _result(client, run, wait=stream) | {"out": out}

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"errors", "privacy", "models", "synthesis"},
     "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},
     "sim": {"errors", "arrays"},
-    "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy"},
+    "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy", "server"},
     "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
 }
 FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")

@@ -20,7 +20,7 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.federate import _unlike
+from polyclinic.server.joining import unlike
 from polyclinic.server.sites import Site
 
 Quick = Callable[..., RunResult]
@@ -294,5 +294,5 @@ def test_a_hospital_whose_terms_are_not_the_runs_takes_no_part(terms: dict[str, 
     """Else it would refuse halfway, and one epsilon would be stated at another hospital's delta."""
     common = {"delta": 1e-3, "budget": 3.0, "relation": "add-remove", "accountant": "pld"} | terms
     site = Site(index=0, name="h", node=1, simulated=False, schema=None, **common)  # type: ignore[arg-type]
-    reason = _unlike(site, Federation().config)
+    reason = unlike(site, Federation().config)
     assert reason is None if words is None else reason is not None and words in reason

@@ -1,0 +1,79 @@
+"""The sums that hospitals are asked for before they train: of what standardises their columns, and of how many patients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.arrays import from_record
+from polyclinic.config import RunConfig
+from polyclinic.messages import STATISTICS, StatisticsRequest
+from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.replies import accept, problem, too_few
+from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.server.state import RunState
+from polyclinic.server.synthesis import class_counts
+from polyclinic.training.preparation import contribution_size, measured_standardiser, patient_counts
+
+# A noisy count can fall near zero; a divisor below this would blow the step up.
+_FEWEST_PATIENTS = 10.0
+Sums = list[tuple[Site, np.ndarray]]
+
+
+def ask_statistics(
+    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+) -> None:  # fmt: skip
+    """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
+    exchange, found = _sums(grid, sites, state, config, run, str(home), privacy, 0)
+    if len(found) < config.min_sites:
+        raise too_few(exchange, "Statistics", len(found), config)
+    totals = [total for _, total in found]
+    if config.standardise == "measured":
+        noise = privacy.statistics_noise_multiplier if privacy else None
+        state.standardiser = measured_standardiser(totals, sites[0].schema, noise)
+    if config.synthesis:
+        state.classes = class_counts(config, [site for site, _ in found], totals)
+    _count(found, state, config)
+
+
+def count_patients(
+    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: str,
+    privacy: PrivacyPlan | None, round: int,
+) -> list[Site]:  # fmt: skip
+    """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used."""
+    _, found = _sums(grid, sites, state, config, run, home, privacy, round)
+    _count(found, state, config)
+    return [site for site, _ in found]
+
+
+def _sums(
+    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: str,
+    privacy: PrivacyPlan | None, round: int,
+) -> tuple[Exchange, Sums]:  # fmt: skip
+    noise = privacy.statistics_noise_multiplier if privacy else None
+
+    def request(site: Site) -> StatisticsRequest:
+        return StatisticsRequest(run=run, site=site.index, home=home, noise_multiplier=noise)
+
+    view = SiteGrid(grid, sites, request, {})
+    exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
+    schema, measured = sites[0].schema, config.standardise == "measured"
+    like = {"sums": np.zeros(schema.num_classes if config.synthesis else contribution_size(schema, measured))}
+    replies = accept(exchange, state, round, lambda reply: problem(reply, like))
+    return exchange, [(site, from_record(reply.content.array_records["arrays"])["sums"]) for site, reply in replies]
+
+
+def _count(found: Sums, state: RunState, config: RunConfig) -> None:
+    if not found:
+        return
+    totals = [total for _, total in found]
+    if config.synthesis:
+        counts = [float(total.sum()) for total in totals]
+    else:
+        counts = patient_counts(totals, found[0][0].schema, config.standardise == "measured")
+    for (site, _), count in zip(found, counts, strict=True):
+        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if config.dp else count

@@ -1,0 +1,175 @@
+"""Hospitals that come late, or back, while a run goes on: what they join, what they pay, and what the run says of them."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.messages import STATISTICS
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.server.app import coordinate
+from polyclinic.server.federate import Outcome
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from tests.client.test_hospital import make_hospital
+from tests.server.test_history import StopsAfter
+
+NAMES = ("north", "south", "west")
+POLICY = 'budget = 3.0\ndelta = 1e-4\nsmallest-shard = 20\nallowed-tasks = ["classification", "statistics"]\n'
+KEYS = {"min-sites": 1, "rounds": 4, "local-steps": 2, "epsilon": 2.0, "delta": 1e-4}
+Here = Callable[[int], set[str]]
+
+
+class Hospitals(Grid):
+    """Real hospitals in this process, each there while ``here(trainings so far)`` names it."""
+
+    def __init__(self, folder: Path, config: RunConfig, here: Here) -> None:
+        self.here, self.trainings, self.asked = here, 0, list[tuple[str, str]]()
+        self._grids = {}
+        for node, name in enumerate(NAMES, 1):
+            path = folder / name / "hospital.toml"
+            grid = LocalGrid(
+                AppReference("polyclinic.client_app"), 1, config.flat(), node_config={"hospital": str(path)}
+            )
+            self._grids[node] = grid
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, name in enumerate(NAMES, 1) if name in self.here(self.trainings)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        found, asked = [], list(messages)
+        for message in asked:
+            node = message.metadata.dst_node_id
+            self.asked.append((NAMES[node - 1], message.metadata.message_type))
+            if node in self.get_node_ids():
+                message.metadata.__dict__["_dst_node_id"] = 1
+                found += self._grids[node].send_and_receive([message])
+                found[-1].metadata.__dict__["_src_node_id"] = node
+        self.trainings += any(message.metadata.message_type == "train" for message in asked)
+        return found
+
+    def create_message(self, *arguments: Any, **named: Any) -> Message:
+        return self._grids[1].create_message(*arguments, **named)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        return self._grids[1].run
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        path = make_hospital(tmp_path / name, POLICY)
+        path.write_text(path.read_text().replace("St. Elsewhere", name))
+    return tmp_path
+
+
+def run(folder: Path, here: Here, **keys: Any) -> tuple[Outcome, dict[str, Any], Hospitals]:
+    config = RunConfig.build(KEYS | {"out": str(folder / "runs")}, keys)
+    grid = Hospitals(folder, config, here)
+    return *coordinate(grid, config, RunFolder.create(config)), grid
+
+
+def charges(folder: Path, name: str) -> list[str]:
+    return [event["purpose"] for event in Ledger.read(folder / name / "home" / "ledger.sqlite").events()]
+
+
+def test_who_comes_late_is_in_all_later_rounds_and_pays_for_those_alone(hospitals: Path) -> None:
+    outcome, summary, _ = run(hospitals, lambda done: set(NAMES) if done >= 2 else set(NAMES[:2]))
+    told = summary["metrics"]["sites"]
+    assert {name: told[name]["rounds_joined"] for name in NAMES} == {"north": 4, "south": 4, "west": 2}
+    assert charges(hospitals, "west") == ["statistics", "train", "train"]
+    assert 0 < told["west"]["epsilon"] < told["north"]["epsilon"] <= 2.0 and not summary["dropouts"]
+    assert told["west"]["epsilon"] >= Ledger.read(hospitals / "west" / "home" / "ledger.sqlite").spent() * 0.98
+    assert [site.index for site in outcome.sites] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("delta = 1e-4", "delta = 1e-5", "its policy has delta 1e-05, the run has 0.0001"),
+        ("budget = 3.0", "budget = 1.0", "its policy's budget is 1"),
+        ('site = "west"', 'site = "north"', "a hospital of the run has the same name"),
+    ],
+)
+def test_who_does_not_go_with_the_run_is_told_once_and_asked_for_nothing(
+    hospitals: Path, old: str, new: str, why: str
+) -> None:
+    path = hospitals / "west" / "hospital.toml"
+    path.write_text(path.read_text().replace(old, new))
+    _, summary, grid = run(hospitals, lambda done: set(NAMES) if done else set(NAMES[:2]))
+    [dropped] = summary["dropouts"]
+    assert why in dropped["reason"] and dropped["round"] == 2
+    assert [kind for name, kind in grid.asked if name == "west"] == ["query.enrol"]
+    assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    "keys", [{"strategy": "scaffold"}, {"central-epsilon": 50.0, "central-delta": 0.01, "patients-per-site": 150}]
+)
+def test_where_the_sum_counts_on_who_takes_part_nobody_joins(hospitals: Path, keys: dict[str, Any]) -> None:
+    _, summary, grid = run(hospitals, lambda done: set(NAMES) if done else set(NAMES[:2]), **keys)
+    assert not [kind for name, kind in grid.asked if name == "west"] and set(summary["metrics"]["sites"]) == set(
+        NAMES[:2]
+    )
+
+
+def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
+    # North is away until one more round is done.
+    grid = Hospitals(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[1:]))
+    resumed = RunFolder.to_resume(config.model_copy(update={"resume": folder.name}))
+    outcome, summary = coordinate(grid, config, resumed, resume=True)
+    told = summary["metrics"]["sites"]
+    assert [site.name for site in outcome.sites] == list(NAMES)
+    assert {name: told[name]["rounds_joined"] for name in NAMES} == {"north": 3, "south": 4, "west": 4}
+    assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [(3, "north")]
+    assert charges(hospitals, "north") == ["statistics", *["train"] * 3] and ("north", STATISTICS) not in grid.asked
+    assert 0 < told["north"]["epsilon"] < told["south"]["epsilon"]
+
+
+def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
+    grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
+    _, summary = coordinate(grid, config, folder, resume=True)
+    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").spent()
+    assert summary["statement"]["sites"]["north"]["epsilon"] >= spent * 0.98 and spent > 0
+
+
+def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
+    asked = config.model_copy(update={"resume": folder.name})
+    with pytest.raises(ConfigError, match=r"'rounds' has the value 9, but the run .* was begun with 4"):
+        RunFolder.to_resume(asked.model_copy(update={"rounds": 9}))
+    with pytest.raises(ConfigError, match="not a run's folder"):
+        RunFolder.to_resume(config.model_copy(update={"resume": "elsewhere"}))
+    with folder.held(), pytest.raises(ConfigError, match="by another process"):
+        coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
+    simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())
+    with pytest.raises(ConfigError, match="simulated"):
+        coordinate(simulated, config, folder, resume=True)

@@ -1,20 +1,26 @@
 """``python -m polyclinic.deployment.supernode``: flower-supernode that runs only the bundles of the policy's allowed-runs.
 
 The check stands in the node's process, before a bundle is stored or unpacked; code that a bundle brings cannot reach it.
+Beside it: shorter pauses, an executor that forks, and an answer for every message whose ClientApp ended without one.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from logging import ERROR
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
+from polyclinic.deployment.pauses import Pauses, put_in
 from polyclinic.errors import ConfigError
 
 
@@ -28,7 +34,26 @@ def main() -> None:
     pull, verify = node._pull_and_store_message, node._verify_fab
     node._pull_and_store_message = _checked(pull, _allowed)
     node._verify_fab = _verdict(verify)
+    hasten(node)
     flower_supernode()
+
+
+def hasten(node: Any) -> None:
+    """Let Flower's node (its module) poll sooner while messages come, fork its tasks, and answer for those that died.
+
+    Ends the process where this flwr has no place for it.
+    """
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+
+    if getattr(node, "subprocess", None) is not subprocess or not callable(
+        getattr(State, "_store_error_replies", None)
+    ):
+        sys.exit("This flwr has no place for the forking executor; install flwr 1.41.")
+    pauses = put_in(node, Pauses())
+    node._pull_and_store_message = _noted(node._pull_and_store_message, pauses, lambda run_id: run_id is not None)
+    node._push_messages = _noted(node._push_messages, pauses, lambda _: True)
+    node.subprocess = SimpleNamespace(Popen=_executor)
+    State.finish_task = _answered(State.finish_task)  # type: ignore[method-assign]
 
 
 def _allowed() -> Collection[str]:
@@ -76,6 +101,56 @@ def _verdict(verify: Callable[..., bool]) -> Callable[..., bool]:
         )
 
     return verdict
+
+
+def _noted(step: Callable[..., Any], pauses: Pauses, moved: Callable[[Any], bool]) -> Callable[..., Any]:
+    """The step, after which pauses are short again where a message came or went."""
+
+    def noted(**given: Any) -> Any:
+        done = step(**given)
+        if moved(done):
+            pauses.restart()
+        return done
+
+    return noted
+
+
+def _executor(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start our executor with flower-superexec's arguments; a node whose executor is gone answers nothing, so it ends too."""
+    from flwr.supercore.constant import FORCE_EXIT_TIMEOUT_SECONDS
+
+    process = subprocess.Popen([sys.executable, "-P", str(Path(__file__).with_name("executor.py")), *command[1:]])
+
+    def watch() -> None:
+        process.wait()
+        time.sleep(FORCE_EXIT_TIMEOUT_SECONDS)  # a node that ends with it is gone by then
+        print("The node ends: the process that starts its ClientApps is gone.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return process
+
+
+def _answered(finish: Callable[..., bool]) -> Callable[..., bool]:
+    """Flower's step that ends a task, with an error in reply to the message of a ClientApp that failed without a reply.
+
+    Flower itself waits for such a reply for ever, unless the ClientApp died without a word.
+    """
+
+    def finish_task(state: Any, task_id: int, sub_status: str, details: str) -> bool:
+        from flwr.common.constant import SubStatus
+        from flwr.supercore.constant import TaskType
+        from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
+
+        finished = finish(state, task_id, sub_status, details)
+        if finished and sub_status == SubStatus.FAILED:
+            for task in state.get_tasks(task_ids=[task_id]):
+                if task.type == TaskType.CLIENT_APP:
+                    state.get_messages_legacy(run_ids=[task.run_id], is_reply=False)  # only what was taken is answered
+                    state._store_error_replies({task.run_id}, CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    return finish_task
 
 
 _REFUSAL = "polyclinic-refusal"

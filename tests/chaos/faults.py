@@ -1,0 +1,238 @@
+"""What can go wrong, each done for real: ``FAULTS`` by name. A fault strikes, lasts, and is over; the schedule does the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.privacy.events import dpsgd_event
+from polyclinic.privacy.ledger import Ledger, Terms
+from tests.chaos.place import BUDGET, DELTA, Place, held, other_clock
+from tests.chaos.wire import CUT, SILENT
+
+_PATIENCE = 15.0
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault of a schedule: ``at`` seconds after the run was submitted, for ``lasting`` seconds, at ``hospital``."""
+
+    fault: str
+    hospital: str
+    at: float
+    lasting: float
+    seed: int
+
+    @property
+    def random(self) -> random.Random:
+        return random.Random(self.seed)
+
+
+def _kill_training(place: Place, strike: Strike) -> str:
+    """The ClientApp, between the two lines of a round."""
+    found = _soon(lambda: place.at_work(strike.hospital))
+    if not found:
+        return "no round came"
+    time.sleep(strike.random.uniform(0, 0.3))
+    return f"killed {sum(map(_kill, found))} at work"
+
+
+def _kill_any(place: Place, strike: Strike) -> str:
+    """Any process of the hospital: its node, what starts tasks, a task."""
+    found = place.processes(strike.hospital)
+    killed = strike.random.choice(found) if found else 0
+    return f"killed one of {len(found)}" if found and _kill(killed) else "nothing to kill"
+
+
+def _kill_node(place: Place, strike: Strike) -> str:
+    place.kill(strike.hospital)
+    time.sleep(strike.lasting)
+    place.start(strike.hospital)
+    return f"away for {strike.lasting:.1f} s"
+
+
+def _kill_superlink(place: Place, strike: Strike) -> str:
+    place.kill("coordinator")
+    time.sleep(strike.lasting)
+    place.start("coordinator")
+    return f"away for {strike.lasting:.1f} s"
+
+
+def _kill_serverapp(place: Place, strike: Strike) -> str:
+    found = _soon(place.server_apps)
+    time.sleep(strike.random.uniform(0, 3))
+    return f"killed {sum(map(_kill, found))}"
+
+
+def _break_checkpoint(place: Place, strike: Strike) -> str:
+    """The ServerApp dies, and its newest checkpoint with it; those that are kept stay."""
+    runs = place.federation.co / "runs"
+    found = _soon(lambda: [path for path in runs.rglob("checkpoint.safetensors") if held(path.parent)])
+    if not found:
+        return "no checkpoint came"
+    time.sleep(strike.random.uniform(0, 3))
+    for process in place.server_apps():
+        _kill(process)
+    content = found[0].read_bytes()
+    torn = strike.random.choice([b"", content[: len(content) // 2], _flipped(content, strike.random)])
+    # What is kept has the same inode: a disk's fault is of one place alone.
+    found[0].unlink()
+    found[0].write_bytes(torn)
+    return f"{len(torn)} of {len(content)} bytes left"
+
+
+def _database(state: str) -> Callable[[Place, Strike], str]:
+    def strike_it(place: Place, strike: Strike) -> str:
+        wire = place.hospitals[strike.hospital].database
+        wire.state = state
+        time.sleep(strike.lasting)
+        wire.heal()
+        return f"{state} for {strike.lasting:.1f} s"
+
+    return strike_it
+
+
+def _database_slow(place: Place, strike: Strike) -> str:
+    wire = place.hospitals[strike.hospital].database
+    wire.delay = strike.random.uniform(0.2, 1.0)
+    time.sleep(2 * strike.lasting)
+    wire.heal()
+    return "slow"
+
+
+def _database_gone(place: Place, strike: Strike) -> str:
+    """In the middle of an answer."""
+    wire = place.hospitals[strike.hospital].database
+    wire.allowance = strike.random.randrange(500, 6000)
+    _soon(lambda: (wire.allowance or 0) < 0)
+    wire.heal()
+    return "cut in mid-answer"
+
+
+def _network(state: str) -> Callable[[Place, Strike], str]:
+    def strike_it(place: Place, strike: Strike) -> str:
+        wire = place.hospitals[strike.hospital].net
+        wire.state = state
+        time.sleep(strike.lasting)
+        wire.heal()
+        return f"{state} for {strike.lasting:.1f} s"
+
+    return strike_it
+
+
+def _late(place: Place, strike: Strike) -> str:
+    """It was not there when the run began."""
+    time.sleep(strike.lasting)
+    place.start(strike.hospital)
+    return f"came {strike.lasting:.1f} s late"
+
+
+def _before_late(place: Place, strike: Strike) -> None:
+    place.kill(strike.hospital)
+
+
+def _disk_full(place: Place, strike: Strike) -> str:
+    if not place.on_disks:
+        return "left out: no disk can be mounted here"
+    filler = place.hospitals[strike.hospital].home / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    time.sleep(strike.lasting)
+    filler.unlink()
+    return f"full for {strike.lasting:.1f} s"
+
+
+def _clock(place: Place, strike: Strike) -> str:
+    if other_clock() is None:
+        return "left out: there is no C compiler"
+    seconds = strike.random.choice([-20, 300, 3600, -7200, 40 * 86400, -400 * 86400])
+    place.hospitals[strike.hospital].set_clock(seconds)
+    time.sleep(2 * strike.lasting)
+    return f"moved by {seconds} s"
+
+
+def _before_replay(place: Place, strike: Strike) -> None:
+    (place.tap / "replay").touch()
+
+
+def _before_spent(place: Place, strike: Strike) -> None:
+    """Most of the hospital's budget went to another run."""
+    hospital = place.hospitals[strike.hospital]
+    policy = Policy.build(HospitalFile.read(hospital.folder / "hospital.toml").policy, "policy")
+    terms = Terms(strike.hospital, policy.delta, policy.relation, "patient", policy.budget, policy.accountant)
+    ledger = Ledger.open(hospital.home / "ledger.sqlite", terms)
+    round = 0
+    while ledger.spent() < strike.random.uniform(0.7, 0.95) * BUDGET:
+        round += 1
+        ledger.charge(dpsgd_event(1.0, 0.2, 5), "train", "an earlier run", round)
+    assert terms.delta == DELTA
+
+
+def _nothing(place: Place, strike: Strike) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``before``: what is done before the run is submitted; ``strike``: what is done while it goes on."""
+
+    strike: Callable[[Place, Strike], str]
+    before: Callable[[Place, Strike], None] | None = None
+
+
+FAULTS: dict[str, Fault] = {
+    "ClientApp killed in a round": Fault(_kill_training),
+    "any process of a hospital killed": Fault(_kill_any),
+    "SuperNode killed": Fault(_kill_node),
+    "SuperLink killed": Fault(_kill_superlink),
+    "ServerApp killed": Fault(_kill_serverapp),
+    "checkpoint damaged": Fault(_break_checkpoint),
+    "database down": Fault(_database(CUT)),
+    "database silent": Fault(_database(SILENT)),
+    "database slow": Fault(_database_slow),
+    "database gone in a query": Fault(_database_gone),
+    "network cut": Fault(_network(CUT)),
+    "network silent": Fault(_network(SILENT)),
+    "hospital late": Fault(_late, _before_late),
+    "disk full": Fault(_disk_full),
+    "clock moved": Fault(_clock),
+    "two runs at once": Fault(_nothing),
+    "messages replayed": Fault(_nothing, _before_replay),
+    "budget spent before": Fault(_nothing, _before_spent),
+}
+
+
+def _kill(process: int) -> bool:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _soon(what: Callable[[], Any]) -> Any:
+    """The first true value within the patience, else the last."""
+    deadline = time.monotonic() + _PATIENCE
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _flipped(content: bytes, draws: random.Random) -> bytes:
+    """With a run of bytes of its first kilobyte changed, where the names and sizes are."""
+    at = draws.randrange(min(len(content), 1000))
+    return content[:at] + bytes(255 - byte for byte in content[at : at + 8]) + content[at + 8 :]
+
+
+def folders(runs: Path) -> list[Path]:
+    """The folders of runs, the newest last."""
+    return sorted(path.parent for path in runs.glob("*/config.toml"))

@@ -1,0 +1,102 @@
+"""What must hold after any schedule, judged from what the server heard and what the hospitals wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+from safetensors.numpy import load_file
+
+from polyclinic.client.journal import read_journal
+from polyclinic.privacy.ledger import Ledger
+from tests.chaos.place import DELTA, Place
+
+_ROUGH = ("Traceback", "<class", 'File "', "0x")
+
+
+def complaints(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> list[str]:
+    """Every promise that was broken, in words; empty when all held. ``results``: folders of the runs that were finished."""
+    return [*_runs(results), *_ledgers(place, results, keys), *_words(place, results)]
+
+
+def _runs(results: Sequence[Path]) -> Iterable[str]:
+    for folder in results:
+        summary = json.loads((folder / "summary.json").read_text())
+        if not all(np.isfinite(value).all() for value in load_file(folder / "model.safetensors").values()):
+            yield f"{folder.name}: the model is not finite"
+        if summary["rounds"] != 3 and not summary["stopped"]:
+            yield f"{folder.name}: ended after round {summary['rounds']} and does not say why"
+        if not any(site["rounds_joined"] for site in summary["metrics"]["sites"].values()):
+            yield f"{folder.name}: nobody trained"
+
+
+def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Iterable[str]:
+    names, heard = place.node_names(), place.heard()
+    told = [json.loads((folder / "summary.json").read_text())["metrics"]["sites"] for folder in results]
+    for name, hospital in place.hospitals.items():
+        own = [reply for reply in heard if names.get(reply["node"]) == name]
+        journal = read_journal(hospital.home)
+        answered = [entry for entry in journal.entries if entry["event"] == "answered" and entry["kind"] == "train"]
+        if not journal.intact:
+            yield f"{name}: the journal does not hold together"
+        if not (hospital.home / "ledger.sqlite").exists():
+            if own or answered:
+                yield f"{name}: answered and has no ledger"
+            continue
+        ledger = Ledger.read(hospital.home / "ledger.sqlite")
+        if not ledger.verify():
+            yield f"{name}: the ledger is not intact"
+        charged: dict[tuple[str, int], int] = defaultdict(int)
+        for event in ledger.events():
+            if event["purpose"] == "train":
+                charged[event["run"], event["round"]] += 1
+        released: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for reply in own:
+            released[reply["run"], reply["round"]].add(reply["digest"])
+        for (run, round), digests in released.items():
+            if len(digests) > charged[run, round]:
+                yield f"{name}: round {round} of {run} was released {len(digests)} times and charged {charged[run, round]}"
+            if not any((entry["run"], entry["round"]) == (run, round) for entry in answered):
+                yield f"{name}: round {round} of {run} was released and is not in the journal"
+        for entry in answered:
+            if not charged[entry["run"], entry["round"]]:
+                yield f"{name}: round {entry['round']} of {entry['run']} was answered and not charged"
+        spent, least = ledger.spent(), _epsilon(own, released, keys)
+        if least > spent * (1 + 1e-6):
+            yield f"{name}: what was released costs epsilon {least:.4f}, the ledger says {spent:.4f}"
+        for sites in told:
+            if name in sites and (sites[name]["epsilon"] or 0.0) > spent * 1.05:
+                yield f"{name}: the run says epsilon {sites[name]['epsilon']}, the ledger {spent:.4f}"
+            elif name in sites and sites[name]["rounds_joined"] and not sites[name]["epsilon"]:
+                yield f"{name}: took part and the run tells no epsilon"
+
+
+def _epsilon(own: Sequence[dict[str, Any]], released: dict[tuple[str, int], set[str]], keys: dict[str, Any]) -> float:
+    """Of the different updates that the server heard, by dp-accounting alone; at least, since statistics are not in it."""
+    noise = {(reply["run"], reply["round"]): reply["noise_multiplier"] for reply in own}
+    accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for key, digests in released.items():
+        step = dpa.PoissonSampledDpEvent(keys["sample-rate"], dpa.GaussianDpEvent(noise[key]))
+        accountant.compose(step, keys["local-steps"] * len(digests))
+    found = float(accountant.get_epsilon(DELTA)) if released else 0.0
+    return found if math.isfinite(found) else math.inf
+
+
+def _words(place: Place, results: Sequence[Path]) -> Iterable[str]:
+    """Every reason that a person is told is a sentence, and not the inside of a program."""
+    reasons = []
+    for folder in results:
+        summary = json.loads((folder / "summary.json").read_text())
+        reasons += [str(drop["reason"]) for drop in summary["dropouts"]]
+    for hospital in place.hospitals.values():
+        reasons += [str(entry.get("why", "-")) for entry in read_journal(hospital.home).entries]
+    for reason in set(reasons):
+        if not reason or any(rough in reason for rough in _ROUGH):
+            yield f"no readable reason: {reason[:200]!r}"

@@ -18,6 +18,7 @@ from polyclinic.errors import PolyclinicError
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.prompt import PromptGrid
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -94,7 +95,7 @@ def main(grid: Grid, context: Context) -> None:
             calibrate(config)
         folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
-        _, summary = coordinate(grid, config, folder, resume=bool(config.resume), progress=_Logged())
+        _, summary = coordinate(PromptGrid(grid), config, folder, resume=bool(config.resume), progress=_Logged())
         if summary["posterior"] and summary["posterior"]["refused"]:
             raise PolyclinicError(
                 f"{summary['posterior']['refused']} What was spent is in {folder.path / 'ledger.json'}."

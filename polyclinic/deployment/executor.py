@@ -12,10 +12,12 @@ from logging import ERROR, WARNING
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-# What polyclinic.client_app imports; a test holds the two together.
+# What a ClientApp of Polyclinic imports of others; a test holds the two together.
 PRELOAD = (
-    "numpy", "scipy.special", "scipy.stats", "scipy.optimize", "pandas", "torch", "torch.func", "zuko", "dp_accounting",
-    "pydantic", "cryptography.fernet", "flwr.supernode.runtime.run_clientapp", "flwr.clientapp",
+    "numpy", "scipy.special", "scipy.stats", "scipy.optimize", "pandas", "pyarrow.pandas_compat", "torch", "torch.func", "zuko",
+    "dp_accounting", "pydantic", "safetensors.numpy", "sqlite3", "statistics", "tomllib", "httpcore",
+    "cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead", "flwr.clientapp",
+    "flwr.supernode.runtime.run_clientapp",
 )  # fmt: skip
 
 
@@ -90,14 +92,20 @@ def forking(launched: Any = lambda: None, preload: tuple[str, ...] = PRELOAD) ->
 
 def run_client(address: str, token: str, insecure: bool, certificates: str | None, parent_pid: int | None) -> None:
     """One ClientApp, in a process of its own: what flwr-clientapp does after it has read its arguments."""
-    import numpy as np
     from flwr.supercore.tls import validate_and_resolve_root_certificates
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    np.random.seed()  # noqa: NPY002 - forks share this state, which a new process draws from the system
+    draw_anew()
     run_clientapp(
         address, token, insecure, validate_and_resolve_root_certificates(certificates, insecure), parent_pid, False
     )
+
+
+def draw_anew() -> None:
+    """Seed anew what forks share and a new process draws from the system: numpy's global state, if a bundle's code uses it."""
+    import numpy as np
+
+    np.random.seed()  # noqa: NPY002
 
 
 def report_killed(spec: Any, signal: int) -> None:

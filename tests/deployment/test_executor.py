@@ -1,0 +1,152 @@
+"""Forked ClientApps: nothing of Polyclinic or of another task is in them, and who dies without a word is answered for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.nodestate import NodeState, NodeStateFactory
+
+from polyclinic.deployment import executor, supernode
+from polyclinic.deployment.pauses import Pauses
+
+from .conftest import ROOT
+
+# Started as the executor is, by its path; forks by the same forkserver, and each fork tells what it finds.
+SCRIPT = f"""
+import json, os, sys, threading
+import importlib.util
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("executor", {executor.__file__!r})
+executor = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(executor)
+
+def task(pipe):
+    found = {{"polyclinic": [name for name in sys.modules if name.startswith("polyclinic")], "torch": "torch" in sys.modules,
+             "threads": [path.read_text().strip() for path in Path(f"/proc/{{os.getppid()}}/task").glob("*/comm")], "path": sys.path, "parent": os.getppid()}}
+    executor.draw_anew()
+    import numpy as np, torch
+    found["global"] = np.random.random()
+    before = {{name.split(".")[0] for name in sys.modules}}
+    import polyclinic.client_app
+    from polyclinic.privacy.streams import system_stream
+    found["new"] = sorted({{name.split(".")[0] for name in sys.modules}} - before - set(sys.stdlib_module_names))
+    found["noise"], found["random"] = float(system_stream().normal(1)[0]), os.urandom(8).hex()
+    torch.set_num_threads(2)
+    ones = torch.ones(600, 600, requires_grad=True)
+    (ones @ ones).sum().backward()
+    found["product"], found["worked"] = float(ones.grad[0, 0]), len(os.listdir("/proc/self/task"))
+    pipe.send(found)
+
+if __name__ == "__main__":
+    forking = executor.forking()
+    told = []
+    for _ in range(2):
+        ours, theirs = forking._context.Pipe()
+        process = forking._context.Process(target=task, args=(theirs,))
+        process.start()
+        told.append(ours.recv())
+        process.join()
+    print(json.dumps({{"path": sys.path, "told": told}}), flush=True)
+    sys.stdin.read()
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def started(parent: int) -> list[int]:
+    """Processes whose parent is that process."""
+    stats = [path.read_text().rpartition(")") for path in Path("/proc").glob("[0-9]*/stat")]
+    return [int(head.split()[0]) for head, _, tail in stats if int(tail.split()[1]) == parent]
+
+
+def test_a_fork_has_the_third_party_modules_alone_and_draws_its_own_numbers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    parent = subprocess.Popen(
+        [sys.executable, "-P", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    said = json.loads(parent.stdout.readline())
+    first, second = said["told"]
+    for found in (first, second):
+        assert found["torch"] and not found["polyclinic"] and not set(found["new"]) - {"polyclinic"}
+        assert found["path"] == said["path"]
+        # A lock that a thread of the process that forks holds would be held for ever. jemalloc (Arrow's) lets go of its own
+        # before a fork, and OpenBLAS ends its threads.
+        assert len([name for name in found["threads"] if name != "jemalloc_bg_thd"]) == 1
+        assert found["worked"] > 1 and found["product"] == 1200.0
+    for name in ("global", "noise", "random"):
+        assert first[name] != second[name], name
+    # Killed, it leaves neither the process that forks nor multiprocessing's tracker.
+    left = started(parent.pid)
+    assert first["parent"] in left and len(left) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(map(alive, left)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, left))
+
+
+@pytest.fixture
+def node() -> Any:
+    """A node's state with a task under way for one message that came, and that message."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 7, 0
+    state = NodeStateFactory(ObjectStoreFactory()).state()
+    state.set_node_id(3)
+    message = Message(RecordDict(), 3, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    state.store_message(message)
+    task = state.create_task(task_type=TaskType.CLIENT_APP, run_id=7, fab_hash="0")
+    assert task is not None and state.claim_task(task) and state.activate_task(task)
+    return state, task, message
+
+
+def answers(state: NodeState) -> list[Message]:
+    return list(state.get_messages_legacy(is_reply=True))
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_client_that_died_is_answered_for_at_once_and_one_time(
+    node: tuple[NodeState, int, Message], taken: bool
+) -> None:
+    state, task, message = node
+    if taken:
+        state.get_messages_legacy(run_ids=[7], is_reply=False)
+        state.record_message_processing_start(message.metadata.message_id)
+    finish = supernode._answered(type(state).finish_task)
+    assert finish(state, task, SubStatus.FAILED, "killed")
+    [reply] = answers(state)
+    assert reply.has_error() and reply.metadata.reply_to_message_id == message.metadata.message_id
+    assert not finish(state, task, SubStatus.FAILED, "killed") and not answers(state)
+
+
+def test_a_client_that_answered_is_not_answered_for(node: tuple[NodeState, int, Message]) -> None:
+    state, task, message = node
+    state.get_messages_legacy(run_ids=[7], is_reply=False)
+    own = Message(Error(99, "its own words"), reply_to=message)
+    own.metadata.__dict__["_message_id"] = own.object_id
+    state.store_message(own)
+    assert supernode._answered(type(state).finish_task)(state, task, SubStatus.FAILED, "its own words")
+    assert [reply.error.reason for reply in answers(state)] == ["its own words"]
+
+
+def test_a_pause_grows_with_what_was_waited_up_to_flower_s() -> None:
+    assert [Pauses.pause(3.0, waited) for waited in (0.0, 1.0, 10.0, 30.0, 1e6)] == [0.2, 0.2, 1.0, 3.0, 3.0]

@@ -24,19 +24,17 @@ def may_join(config: RunConfig) -> bool:
 def with_newcomers(run: Run, state: RunState, number: int) -> Run:
     """The run as it is in round ``number``: with the real hospitals that have come since it last looked.
 
-    Those that do not go with the run are told in ``state.dropouts``; a node is asked once.
+    Those that do not go with the run are told in ``state.dropouts``; a node is asked until it answers.
     """
     if not may_join(run.config) or any(site.simulated for site in run.sites):
         return run
-    asked, found, absent = enrol_more(run.grid, run.name, run.home, run.known, run.config.timeout)
-    if not asked:
-        return run
+    answered, found, absent = enrol_more(run.grid, run.name, run.home, run.known, run.config.timeout)
     named = [(site, unlike(site, run.config) or _stranger(site, run.sites)) for site in found]
     absent += [(site.name, why) for site, why in named if why]
     state.dropouts += [{"round": number, "site": name, "reason": why} for name, why in absent]
     fit = [state.welcome(site) for site, why in named if not why]
     sites = sorted([*run.sites, *_counted(run, state, number, fit)], key=lambda site: site.index)
-    return replace(run, sites=sites, known=run.known | asked)
+    return replace(run, sites=sites, known=run.known | answered)
 
 
 def unlike(site: Site, config: RunConfig) -> str | None:

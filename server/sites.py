@@ -102,11 +102,16 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
 def enrol_more(
     grid: Grid, run: str, home: str, known: Collection[int], timeout: float
 ) -> tuple[frozenset[int], list[Site], Dropped]:
-    """The nodes that are there and were not ``known``, the hospitals among them that enrolled, and why others did not."""
+    """Of the nodes that are there and were not ``known`` those that answered, the hospitals among them, and why others are none.
+
+    A node that was silent is not among those that answered, and may be asked again.
+    """
     nodes = sorted(set(grid.get_node_ids()) - set(known))
     good, dropped = _ask(grid, [(node, EnrolRequest(run=run, site=node, home=home)) for node in nodes], timeout)
     found, unread = _sites(good)
-    return frozenset(nodes), found, dropped + unread
+    silent = {name for name, why in dropped if why == _silence(timeout)}
+    answered = frozenset(node for node in nodes if f"site {node}" not in silent)
+    return answered, found, [(name.replace("site", "node"), why) for name, why in dropped] + unread
 
 
 def _wait_for_nodes(grid: Grid, needed: int, deadline: float) -> list[int]:
@@ -127,7 +132,11 @@ def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) ->
     good = [(m.metadata.src_node_id, m.content.get(RECORD, ConfigRecord())) for m in answers if m.has_content()]
     dropped = [(f"site {m.metadata.group_id}", m.error.reason or "no reason given") for m in answers if m.has_error()]
     silent = {str(request.site) for _, request in requests} - {m.metadata.group_id for m in answers}
-    return good, dropped + [(f"site {name}", f"no reply within {timeout:g} seconds") for name in sorted(silent)]
+    return good, dropped + [(f"site {name}", _silence(timeout)) for name in sorted(silent)]
+
+
+def _silence(timeout: float | None) -> str:
+    return f"no reply within {timeout or 0:g} seconds"
 
 
 def _sites(good: Sequence[tuple[int, Any]]) -> tuple[list[Site], Dropped]:
@@ -244,9 +253,7 @@ class SiteGrid(Grid):
                 found[sender.index] = reply
         exchange = Exchange([])
         for site, message in addressed:
-            reply = found.get(site.index) or Message(
-                Error(NO_REPLY, f"no reply within {timeout or 0:g} seconds"), reply_to=message
-            )
+            reply = found.get(site.index) or Message(Error(NO_REPLY, _silence(timeout)), reply_to=message)
             if reply.has_error():
                 if reply.error.code == REFUSED:
                     exchange.refusals.append(site)

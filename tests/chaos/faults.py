@@ -173,7 +173,7 @@ def _before_spent(place: Place, strike: Strike) -> None:
     round = 0
     while ledger.spent() < strike.random.uniform(0.7, 0.95) * BUDGET:
         round += 1
-        ledger.charge(dpsgd_event(1.0, 0.2, 5), "train", "an earlier run", round)
+        ledger.charge(dpsgd_event(0.2, 1.0, 5), "train", "an earlier run", round)
     assert terms.delta == DELTA
 
 

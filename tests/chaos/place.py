@@ -89,10 +89,17 @@ class Place:
         self.federation.start("hospital", name, environment)
 
     def kill(self, name: str) -> None:
+        self.away.add(name)
         process = self.federation.processes[name]
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
         process.wait()
+
+    def restart_fallen(self) -> None:
+        """As systemd would: whoever ended by itself, or by a part of it that was killed."""
+        for name in ("coordinator", *self.hospitals):
+            if name not in self.away and not self.runs_here(name):
+                self.start(name)
 
     def runs_here(self, name: str) -> bool:
         return self.federation.processes[name].poll() is None

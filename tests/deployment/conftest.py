@@ -26,17 +26,19 @@ class Done:
 Cli = Callable[..., Done]
 
 
+def command_line(*arguments: object) -> Done:
+    """The command line in this process."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    error = result.exception
+    if isinstance(error, PolyclinicError):
+        return Done(error.exit_code, result.stdout, str(error))
+    assert error is None or isinstance(error, SystemExit), error
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
 @pytest.fixture(scope="session")
 def cli() -> Cli:
-    def call(*arguments: object) -> Done:
-        result = CliRunner().invoke(app, list(map(str, arguments)))
-        error = result.exception
-        if isinstance(error, PolyclinicError):
-            return Done(error.exit_code, result.stdout, str(error))
-        assert error is None or isinstance(error, SystemExit), error
-        return Done(result.exit_code, result.stdout, result.stderr)
-
-    return call
+    return command_line
 
 
 @pytest.fixture

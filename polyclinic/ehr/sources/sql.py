@@ -59,6 +59,14 @@ def sql(place: Place, schema: Schema) -> Iterator[Chunk]:
         yield chunk
 
 
+# Seconds, and milliseconds in the last: how long PostgreSQL's driver waits for a connection, and for a server that went silent,
+# where it would wait for minutes, or for ever, by itself.
+_PATIENCE = {
+    "connect_timeout": "30", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Database:
     """A database that is only read. ``name`` is how messages call it: no host, user or password."""
@@ -86,8 +94,8 @@ class Database:
             return cls(_read_only_file(url, place.folder), name)
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        if url.get_backend_name() == "postgresql" and "connect_timeout" not in url.query:
-            url = url.update_query_dict({"connect_timeout": "30"})  # seconds; the driver itself would wait for minutes
+        if url.get_backend_name() == "postgresql":
+            url = url.update_query_dict({key: value for key, value in _PATIENCE.items() if key not in url.query})
         return cls(url if (secret := _password(place)) is None else url.set(password=secret), name)
 
     def select(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:

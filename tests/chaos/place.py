@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,13 @@ class Hospital:
 
 @dataclass
 class Place:
-    """The federation with its hospitals; ``on_disks``: whether their homes are small disks of their own."""
+    """The federation with its hospitals; ``on_disks``: whether their homes are small disks of their own; ``away``: who was
+    killed and is to stay so for a while."""
 
     federation: Federation
     hospitals: dict[str, Hospital]
     on_disks: bool
+    away: set[str] = field(default_factory=set)
 
     @property
     def tap(self) -> Path:
@@ -76,6 +78,7 @@ class Place:
 
     def start(self, name: str) -> None:
         """A coordinator's or a hospital's node, with what spoils its clock or listens at its wire."""
+        self.away.discard(name)
         if name == "coordinator":
             environment = {
                 "PYTHONPATH": f"{Path(__file__).parent / 'wiretap'}{os.pathsep}{ROOT}",

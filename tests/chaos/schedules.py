@@ -87,9 +87,10 @@ def carry_out(place: Place, plan: Schedule) -> Story:
     for thread in threads:
         thread.start()
     while not all(run.done for run in under_way) and time.monotonic() < begun + _MOST_SECONDS:
+        place.restart_fallen()
         for run in under_way:
             run.look_after()
-        time.sleep(0.25)
+        time.sleep(0.5)
     for thread in threads:
         thread.join()
     place.heal()

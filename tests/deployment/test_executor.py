@@ -32,8 +32,9 @@ executor = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(executor)
 
 def task(pipe):
+    threads = [path.read_text().strip() for path in Path(f"/proc/{{os.getppid()}}/task").glob("*/comm")]
     found = {{"polyclinic": [name for name in sys.modules if name.startswith("polyclinic")], "torch": "torch" in sys.modules,
-             "threads": [path.read_text().strip() for path in Path(f"/proc/{{os.getppid()}}/task").glob("*/comm")], "path": sys.path, "parent": os.getppid()}}
+             "threads": threads, "path": sys.path, "parent": os.getppid()}}
     executor.draw_anew()
     import numpy as np, torch
     found["global"] = np.random.random()

@@ -95,6 +95,18 @@ def test_a_coordinators_own_code_does_not_run_at_hospitals(federation: Federatio
         assert federation.call("hospital", "status", federation.folder / name)["ledger"] == before
 
 
+def test_a_killed_client_is_answered_for_at_once(federation: Federation) -> None:
+    submitted = federation.call("coordinator", "submit", federation.co, *KEYS)
+
+    def status() -> str:
+        runs = federation.call("coordinator", "runs", federation.co)
+        return str(next(run["status"] for run in runs if run["run"] == submitted["run"]))
+
+    os.kill(wait_for(lambda: client(federation.processes["north"].pid)), signal.SIGKILL)
+    wait_for(lambda: status().startswith("finished"), 50.0)  # by its heartbeat alone it would be missed after a minute
+    assert status() == "finished:failed" and "was killed by signal 9" in federation.log("north")
+
+
 def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federation) -> None:
     def known() -> tuple[Any, Any]:
         nodes = federation.call("coordinator", "nodes", federation.co)
@@ -211,6 +223,20 @@ def test_renewing_and_revoking_as_the_page_says(federation: Federation) -> None:
     assert federation.status("north") == "online"
 
 
+def test_a_killed_node_leaves_nothing_and_one_without_its_executor_ends(federation: Federation) -> None:
+    federation.hospital("gone", free_ports(1)[0])
+    federation.register("gone")
+    gone, south = federation.start("hospital", "gone"), federation.processes["south"]
+    wait_for(lambda: client(gone.pid, 2))
+    gone.kill()
+    gone.wait()
+    # It would take messages and answer none.
+    [executor] = children(south.pid)
+    os.kill(executor, signal.SIGKILL)
+    assert ends(south) == 1 and "process that starts its ClientApps is gone" in federation.log("south")
+    wait_for(lambda: not {str(federation.folder / name / "flwr") for name in ("gone", "south")} & homes())
+
+
 def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federation) -> None:
     """Last, since it ends what the others use: no program of Flower outlives the one that was told to stop."""
     for name in ("north", "coordinator"):
@@ -219,6 +245,25 @@ def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federati
         process.wait(timeout=30)
     gone = {str(federation.folder / name / "flwr") for name in ("north", "coordinator")}
     wait_for(lambda: not gone & homes())
+
+
+def children(parent: int) -> list[int]:
+    """Processes, none of them dead, that this one started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent_of_it = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent_of_it) == parent and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def client(node: int, depth: int = 3) -> int | None:
+    """A ClientApp under way: child of the process that forks (at depth 2), which is the executor's child."""
+    found = [node]
+    for _ in range(depth):
+        found = [process for parent in found for process in children(parent)]
+    return next(iter(found), None)
 
 
 def homes() -> set[str]:

@@ -1,0 +1,44 @@
+"""The grid that asks for replies sooner: the same replies, and silence as long as was agreed."""
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from polyclinic.server.prompt import PromptGrid
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, _: object) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+class Late(LocalGrid):
+    """Gives out one reply at a pull, in an order of its own, and never that of ``silent``."""
+
+    silent = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        first = sorted(name for name in message_ids if self._replies[name].metadata.src_node_id != self.silent)[-1:]
+        return super().pull_messages(first)
+
+
+def asked() -> list[Message]:
+    return [Message(RecordDict(), node, "train") for node in (1, 2, 3)]
+
+
+def test_replies_are_those_of_the_grid_however_they_come() -> None:
+    with Late(AppReference(__name__), 3, {}) as grid:
+        replies = PromptGrid(grid).send_and_receive(asked())
+        assert sorted(reply.metadata.src_node_id for reply in replies) == [1, 2, 3]
+        grid.silent = 2
+        began = time.monotonic()
+        replies = PromptGrid(grid).send_and_receive(asked(), timeout=0.5)
+        assert sorted(reply.metadata.src_node_id for reply in replies) == [1, 3]
+        assert time.monotonic() - began >= 0.5  # all of the time that a hospital has
+        assert PromptGrid(grid).send_and_receive([], timeout=60.0) == []

@@ -10,9 +10,12 @@ import typer
 from polyclinic.cli.deploying import (
     Folder,
     IfMissing,
+    LogFormat,
+    Logs,
     MetricsHost,
     MetricsPort,
     Starting,
+    errors_told,
     serve_metrics,
     start_or_show,
     table,
@@ -69,17 +72,20 @@ def init(
 def start(
     folder: Folder,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
+    log_format: Logs = LogFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Start the SuperLink in this process's place: with TLS, node authentication and its database on disk."""
     with loading():
         from polyclinic.deployment.coordinator import Coordinator
 
-    found = Coordinator.read(folder)
-    file = found.file
-    sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
-    told = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
-    start_or_show(Starting(found.command(), found.settings, found.folder), sentence, told, dry_run, as_json)
+    with errors_told(log_format, "coordinator"):
+        found = Coordinator.read(folder)
+        file = found.file
+        sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
+        told = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
+        starting = Starting(found.command(), found.settings, found.folder, "coordinator")
+        start_or_show(starting, sentence, told, dry_run, as_json, log_format)
 
 
 @app.command()

@@ -6,8 +6,10 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,19 @@ MetricsHost = Annotated[
 MetricsPort = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on, at /metrics.")]
 
 
+class LogFormat(StrEnum):
+    """How a node's log is written: as Flower's programs write it, or as one JSON object a line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Logs = Annotated[
+    LogFormat,
+    typer.Option("--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="json: one object a line, on stdout."),
+]
+
+
 def serve_metrics(collector: Any, host: str, port: int) -> None:
     """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
     from polyclinic.deployment.metrics import serve
@@ -46,31 +61,63 @@ def serve_metrics(collector: Any, host: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class Starting:
-    """A program to start: its arguments, what is set in its environment, and the folder in which it runs."""
+    """A program to start: its arguments, what is set in its environment, and the folder in which it runs.
+
+    ``site``: who speaks in its log; ``hidden``: what its log must not hold.
+    """
 
     command: Sequence[str]
     settings: Mapping[str, str]
     folder: Path
+    site: str
+    hidden: Sequence[str] = ()
 
 
-def start_or_show(starting: Starting, sentence: str, told: Mapping[str, Any], dry_run: bool, as_json: bool) -> None:
-    """Say the sentence and replace this process by the program, so that every signal and the exit code are its own.
+@contextmanager
+def errors_told(log_format: LogFormat, site: str = "") -> Iterator[None]:
+    """Foreseen errors as a line of the log, where that is JSON."""
+    try:
+        yield
+    except PolyclinicError as error:
+        if log_format is LogFormat.TEXT:
+            raise
+        from polyclinic.deployment.logs import Lines
+        from polyclinic.deployment.relay import write
 
-    With ``dry_run`` the program is only shown; ``told`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
+        write(Lines(site).event("error", str(error)))
+        raise typer.Exit(error.exit_code) from None
+
+
+def start_or_show(
+    starting: Starting, sentence: str, told: Mapping[str, Any], dry_run: bool, as_json: bool, log_format: LogFormat
+) -> None:
+    """Say the sentence and start the program, whose every signal and exit code are then this process's.
+
+    With a log of text it replaces this process; with one of JSON it is this process's child, and what it writes comes out as
+    JSON. With ``dry_run`` it is only shown; ``told`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
     """
     from polyclinic.deployment.environment import with_settings
+    from polyclinic.deployment.logs import Lines
+    from polyclinic.deployment.relay import end_as, relay, write
 
+    structured = log_format is LogFormat.JSON and not dry_run
+    lines = Lines(starting.site, starting.hidden)
     if as_json:
         print_json({**told, "command": list(starting.command), "environment": dict(starting.settings)})
+    elif structured:
+        write(lines.event("info", sentence))
     else:
         console().print(shlex.join(starting.command) if dry_run else sentence, soft_wrap=True)
     if dry_run:
         return
     sys.stdout.flush()
     sys.stderr.flush()
+    environment = with_settings(starting.settings)
+    if structured:
+        raise typer.Exit(end_as(relay(starting.command, environment, starting.folder, lines)))
     try:
         os.chdir(starting.folder)
-        os.execve(starting.command[0], list(starting.command), with_settings(starting.settings))
+        os.execve(starting.command[0], list(starting.command), environment)
     except OSError as error:
         raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
 

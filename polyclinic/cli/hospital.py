@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import Folder, IfMissing, MetricsHost, MetricsPort, Starting, serve_metrics, start_or_show
+from polyclinic.cli.deploying import (
+    Folder,
+    IfMissing,
+    LogFormat,
+    Logs,
+    MetricsHost,
+    MetricsPort,
+    Starting,
+    errors_told,
+    serve_metrics,
+    start_or_show,
+)
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError, PolyclinicError
 
@@ -69,16 +80,19 @@ def init(
 def start(
     folder: Folder,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
+    log_format: Logs = LogFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Start the node in this process's place: with TLS, its key, and only the bundles that the policy allows."""
     with loading():
         from polyclinic.deployment.hospital import HospitalNode
 
-    found = HospitalNode.read(folder)
-    told = {"site": found.hospital.site, "coordinator": found.node.coordinator}
-    sentence = f"{found.hospital.site} connects to {found.node.coordinator}."
-    start_or_show(Starting(found.command(), found.settings, found.folder), sentence, told, dry_run, as_json)
+    with errors_told(log_format):
+        found = HospitalNode.read(folder)
+        told = {"site": found.hospital.site, "coordinator": found.node.coordinator}
+        sentence = f"{found.hospital.site} connects to {found.node.coordinator}."
+        starting = Starting(found.command(), found.settings, found.folder, found.hospital.site, found.passwords)
+        start_or_show(starting, sentence, told, dry_run, as_json, log_format)
 
 
 @app.command()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,17 @@ class HospitalNode:
     def settings(self) -> dict[str, str]:
         """The environment of its SuperNode; no secret is in it."""
         return flower_settings(self.folder / "flwr") | {"POLYCLINIC_HOSPITAL": str(self.folder / FILE)}
+
+    @property
+    def passwords(self) -> list[str]:
+        """The records' password as it can be read now, for what must be hidden; none where it cannot."""
+        options, found = self.hospital.source, []
+        if name := options.get("password-env"):
+            found.append(os.environ.get(name, ""))
+        if file := options.get("password-file"):
+            with suppress(OSError, UnicodeDecodeError):
+                found.append((self.folder / file).read_text(encoding="utf-8").rstrip("\r\n"))
+        return [password for password in found if password]
 
     def command(self) -> list[str]:
         """The SuperNode's arguments, with TLS, its key and its hospital.toml.

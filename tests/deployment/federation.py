@@ -21,6 +21,8 @@ import httpx
 
 from .conftest import ROOT, Cli, Done, records
 
+STRUCTURED = ("coordinator", "north")
+
 
 def page() -> list[tuple[int, list[str]]]:
     """(step, arguments after ``polyclinic``) of every shell line of the page, in order."""
@@ -87,11 +89,12 @@ class Federation:
         return json.loads(done.out)
 
     def start(self, room: str, name: str, environment: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:  # noqa: B006
-        """Through a shell's environment without Flower's programs on PATH, as systemd's is."""
+        """Through a shell's environment without Flower's programs on PATH, as systemd's is; some with their log in JSON."""
+        log_format = {"POLYCLINIC_LOG_FORMAT": "json" if name in STRUCTURED else "text"}
         with (self.folder / f"{name}.log").open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "polyclinic", room, "start", str(self.folder / name)], stdout=sink, stderr=sink,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | dict(environment),
+                env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | log_format | dict(environment),
                 start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process

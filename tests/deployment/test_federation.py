@@ -22,7 +22,7 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.ledger import Ledger
 
 from .conftest import Cli, records
-from .federation import Federation, free_ports, wait_for
+from .federation import STRUCTURED, Federation, free_ports, wait_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 # Without statistics a run of one round has three messages for each hospital, each a process that imports torch.
@@ -116,7 +116,7 @@ def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federatio
     assert len(before[0]) >= 2
     federation.processes["coordinator"].kill()
     federation.processes["coordinator"].wait()
-    assert not federation.call("hospital", "status", federation.folder / "north")["coordinator"]["reachable"]
+    wait_for(lambda: not federation.call("hospital", "status", federation.folder / "north")["coordinator"]["reachable"])
     refused = federation.run("coordinator", "nodes", federation.co)
     assert refused.code == 1 and "nothing answers there" in refused.error
     federation.start("coordinator", "coordinator")
@@ -245,6 +245,11 @@ def test_sigterm_ends_each_process_with_all_that_it_started(federation: Federati
         process.wait(timeout=30)
     gone = {str(federation.folder / name / "flwr") for name in ("north", "coordinator")}
     wait_for(lambda: not gone & homes())
+    for name in STRUCTURED:
+        log = [json.loads(line) for line in federation.log(name).splitlines()]
+        assert {event["site"] for event in log} == {name}
+        assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, log))
+        assert any(event["logger"] == "flwr" and event.get("run") for event in log)
 
 
 def children(parent: int) -> list[int]:

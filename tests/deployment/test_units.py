@@ -14,6 +14,7 @@ HARDENED = {
     "NoNewPrivileges": "true", "ProtectSystem": "strict", "ProtectHome": "true", "PrivateTmp": "true",
     "PrivateDevices": "true", "CapabilityBoundingSet": "", "RestrictSUIDSGID": "true", "LimitCORE": "0",
     "UMask": "0077", "KillMode": "mixed", "SystemCallFilter": "@system-service",
+    "Environment": "POLYCLINIC_LOG_FORMAT=json",
 }  # fmt: skip
 
 

@@ -23,7 +23,8 @@ _FORMS = (
     ("uvicorn", re.compile(rf"({_LEVELS}): +(.*)", re.S)),
     ("warnings", re.compile(r"(?:\S+:\d+: )(?=\w*Warning: )()(.*)", re.S)),
 )
-_NAMED = re.compile(rf"({_LEVELS}) *(?:\[([\w.]+)\] |:([\w.]+):)(.*)", re.S)  # alembic's form, and logging's own
+# The forms of the SuperLink's uvicorn, of alembic and of logging itself.
+_NAMED = re.compile(rf"(?:[\dT:.-]+Z )?({_LEVELS}) *(?:\[([\w.]+)\] |:([\w.]+):)(.*)", re.S)
 _NATIVE = re.compile(r"([IWEF])\d{4}\b")  # absl and gRPC
 _NATIVE_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
 _RUN = re.compile(r"\brun(?:[ _]id)?[ =:`']+(\d{5,20})\b", re.I)

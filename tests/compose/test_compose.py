@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,13 @@ def _engine() -> str:
     return "the base images python:3.11-slim and debian:bookworm-slim are not there" if bases.returncode else ""
 
 
+def wait_for(what: Callable[[], Any], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(1.0)
+
+
 class Demo:
     """One project of the compose file, of its own name and subnet."""
 
@@ -87,6 +95,34 @@ class Demo:
             f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}\n{self.logs()}"
         )
         return done.stdout
+
+    def submitted(self, *keys: str) -> subprocess.Popen[str]:
+        """A run that was begun; `ended` waits for it."""
+        command = ["docker", "compose", "run", "--rm", "-T", "submit", *keys, "--json"]
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True)  # fmt: skip
+
+    def ended(self, run: subprocess.Popen[str]) -> dict[str, Any]:
+        out, error = run.communicate(timeout=900)
+        assert run.returncode == 0, f"{out[-4000:]}\n{error[-4000:]}\n{self.logs()}"
+        told: dict[str, Any] = json.loads(out.splitlines()[-1])
+        assert told["status"] == "finished:completed"
+        return told
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        found = self("exec", "-T", "superlink", "polyclinic", "coordinator", "nodes", "/coordinator", "--json")
+        return {node["name"]: node for node in json.loads(found)}
+
+    def status(self, site: str) -> dict[str, Any]:
+        """What a hospital's ledger says."""
+        found = self("exec", "-T", f"hospital-{site}", "polyclinic", "hospital", "status", "/hospital", "--json")
+        return dict(json.loads(found)["ledger"])
+
+    def journal(self, site: str) -> str:
+        """Its text; nothing where no message came yet."""
+        return self(
+            "exec", "-T", f"hospital-{site}", "sh", "-c", "cat /hospital/home/journal.jsonl 2>/dev/null || true"
+        )
 
     def logs(self) -> str:
         done = subprocess.run(["docker", "compose", "logs", "--no-color", "--tail", "40"], cwd=ROOT, env=self.environment,
@@ -143,22 +179,28 @@ def test_services_use_commands_and_options_that_there_are(service: str) -> None:
 
 
 @pytest.mark.compose
-def test_a_run_goes_to_its_end_and_its_report_is_left_on_the_host(demo: Demo) -> None:
-    told = json.loads(demo("run", "--rm", "-T", "submit", "-c", "rounds=1", "-c", "epsilon=2.0", "-c", "delta=1e-4", "--json")
-                      .splitlines()[-1])  # fmt: skip
-    assert told["status"] == "finished:completed"
+def test_a_run_goes_to_its_end_while_a_fourth_hospital_comes_which_is_in_the_next(demo: Demo) -> None:
+    running = demo.submitted("-c", "rounds=2", "-c", "evaluate-every=2", "-c", "epsilon=2.0", "-c", "delta=1e-4")
+    wait_for(lambda: all(demo.journal(site).count('"answered"') for site in HOSPITALS) or running.poll() is not None)
+    demo("--profile", "late", "up", "--detach", "hospital-d", timeout=300)
+    wait_for(lambda: demo.nodes().get("d", {}).get("status") == "online")
+    first = demo.ended(running)
+    # It came while the run was on, and nothing was asked of it.
+    assert demo.nodes()["d"]["online"] < first["finished"] and demo.journal("d") == ""
     demo("run", "--rm", "-T", "report")
     page = (Path(demo.environment["REPORTS"]) / "report.html").read_text()
-    assert all(f">{site}<" in page for site in HOSPITALS)
+    assert all(f">{site}<" in page for site in HOSPITALS) and ">d<" not in page
+    spent = {site: demo.status(site)["epsilon"] for site in HOSPITALS}
     for site in HOSPITALS:
-        status = json.loads(
-            demo("exec", "-T", f"hospital-{site}", "polyclinic", "hospital", "status", "/hospital", "--json")
-        )
-        assert 0 < status["ledger"]["epsilon"] <= 2.0 and status["ledger"]["intact"]
+        assert 0 < spent[site] <= 2.0 and demo.status(site)["intact"]
         journal = json.loads(
             demo("exec", "-T", f"hospital-{site}", "polyclinic", "hospital", "journal", "/hospital", "--json")
         )
         assert journal["intact"] and {"asked", "answered"} == {entry["event"] for entry in journal["entries"]}
+    quick = ("rounds=1", "patients-per-site=100", "local-steps=2", "epsilon=0.5", "delta=1e-4")
+    four = ("-c", "sites=4", "-c", "min-sites=4", *(part for key in quick for part in ("-c", key)))
+    assert demo.ended(demo.submitted(*four))["run"] != first["run"]
+    assert all(demo.status(site)["epsilon"] > spent.get(site, 0) for site in (*HOSPITALS, "d"))
 
 
 @pytest.mark.compose
@@ -179,6 +221,12 @@ def test_nobody_but_its_own_node_reaches_a_database(demo: Demo) -> None:
 def test_containers_are_confined_and_no_secret_is_in_their_environment_logs_or_image(demo: Demo) -> None:
     secrets = [demo("exec", "-T", f"hospital-{site}", "cat", "/secret/password").strip() for site in HOSPITALS]
     logs = demo("logs", "--no-color")
+    for service in ("superlink", *(f"hospital-{site}" for site in HOSPITALS)):
+        said = [json.loads(line) for line in demo("logs", "--no-log-prefix", "--no-color", service).splitlines()]
+        assert {event["site"] for event in said} == {
+            service.removeprefix("hospital-").replace("superlink", "coordinator")
+        }
+        assert not [event["message"] for event in said if event["level"] in ("error", "critical")]
     for service in ("superlink", *(f"{kind}-{site}" for kind in ("db", "hospital") for site in HOSPITALS)):
         found = demo.container(service)
         host, user = found["HostConfig"], found["Config"]["User"]

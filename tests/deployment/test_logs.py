@@ -101,12 +101,14 @@ def test_a_traceback_is_one_event_and_belongs_to_the_line_before_it() -> None:
 def test_other_programs_lines() -> None:
     said = warnings.formatwarning("old; go", DeprecationWarning, "/x/y.py", 7, "call()")
     told = [(event["level"], event["logger"], event["message"]) for event in events(
-        f"{said}INFO  [alembic.runtime.migration] Context impl\nW0000 00:00:17.1 3 x.cc:5] slow\nWARNING:root:odd\nplain words\n"
+        f"{said}INFO  [alembic.runtime.migration] Context impl\nW0000 00:00:17.1 3 x.cc:5] slow\nWARNING:root:odd\n"
+        "2026-11-22T15:48:34.270Z INFO [uvicorn.error] Uvicorn running\nplain words\n"
     )]  # fmt: skip
     assert told == [
         ("warning", "warnings", "DeprecationWarning: old; go\n  call()"),
         ("info", "alembic.runtime.migration", "Context impl"),
-        ("warning", "output", "W0000 00:00:17.1 3 x.cc:5] slow"), ("warning", "root", "odd"), ("info", "output", "plain words"),
+        ("warning", "output", "W0000 00:00:17.1 3 x.cc:5] slow"), ("warning", "root", "odd"),
+        ("info", "uvicorn.error", "Uvicorn running"), ("info", "output", "plain words"),
     ]  # fmt: skip
 
 

@@ -31,7 +31,8 @@ _RUN = re.compile(r"\brun(?:[ _]id)?[ =:`']+(\d{5,20})\b", re.I)
 _ROUND = re.compile(r"\bround (\d{1,9})\b", re.I)
 _TRACE = re.compile(r"Traceback \(most recent call last\)|  \+ Exception Group Traceback")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_URL = re.compile(r"(\w+://[^\s:/@]*:)[^\s@]+@")
+# Bounded, so that no long line takes long.
+_URL = re.compile(r"(\b\w{1,30}://[^\s:/@]{0,300}:)[^\s@]{1,500}@")
 _GIVEN = re.compile(r"((?:password|passwd|pwd|secret)['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&)]+", re.I)
 
 
@@ -53,12 +54,12 @@ class Lines:
     def feed(self, line: str) -> Iterator[Event]:
         """The events that this line, without its end, shows to be whole."""
         text = _COLOUR.sub("", line.replace("\0", "")).rstrip()
-        told = _json(text)
+        told = self._told(text)
         if told is None and self._continues(text):
             return
         yield from self.flush()
         if told is not None:
-            yield self._safe(self._filled(told))
+            yield told
         elif text.strip():
             self._open = self._begun(text)
             if not self._open["message"] and not self._trace:
@@ -91,10 +92,19 @@ class Lines:
         self._run = _where(message) if message.startswith("[RUN ") else {}
         return event
 
-    def _filled(self, told: Event) -> Event:
-        """JSON that a program wrote itself; whose it is is for us to say."""
-        message = str(told.get("message", told.pop("msg", "")))
-        return {**self.event("info", message, "output"), **_where(message), **told, "site": self._site}
+    def _told(self, text: str) -> Event | None:
+        """JSON that a program wrote itself, if it is an object that can be written again; whose it is is for us to say."""
+        if not text.startswith("{"):
+            return None
+        try:
+            found = json.loads(text)
+            message = str(found.get("message", found.pop("msg", "")))
+            usual = self.event("info", message, "output") | _where(message)
+            event = dict(self._safe({**usual, **found, "site": self._site}))
+            encoded(event)
+        except (ValueError, RecursionError):
+            return None
+        return event
 
     def _continues(self, text: str) -> bool:
         """Whether the line belongs to the open event, to which it is then added."""
@@ -148,18 +158,6 @@ def _where(message: str) -> Event:
     """Run and round that a message names; a run's number has up to 64 bits, more than some readers' numbers, so is text."""
     run, number = _RUN.search(message), _ROUND.search(message)
     return ({"run": run[1]} if run else {}) | ({"round": int(number[1])} if number else {})
-
-
-def _json(text: str) -> Event | None:
-    """The object that the line is, if it is one that can be written again."""
-    if not text.startswith("{"):
-        return None
-    try:
-        found = json.loads(text)
-        json.dumps(found, allow_nan=False)
-    except (ValueError, RecursionError):
-        return None
-    return dict(found)
 
 
 def _now() -> str:

@@ -118,7 +118,15 @@ def test_json_passes_and_cannot_say_that_it_is_another_s() -> None:
         "time": "", "level": "error", "logger": "output", "site": "north", "message": "round 4 of run 123456",
         "run": "123456", "round": 4, "more": [1],
     }  # fmt: skip
-    for odd in ('{"a": NaN}', '{"a": 1e999}', "{" * 9, '{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}"):
+    for odd in (
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        "{" * 9,
+        '{"a":' * 100_000,
+        "{" + "a" * 60_000,
+        '{"a":' * 3000 + "1" + "}" * 3000,
+        '{"a": ' + "9" * 5000 + "}",
+    ):
         [event] = events(odd)
         assert event["message"] == odd
 

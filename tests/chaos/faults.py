@@ -18,15 +18,17 @@ from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.place import BUDGET, DELTA, Place, held, other_clock
 from tests.chaos.wire import CUT, SILENT
 
-_PATIENCE = 15.0
+_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault of a schedule: ``at`` seconds after the run was submitted, for ``lasting`` seconds, at ``hospital``."""
+    """One fault of a schedule: ``at`` seconds after a hospital was first asked for something, or, ``early``, after the run was
+    submitted; for ``lasting`` seconds, at ``hospital``."""
 
     fault: str
     hospital: str
+    early: bool
     at: float
     lasting: float
     seed: int

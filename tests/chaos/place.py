@@ -172,6 +172,10 @@ class Place:
             hospital.forget()
         (self.tap / "heard.jsonl").unlink(missing_ok=True)
 
+    def asked(self) -> bool:
+        """Whether a hospital has been asked for anything since all was fresh."""
+        return any((hospital.home / "journal.jsonl").exists() for hospital in self.hospitals.values())
+
     def heard(self) -> list[dict[str, Any]]:
         """The replies to training messages that reached the ServerApp."""
         path = self.tap / "heard.jsonl"

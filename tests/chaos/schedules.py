@@ -22,7 +22,7 @@ from tests.chaos.place import DELTA, EPSILON, NAMES, Place, held
 
 KEYS: dict[str, Any] = {
     "min-sites": 2, "rounds": 3, "local-steps": 10, "sample-rate": 0.2, "epsilon": EPSILON, "delta": DELTA, "timeout": 12.0,
-    "checkpoints-kept": 2,
+    "checkpoints-kept": 2, "evaluate-every": 3,
 }  # fmt: skip
 _MOST_SECONDS, _MOST_SUBMISSIONS = 240.0, 12
 
@@ -49,7 +49,8 @@ def single(fault: str, seed: int) -> Schedule:
 
 
 def _strike(fault: str, draws: random.Random) -> Strike:
-    return Strike(fault, draws.choice(NAMES), draws.uniform(0, 10), draws.uniform(1, 10), draws.randrange(2**31))
+    early = draws.random() < 0.2
+    return Strike(fault, draws.choice(NAMES), early, draws.uniform(0, 10), draws.uniform(1, 10), draws.randrange(2**31))
 
 
 @dataclass
@@ -104,6 +105,9 @@ def carry_out(place: Place, plan: Schedule) -> Story:
 
 
 def _strike_it(place: Place, strike: Strike, story: Story) -> None:
+    deadline = time.monotonic() + _MOST_SECONDS / 4
+    while not strike.early and not place.asked() and time.monotonic() < deadline:
+        time.sleep(0.1)
     time.sleep(strike.at)
     try:
         story.struck[strike.fault] = f"{strike.hospital}: {FAULTS[strike.fault].strike(place, strike)}"

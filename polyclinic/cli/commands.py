@@ -16,6 +16,7 @@ import polyclinic
 from polyclinic.cli import coordinator, hospital, ledger, schema
 from polyclinic.cli.account import account
 from polyclinic.cli.anonymize import anonymize, coarsen
+from polyclinic.cli.attack import attack
 from polyclinic.cli.audit import audit
 from polyclinic.cli.cohort import cohort, flow_table
 from polyclinic.cli.identity import identity
@@ -41,6 +42,7 @@ app.add_typer(flower_app, name="flower")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(hospital.app, name="hospital")
 app.command()(audit)
+app.command()(attack)
 app.command()(query)
 app.command()(cohort)
 app.command()(prepare)

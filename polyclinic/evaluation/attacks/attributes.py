@@ -1,0 +1,150 @@
+"""What does the model say of a column that its holder keeps secret?
+
+The attacker knows a patient's other columns and label, has a law of the secret column given the others from patients of its
+own, and asks the model how likely the label is with each choice (Fredrikson et al. 2014, section 4). The same guess about
+patients who did not take part is the baseline: what is right there too, the population tells and no record (Yeom et al. 2018,
+section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.ehr.encoding import feature_slices
+from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.evaluation.attacks.rates import difference, wilson
+from polyclinic.evaluation.synthetic.resampling import Floats, Interval
+from polyclinic.privacy.streams import generator
+
+Ints = NDArray[np.int64]
+Table = tuple[Floats, Ints]
+#: (n, F) features and (n,) labels to the (n,) log probabilities of the labels.
+LogLikelihood = Callable[[Floats, Ints], Floats]
+MOST_COLUMNS, MOST_CHOICES, MOST_PATIENTS = 12, 20, 2000
+_LEAST = 1e-6
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """members, non_members: shares of right guesses with the model.  without_model: of members, by the other columns alone.
+    excess: members less non-members; 0 where the model says of those it learned from what it says of anybody.  choices: how many
+    values; of a number two: above its median or not."""
+
+    column: str
+    choices: int
+    members: Interval
+    non_members: Interval
+    without_model: Interval
+    excess: Interval
+
+
+@dataclass(frozen=True, eq=False)
+class Secret:
+    """A column's choices: ``block`` (V, width) as features ``at`` their place; ``cut``: a number's median, else None."""
+
+    column: str
+    at: slice
+    block: Floats
+    cut: float | None = None
+
+    def truth(self, x: Floats) -> Ints:
+        """(n,) each row's choice, -1 where it is missing."""
+        own = x[:, self.at]
+        if self.cut is not None:
+            return np.where(np.isnan(own[:, 0]), -1, own[:, 0] > self.cut).astype(np.int64)
+        same = (own[:, None] == self.block[None]).all(axis=2)
+        return np.where(same.any(axis=1), same.argmax(axis=1), -1).astype(np.int64)
+
+
+def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list[Secret]:
+    """The columns to guess: ``wanted``, or the first twelve that have one cell and at most 20 choices.
+
+    known: (n, F) rows of patients whom the attacker has. Raises ConfigError for a wanted column that cannot be guessed.
+    """
+    found = {}
+    for column, at in feature_slices(schema):
+        width = at.stop - at.start
+        if column.kind in NUMERIC_KINDS and width == 1:
+            cells = known[:, at.start]
+            quartiles = np.nanquantile(cells, [0.25, 0.5, 0.75]) if not np.isnan(cells).all() else np.zeros(3)
+            if quartiles[0] < quartiles[2]:
+                found[column.name] = Secret(column.name, at, quartiles[[0, 2], None], float(quartiles[1]))
+        elif column.kind == "binary":
+            found[column.name] = Secret(column.name, at, np.array([[0.0], [1.0]]))
+        elif column.kind == "categorical" and width + int(column.drop_first) <= MOST_CHOICES:
+            hot = np.eye(width)
+            found[column.name] = Secret(
+                column.name, at, np.concatenate([np.zeros((int(column.drop_first), width)), hot])
+            )
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(
+                f"--sensitive names {name!r}, which is no column to guess; allowed are {', '.join(found)}.{nearest(name, found)}"
+            )
+    return [found[name] for name in wanted] if wanted else list(found.values())[:MOST_COLUMNS]
+
+
+def guess_column(
+    secret: Secret, members: Table, non_members: Table, known: Table, classes: int, log_likelihood: LogLikelihood
+) -> Guessed | None:
+    """members, non_members: who is attacked; known: the attacker's own patients. None where those have one choice alone."""
+    law = _law(secret, known, classes)
+    if law is None:
+        return None
+    shares, alone = [], None
+    for x, y in (members, non_members):
+        truth = secret.truth(x)
+        x, y, truth = x[truth >= 0], y[truth >= 0], truth[truth >= 0]
+        prior = law(x, y)
+        guess = (prior + with_model(secret, x, y, log_likelihood)).argmax(axis=1)
+        shares.append(wilson(int(np.sum(guess == truth)), len(truth)))
+        alone = alone or wilson(int(np.sum(prior.argmax(axis=1) == truth)), len(truth))
+    assert alone is not None
+    own, others = shares
+    return Guessed(secret.column, len(secret.block), own, others, alone, difference(own, others))
+
+
+def with_model(secret: Secret, x: Floats, y: Ints, log_likelihood: LogLikelihood) -> Floats:
+    """(n, V) log probability of each row's label with each choice in place of what it has."""
+    found = np.empty((len(x), len(secret.block)))
+    for number, cells in enumerate(secret.block):
+        tried = x.copy()
+        tried[:, secret.at] = cells
+        found[:, number] = log_likelihood(tried, y)
+    return found
+
+
+def split_known(patients: int, seed: int) -> tuple[Ints, Ints]:
+    """Patients who did not take part, in halves: those whom the attacker has, and those who are attacked."""
+    order = generator(seed, "attacks", "known").permutation(patients)
+    return order[: patients // 2][:MOST_PATIENTS], order[patients // 2 :][:MOST_PATIENTS]
+
+
+def _law(secret: Secret, known: Table, classes: int) -> LogLikelihood | None:
+    """(n, V) log probabilities of the choices by the other columns and the label: a logistic regression on the known patients."""
+    from sklearn.linear_model import LogisticRegression  # takes a second to load
+
+    x, y = known
+    truth = secret.truth(x)
+    if len(np.unique(truth[truth >= 0])) < 2:
+        return None
+    others = np.ones(x.shape[1], dtype=bool)
+    others[secret.at] = False
+
+    def features(x: Floats, y: Ints) -> Floats:
+        return np.concatenate([np.nan_to_num(x[:, others]), np.eye(classes)[y]], axis=1)
+
+    fitted = LogisticRegression(max_iter=1000).fit(features(x, y)[truth >= 0], truth[truth >= 0])
+
+    def law(x: Floats, y: Ints) -> Floats:
+        found = np.full((len(x), len(secret.block)), _LEAST)
+        if len(x):
+            found[:, fitted.classes_] = np.maximum(fitted.predict_proba(features(x, y)), _LEAST)
+        return np.asarray(np.log(found))
+
+    return law

@@ -1,0 +1,174 @@
+"""Records out of gradients: what one step's update tells whoever sees it, a server for instance.
+
+Of one patient the first layer's gradient is the record itself, times a number that its bias shows. Of a batch it is a sum,
+which is inverted by looking for the records that would give the same gradient (Zhu, Liu and Han 2019; Geiping et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.privacy.streams import generator
+
+Ints = NDArray[np.int64]
+RECOVERED = 0.05
+BATCHES, PATIENTS = (1, 2, 4), 16
+_RESTARTS, _ITERATIONS = 2, 150
+#: A batch's rows, whether with privacy, and the batch's number, to the gradient by the arrays' names that the step shows.
+Step = Callable[[Rows, bool, int], Mapping[str, Floats]]
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What was made of the gradients of batches of ``batch`` patients.
+
+    error: (patients,) root mean square over features of each reconstruction's error, over that of the best constant guess, the
+    mean record: 0 is the record itself, 1 tells nothing that was not known.  The records of a batch are paired with those
+    reconstructed so that errors are least, which flatters the attack, and more so the larger the batch.
+    """
+
+    batch: int
+    private: bool
+    error: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.error))
+
+    @property
+    def recovered(self) -> float:
+        """Share of records reconstructed to within 5 % of a constant guess's error."""
+        return float(np.mean(np.array(self.error) <= RECOVERED))
+
+
+def from_first_layer(weight: Floats, bias: Floats) -> Floats | None:
+    """(D,) the record behind a first linear layer's gradient, weight (H, D) and bias (H,), of one patient with one row.
+
+    The bias shows by what the record was multiplied; the unit with the largest shows it best. Exact without noise. None where
+    no unit has a gradient. Geiping et al. 2020, Proposition 3.1.
+    """
+    unit = int(np.argmax(np.abs(bias)))
+    if bias[unit] == 0 or not np.isfinite(bias[unit]):
+        return None
+    return np.asarray(weight[unit] / bias[unit])
+
+
+def first_layer(module: nn.Module) -> str | None:
+    """The name, with a dot behind it, of the linear layer with a bias that the record itself enters; None where there is none."""
+    for name, part in module.named_modules():
+        if list(part.children()):
+            continue
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            return f"{name}." if name else ""
+        return None
+    return None
+
+
+def match(
+    module: nn.Module, gradient: Mapping[str, Floats], y: Ints, low: Floats, high: Floats, seed: int = 0
+) -> Floats:
+    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B,) known classes.
+
+    low, high: (D,) bounds within which records are known to lie.  Squared distance of the gradients over the square of their
+    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019; Zhao et al. 2020 (known classes).
+    """
+    module = module.double()
+    names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
+    wanted = [torch.from_numpy(np.asarray(gradient[name], dtype=np.float64)).reshape(p.shape) for name, p in
+              zip(names, parameters, strict=True)]  # fmt: skip
+    length = sum(float(part.square().sum()) for part in wanted) or 1.0
+    labels, bounds = torch.from_numpy(y), (torch.from_numpy(low), torch.from_numpy(high))
+    rng, best = generator(seed, "attacks", "match"), (np.inf, np.zeros((len(y), len(low))))
+    for _ in range(_RESTARTS):
+        begin = torch.from_numpy(rng.normal(size=(len(y), len(low))) * 0.1)
+        distance, found = _descend(module, parameters, wanted, length, labels, begin)
+        clipped = torch.clamp(found, *bounds).numpy()
+        if distance < best[0]:
+            best = distance, clipped
+    return best[1]
+
+
+def _descend(
+    module: nn.Module, parameters: Sequence[Tensor], wanted: Sequence[Tensor], length: float, y: Tensor, begin: Tensor
+) -> tuple[float, Tensor]:
+    x = begin.clone().requires_grad_(True)
+    search = torch.optim.LBFGS([x], max_iter=_ITERATIONS, line_search_fn="strong_wolfe", tolerance_change=1e-14)
+
+    def distance() -> Tensor:
+        own = torch.autograd.grad(functional.cross_entropy(module(x), y), parameters, create_graph=True)
+        return torch.stack([(a - b).square().sum() for a, b in zip(own, wanted, strict=True)]).sum() / length
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        loss = distance()
+        loss.backward(inputs=[x])  # type: ignore[no-untyped-call]
+        return loss
+
+    search.step(closure)  # type: ignore[no-untyped-call]
+    last = float(distance().detach())
+    if not np.isfinite(last) or not bool(torch.isfinite(x).all()):
+        return np.inf, torch.zeros_like(begin)
+    return last, x.detach()
+
+
+def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
+    """(B,) root mean square errors of the (B, D) reconstructions, best paired, over that of the (D,) constant guess.
+
+    A record that the constant guess hits counts as found at 0 where the reconstruction does too, else as 1.
+    """
+    apart = np.sqrt(np.mean((truth[:, None] - found[None]) ** 2, axis=2))
+    row, column = linear_sum_assignment(apart)
+    naive = np.sqrt(np.mean((truth - constant) ** 2, axis=1))
+    own = apart[row, column]
+    return np.asarray(np.where(naive > 0, own / np.where(naive > 0, naive, 1.0), np.where(own > 0, 1.0, 0.0)))
+
+
+def trials(
+    build: Callable[[], nn.Module],
+    arrays: Mapping[str, Floats],
+    layer: str,
+    x: Floats,
+    y: Ints,
+    step: Step,
+    seed: int = 0,
+) -> list[Inverted]:
+    """Batches of one, two and four of 16 patients drawn, each inverted without privacy and with it.
+
+    x: (n, D) a row of each patient as the module takes it; y: (n,). layer: as ``first_layer`` says. The attacker knows the
+    labels, the bounds of each feature and the mean record.
+    """
+    drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:PATIENTS]
+    low, high, constant = x.min(axis=0), x.max(axis=0), x.mean(axis=0)
+    found = []
+    for size in BATCHES:
+        for private in (False, True):
+            error: list[float] = []
+            for number, begin in enumerate(range(0, len(drawn) - size + 1, size)):
+                some = drawn[begin : begin + size]
+                rows = Rows(x[some], y[some], np.arange(size), size)
+                gradient = step(rows, private, 1000 * size + number)
+                guess = from_first_layer(gradient[f"{layer}weight"], gradient[f"{layer}bias"]) if size == 1 else None
+                if guess is None:
+                    record = match(_module(build, arrays), gradient, y[some], low, high, seed)
+                else:
+                    record = np.clip(guess, low, high)[None]
+                error += errors(x[some], record, constant).tolist()
+            found.append(Inverted(size, private, tuple(error)))
+    return found
+
+
+def _module(build: Callable[[], nn.Module], arrays: Mapping[str, Floats]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        module = build().double()
+    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+    return module

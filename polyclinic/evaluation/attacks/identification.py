@@ -1,0 +1,191 @@
+"""Singling out, linking and inferring by a synthetic table: the three risks that European data offices name.
+
+Each attack is made with the synthetic table on patients who took part, on patients who did not (the control, which shows
+what the population tells of anybody), and without the table (the naive guess). Giomi, Boenisch, Wehmeyer and Tasnádi 2023
+("A unified framework for quantifying privacy risk in synthetic data"), after WP29's Opinion 05/2014.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.evaluation.attacks.rates import excess, wilson
+from polyclinic.evaluation.attacks.tables import Ints, Table, apart, distances
+from polyclinic.evaluation.synthetic.resampling import Floats, Interval
+from polyclinic.privacy.streams import generator
+
+Bools = NDArray[np.bool_]
+ATTACKS, MOST_ROWS, LONGEST_PREDICATE, TRIES = 500, 2000, 4, 60
+TOLERANCE = 0.05  # of a number's bounds, within which it is guessed rightly
+
+
+@dataclass(frozen=True)
+class Risk:
+    """attack, control, naive: shares of successes on patients who took part, on others, and without the synthetic table.
+    risk: (attack - control) / (1 - control).  column: the one that is inferred.  weak: the attack does no better than the naive
+    guess, so that it tells nothing of the risk."""
+
+    name: str
+    attempts: int
+    attack: Interval
+    control: Interval
+    naive: Interval
+    risk: Interval
+    column: str | None = None
+
+    @property
+    def weak(self) -> bool:
+        found, naive = self.attack, self.naive
+        return found.low is None or naive.high is None or naive.value is None or found.low <= naive.value
+
+
+@dataclass(frozen=True, eq=False)
+class Predicates:
+    """P conjunctions, each (P, C): in columns chosen, cells must be at least the value (sign 1), at most (-1) or equal (0)."""
+
+    chosen: Bools
+    sign: Ints
+    value: Floats
+
+    def holds(self, table: Table) -> Bools:
+        """(P, n) which rows satisfy each."""
+        found = np.ones((len(self.chosen), len(table)), dtype=bool)
+        for column in range(self.chosen.shape[1]):
+            mine = np.flatnonzero(self.chosen[:, column])
+            cells, value = table.values[None, :, column], self.value[mine, column][:, None]
+            sign = self.sign[mine, column][:, None]
+            equal = (cells == value) | (np.isnan(cells) & np.isnan(value))
+            found[mine] &= np.where(sign > 0, cells >= value, np.where(sign < 0, cells <= value, equal))
+        return found
+
+    def at(self, some: Ints | Bools) -> Predicates:
+        return Predicates(self.chosen[some], self.sign[some], self.value[some])
+
+
+def singling_out(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
+    """Predicates that one synthetic row alone satisfies: how often does one patient alone satisfy them?
+
+    Of as many patients of either side, since few rows are easier to tell apart. A predicate is of two to four columns of a
+    random row: a category as it is, a number at least or at most its value, whichever is rarer. Naive: values drawn at random.
+    """
+    rng, count = generator(seed, "attacks", "singling out"), min(len(members), len(non_members))
+    sides = [table.at(rng.permutation(len(table))[:count]) for table in (members, non_members)]
+    table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
+    predicates, aimless = single_outs(table, rng), _random(table, ATTACKS, rng)
+    attack, control = (_share(predicates.holds(side).sum(axis=1) == 1) for side in sides)
+    return _risk(
+        "singling out", attack, control, _share(aimless.holds(sides[0]).sum(axis=1) == 1), len(predicates.chosen)
+    )
+
+
+def single_outs(table: Table, rng: np.random.Generator) -> Predicates:
+    """Up to ``ATTACKS`` predicates that one row of the table alone satisfies."""
+    found: list[Predicates] = []
+    missing = ATTACKS
+    for _ in range(TRIES):
+        tried = _of_rows(table, ATTACKS, rng)
+        found.append(tried.at(np.flatnonzero(tried.holds(table).sum(axis=1) == 1)[:missing]))
+        missing -= len(found[-1].chosen)
+        if not missing:
+            break
+    return Predicates(
+        *(np.concatenate([getattr(part, name) for part in found]) for name in ("chosen", "sign", "value"))
+    )
+
+
+def _of_rows(table: Table, count: int, rng: np.random.Generator) -> Predicates:
+    value = table.values[rng.integers(len(table), size=count)]
+    with np.errstate(all="ignore"):
+        middle = np.array(
+            [np.median(cells[~np.isnan(cells)]) if (~np.isnan(cells)).any() else 0.0 for cells in table.values.T]
+        )
+    sign = np.where((table.spans == 0) | np.isnan(value), 0, np.where(value > middle, 1, -1))
+    return Predicates(_columns(count, value.shape[1], rng), sign, value)
+
+
+def _random(table: Table, count: int, rng: np.random.Generator) -> Predicates:
+    """Values drawn between each column's least and largest, or of its categories, whatever their frequency."""
+    columns = table.values.shape[1]
+    value = np.empty((count, columns))
+    for column in range(columns):
+        cells = np.unique(table.values[:, column])
+        real = cells[~np.isnan(cells)]
+        low, high = (real.min(), real.max()) if real.size else (0.0, 0.0)
+        value[:, column] = rng.uniform(low, high, count) if table.spans[column] else rng.choice(cells, count)
+    sign = np.where(table.spans == 0, 0, rng.choice([-1, 1], (count, columns)))
+    return Predicates(_columns(count, columns, rng), sign, value)
+
+
+def _columns(count: int, columns: int, rng: np.random.Generator) -> Bools:
+    most = min(LONGEST_PREDICATE, columns)
+    wanted = rng.integers(min(2, most), most + 1, size=count)
+    return np.asarray(rng.uniform(size=(count, columns)).argsort(axis=1).argsort(axis=1) < wanted[:, None])
+
+
+def linkability(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
+    """An attacker knows a patient's columns in two halves and not that they belong together: does the synthetic table say so?
+
+    It does where the synthetic rows nearest to either half are the same. Naive: rows at random.
+    """
+    rng = generator(seed, "attacks", "linkability")
+    table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
+    first = rng.permutation(len(table.names))
+    halves = first[: len(first) // 2], first[len(first) // 2 :]
+
+    def linked(side: Table) -> Interval:
+        one, other = (_nearest(distances(side, table, half.tolist()), rng) for half in halves)
+        return _share(one == other)
+
+    attacked, control = _drawn(members, non_members, rng)
+    guesses = rng.integers(len(table), size=(2, len(attacked)))
+    return _risk("linkability", linked(attacked), linked(control), _share(guesses[0] == guesses[1]), len(attacked))
+
+
+def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> list[Risk]:
+    """An attacker knows all of a patient but one column: is it as in the nearest synthetic row? One risk for each column.
+
+    A category counts where it is the same, a number within 5 % of its bounds. Naive: a synthetic row at random.
+    """
+    rng = generator(seed, "attacks", "inference")
+    table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
+    sides = _drawn(members, non_members, rng)
+    every = range(len(table.names))
+    all_columns = [distances(side, table, every) for side in sides]
+    found = []
+    for column, name in enumerate(table.names):
+        attack, control = (
+            _share(right(side, table, _nearest(far - apart(side, table, column), rng), column))
+            for side, far in zip(sides, all_columns, strict=True)
+        )
+        naive = _share(right(sides[0], table, rng.integers(len(table), size=len(sides[0])), column))
+        found.append(_risk("inference", attack, control, naive, len(sides[0]), name))
+    return found
+
+
+def right(side: Table, table: Table, rows: Ints, column: int) -> Bools:
+    """(n,) whether each patient's cell is that of its row of ``table``."""
+    mine, guess, span = side.values[:, column], table.values[rows, column], side.spans[column]
+    return np.asarray(np.where(np.isnan(mine), np.isnan(guess), np.abs(mine - guess) <= TOLERANCE * span))
+
+
+def _nearest(far: Floats, rng: np.random.Generator) -> Ints:
+    """(n,) the nearest row of each, one of several by chance: the first would tie two halves together that nothing links."""
+    near = far <= far.min(axis=1, keepdims=True) + 1e-12
+    return np.asarray((near * rng.uniform(0.5, 1.0, size=far.shape)).argmax(axis=1))
+
+
+def _drawn(members: Table, non_members: Table, rng: np.random.Generator) -> list[Table]:
+    return [table.at(rng.permutation(len(table))[:ATTACKS]) for table in (members, non_members)]
+
+
+def _share(successes: Bools) -> Interval:
+    return wilson(int(successes.sum()), len(successes))
+
+
+def _risk(
+    name: str, attack: Interval, control: Interval, naive: Interval, attempts: int, column: str | None = None
+) -> Risk:
+    return Risk(name, attempts, attack, control, naive, excess(attack, control), column)

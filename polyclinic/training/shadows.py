@@ -1,0 +1,81 @@
+"""Shadow models: the same training on other patients, of whom it is known who took part (Shokri et al. 2017).
+
+Many are trained at once, as so many sites of the stacked engine. Nothing here is private or leaves this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from polyclinic.ehr.shard import Rows
+from polyclinic.privacy.streams import keyed_stream
+from polyclinic.training.task import Arrays, SiteWork, Task, TrainSettings
+
+Bools = NDArray[np.bool_]
+
+
+def train_shadows(
+    task: Task, build: Callable[[], nn.Module], arrays: Arrays, hospitals: Sequence[Rows], inside: Sequence[Bools],
+    settings: TrainSettings, rounds: int, seed: int,
+) -> list[Arrays]:  # fmt: skip
+    """Federated averages of the task's own training, from ``arrays`` on: one for each shadow model.
+
+    hospitals: all patients of each, of whom ``inside``, (shadows, patients), take part. The settings' noise and batches are
+    each shadow's own. A hospital weighs as many patients as take part there, as in federated averaging, whatever the run's
+    strategy.
+    """
+    shadows = range(len(inside[0]))
+    rows = [[chosen(part, mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)] for shadow in shadows]
+    weights = [np.array([part.patients for part in own], dtype=np.float64) for own in rows]
+    models = [dict(arrays) for _ in shadows]
+    kept: list[list[Arrays]] = [[{} for _ in hospitals] for _ in shadows]
+    for number in range(rounds):
+        work = [
+            SiteWork(
+                part, keyed_stream(seed, "shadow-batches", *key), keyed_stream(seed, "shadow-noise", *key),
+                float(max(part.patients, 1)), kept[shadow][site], keyed_stream(seed, "shadow-layers", *key),
+                begin=models[shadow], number=site,
+            )
+            for shadow in shadows for site, part in enumerate(rows[shadow])
+            for key in [(number, shadow, site)]
+        ]  # fmt: skip
+        updates = iter(task.train(build, arrays, work, replace(settings, double=False)))
+        for shadow in shadows:
+            mine = [next(updates) for _ in hospitals]
+            kept[shadow] = [update.kept for update in mine]
+            models[shadow] = _mean([update.arrays for update in mine], weights[shadow])
+    return models
+
+
+def chosen(rows: Rows, patients: Bools) -> Rows:
+    """The rows of the chosen patients, who are numbered anew."""
+    here = patients[rows.patient]
+    return Rows(rows.x[here], rows.y[here], (np.cumsum(patients) - 1)[rows.patient[here]], int(patients.sum()))
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """All rows and patients of the parts, the first part's patients first."""
+    begin = np.cumsum([0, *(part.patients for part in parts)])
+    return Rows(
+        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]),
+        np.concatenate([part.patient + first for part, first in _numbered(parts, begin)]), int(begin[-1]),
+    )  # fmt: skip
+
+
+def _numbered(parts: Sequence[Rows], begin: NDArray[np.int64]) -> Iterator[tuple[Rows, int]]:
+    return zip(parts, (int(first) for first in begin), strict=False)
+
+
+def _mean(models: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
+    shares = weights / weights.sum()
+    return {
+        name: np.sum([share * model[name] for share, model in zip(shares, models, strict=True)], axis=0).astype(
+            value.dtype
+        )
+        for name, value in models[0].items()
+    }

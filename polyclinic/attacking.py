@@ -23,6 +23,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, closest, gradients, identification, membership
 from polyclinic.evaluation.attacks.membership import Membership
+from polyclinic.evaluation.attacks.section import FILE
 from polyclinic.evaluation.attacks.tables import Table, first_rows
 from polyclinic.evaluation.report import render_report
 from polyclinic.plugins import build_model, dataset_of, layout_of, task_named, task_of
@@ -35,7 +36,6 @@ from polyclinic.training.preparation import imputed, standardised
 from polyclinic.training.shadows import joined, train_shadows
 from polyclinic.training.task import Arrays, SiteWork, TrainSettings
 
-FILE = "attacks.json"
 # Where a run claims no delta, the one at which its lower bound is stated.
 _USUAL_DELTA = 1e-5
 _SYNTHETIC_ROWS = 2000

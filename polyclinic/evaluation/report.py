@@ -17,6 +17,7 @@ import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.errors import DataError
+from polyclinic.evaluation.attacks.section import attack_section
 from polyclinic.evaluation.flow_diagram import plot_flow
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_png, to_svg
@@ -62,6 +63,7 @@ def render_report(run_dir: Path) -> Path:
     context = report_context(summary, rounds) | {
         "config": _text(run_dir / "config.toml"),
         "versions": _text(run_dir / "versions.json"),
+        "attacks": attack_section(run_dir),
         "style": Markup(STYLE),  # ours alone: no run's text in it
     }
     page = run_dir / "report.html"

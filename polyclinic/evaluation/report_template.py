@@ -247,6 +247,7 @@ releases of the same patients, which this run's epsilon does not cover.</p>
 <p>None: every hospital that was asked answered in every round.</p>
 {% endif %}
 
+{{ attacks }}
 <h2>Privacy</h2>
 {% if private %}
 <table class="facts"><tbody>

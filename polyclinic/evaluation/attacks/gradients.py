@@ -22,8 +22,8 @@ from polyclinic.privacy.streams import generator
 
 Ints = NDArray[np.int64]
 RECOVERED = 0.05
-BATCHES, PATIENTS = (1, 2, 4), 16
-_RESTARTS, _ITERATIONS = 2, 150
+BATCHES, PATIENTS = (1, 2, 4), 12
+_RESTARTS, _ITERATIONS, _MATCHED = 2, 100, 1e-7
 #: A batch's rows, whether with privacy, and the batch's number, to the gradient by the arrays' names that the step shows.
 Step = Callable[[Rows, bool, int], Mapping[str, Floats]]
 
@@ -95,6 +95,8 @@ def match(
         clipped = torch.clamp(found, *bounds).numpy()
         if distance < best[0]:
             best = distance, clipped
+        if distance < _MATCHED:
+            break
     return best[1]
 
 
@@ -134,23 +136,18 @@ def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
 
 
 def trials(
-    build: Callable[[], nn.Module],
-    arrays: Mapping[str, Floats],
-    layer: str,
-    x: Floats,
-    y: Ints,
-    step: Step,
-    seed: int = 0,
-) -> list[Inverted]:
-    """Batches of one, two and four of 16 patients drawn, each inverted without privacy and with it.
+    build: Callable[[], nn.Module], arrays: Mapping[str, Floats], layer: str, x: Floats, y: Ints, step: Step, seed: int = 0,
+    batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
+) -> list[Inverted]:  # fmt: skip
+    """Batches of each size of so many patients drawn, each inverted without privacy and with it.
 
     x: (n, D) a row of each patient as the module takes it; y: (n,). layer: as ``first_layer`` says. The attacker knows the
     labels, the bounds of each feature and the mean record.
     """
-    drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:PATIENTS]
+    drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
     low, high, constant = x.min(axis=0), x.max(axis=0), x.mean(axis=0)
     found = []
-    for size in BATCHES:
+    for size in batches:
         for private in (False, True):
             error: list[float] = []
             for number, begin in enumerate(range(0, len(drawn) - size + 1, size)):

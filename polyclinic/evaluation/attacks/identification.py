@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.evaluation.attacks.rates import excess, wilson
+from polyclinic.evaluation.attacks.rates import difference, excess, wilson
 from polyclinic.evaluation.attacks.tables import Ints, Table, apart, distances
 from polyclinic.evaluation.synthetic.resampling import Floats, Interval
 from polyclinic.privacy.streams import generator
@@ -25,8 +25,8 @@ TOLERANCE = 0.05  # of a number's bounds, within which it is guessed rightly
 @dataclass(frozen=True)
 class Risk:
     """attack, control, naive: shares of successes on patients who took part, on others, and without the synthetic table.
-    risk: (attack - control) / (1 - control).  column: the one that is inferred.  weak: the attack does no better than the naive
-    guess, so that it tells nothing of the risk."""
+    risk: (attack - control) / (1 - control).  column: the one that is inferred.  weak: the attack is not surely better than the
+    naive guess, so that it tells nothing of the risk."""
 
     name: str
     attempts: int
@@ -38,8 +38,8 @@ class Risk:
 
     @property
     def weak(self) -> bool:
-        found, naive = self.attack, self.naive
-        return found.low is None or naive.high is None or naive.value is None or found.low <= naive.value
+        gain = difference(self.attack, self.naive)
+        return gain.low is None or gain.low <= 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,12 +102,15 @@ def halves(scores: Floats, inside: Bools, rng: np.random.Generator) -> Bools:
 
 
 def best_threshold(scores: Floats, inside: Bools) -> float:
-    """The score from which on alarms gain most: true ones' rate less false ones'; infinite where no threshold gains."""
+    """The score from which on alarms gain most, true ones' rate less false ones', midway to the next; infinite if none do."""
     order = np.argsort(-scores, kind="stable")
     ranked, who = scores[order], inside[order]
     last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1) if len(ranked) else np.zeros(0, dtype=np.int64)
     gain = np.cumsum(who)[last] / max(who.sum(), 1) - np.cumsum(~who)[last] / max((~who).sum(), 1)
-    return float(ranked[last[np.argmax(gain)]]) if gain.size and gain.max() > 0 else float("inf")
+    if not gain.size or gain.max() <= 0:
+        return float("inf")
+    best = last[np.argmax(gain)]
+    return float(ranked[best : best + 2].mean())
 
 
 def lower_bound(members: Floats, non_members: Floats, delta: float, share: float, rng: np.random.Generator) -> Bound:

@@ -23,7 +23,7 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
     share = successes / trials
     centre = (successes + z**2 / 2) / (trials + z**2)
     half = z / (trials + z**2) * math.sqrt(trials * share * (1 - share) + z**2 / 4)
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
 
 def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interval:

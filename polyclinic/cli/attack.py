@@ -35,7 +35,7 @@ def attack(
     _check(shadows, canaries, delta, seed)
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
-        from polyclinic.attacking import attack_run
+        from polyclinic.attacking.run import attack_run
         from polyclinic.evaluation.attacks.section import FILE
     with redirect_stdout(sys.stderr if as_json else sys.stdout), screen.status("Attacking", spinner="line") as status:
         found = attack_run(
@@ -71,7 +71,7 @@ def _print(screen: Console, found: dict[str, Any]) -> None:
     for one in found["membership"]:
         bound = one["bound"]
         table.add_row(
-            one["attack"], _interval(one["auc"]), _interval(one["advantage"]), _interval(one["found"]["0.01"]),
+            one["attack"], _interval(one["auc"]), _interval(one["advantage"]), _interval(one["tpr_at_1_percent_fpr"]),
             "undefined" if bound is None else significant(bound["epsilon_lower"]),
         )  # fmt: skip
     screen.print(table)
@@ -81,9 +81,9 @@ def _print(screen: Console, found: dict[str, Any]) -> None:
             shown = (number(one[key]["value"]) for key in ("members", "non_members", "without_model"))
             table.add_row(one["column"], *shown, _interval(one["excess"]))
         screen.print(table)
-    if found["gradients"]:
+    if gradients := found["gradients"]:
         table = _table("records out of one step's gradient", "patients in it", "error, median", "recovered")
-        for one in found["gradients"]:
+        for one in gradients["trials"]:
             table.add_row(
                 "with privacy" if one["private"] else "without", str(one["batch"]), number(one["median"]),
                 f"{one['recovered']:.0%}",

@@ -38,8 +38,8 @@ one below it shows none.</p>
 <div class="scroll"><table class="facts"><thead><tr><th>Attack</th><th>AUC</th><th>Advantage</th>
 <th>Found at 1 % false</th><th>Found at 0.1 % false</th></tr></thead><tbody>
 {% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th><td class="nowrap">{{ one.auc | span }}</td>
-<td class="nowrap">{{ one.advantage | span }}</td><td class="nowrap">{{ one.found["0.01"] | span }}</td>
-<td class="nowrap">{{ one.found["0.001"] | span }}</td></tr>
+<td class="nowrap">{{ one.advantage | span }}</td><td class="nowrap">{{ one.tpr_at_1_percent_fpr | span }}</td>
+<td class="nowrap">{{ one.tpr_at_01_percent_fpr | span }}</td></tr>
 {% endfor %}</tbody></table></div>
 <p class="small muted">AUC: 0.5 tells nothing, 1 all. Undefined: too few others to show so small a share.</p>
 
@@ -75,9 +75,10 @@ one below it shows none.</p>
 {% endif %}
 {% if gradients %}
 <h3>Records out of gradients</h3>
-<p>What one step tells whoever sees it, such as the server, at the model that the run began with.
-{% for one in found.gradients if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy {{ one.recovered | share }}
-of the records of single patients are reconstructed.
+<p>What one step tells whoever sees it, such as the server, at the model that the run began with; privacy is gradients clipped to
+{{ found.gradients.clip_norm | figure }} and noise of {{ found.gradients.noise_multiplier | figure }} times that.
+{% for one in found.gradients.trials if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy
+{{ one.recovered | share }} of the records of single patients are reconstructed.
 {% endfor %}</p>
 <figure><img src="{{ gradients }}" alt="Errors of records made of gradients; the numbers are in attacks.json."></figure>
 {% endif %}
@@ -108,7 +109,7 @@ def attack_section(run_dir: Path) -> str:
             environment.from_string(TEMPLATE).render(
                 found=found,
                 gains=picture(to_svg(plot_gains(found))) if gains(found) else "",
-                gradients=picture(to_svg(plot_gradients(found["gradients"]))) if found["gradients"] else "",
+                gradients=picture(to_svg(plot_gradients(found["gradients"]["trials"]))) if found["gradients"] else "",
             )
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -42,7 +42,7 @@ from polyclinic.plugins import build_model, task_of
 from polyclinic.training.draws import begun
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
+from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, cost_of, own_arrays
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
@@ -130,7 +130,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
-        return task.event(question.settings, goes_on)
+        return cost_of(task, question.settings, goes_on)
 
     return charged(calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation)
 

@@ -1,17 +1,17 @@
 """The registry: what a name in the configuration stands for.
 
 Built-in names resolve without installed metadata, since a Flower bundle has none. Other packages add names by Python
-entry points; any object can be named as ``package.module:Name``.
+entry points (``installed``); any object can be named as ``package.module:Name``. Nothing is imported before it is asked for
+by its name, and at a hospital the policy is asked before that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
+import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
 from polyclinic.ehr import datasets, sources
@@ -30,8 +31,11 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
 from polyclinic.inference.likelihood import LIKELIHOODS
+from polyclinic.installed import Plugin, claimed, claims, strays
 from polyclinic.models import tabular
 from polyclinic.models.flows import KINDS
+from polyclinic.privacy.accounting import check_terms, dpsgd_event
+from polyclinic.privacy.comparison import SHOWN, shown_epsilon
 from polyclinic.strategies.registry import BUILT_IN
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.synthesis.flows.recipe import make as make_density
@@ -50,16 +54,13 @@ from polyclinic.training.posterior import PosteriorSums, chosen_method, posterio
 from polyclinic.training.synthesis import GameTask, SumsTask
 
 Builder = Callable[[], nn.Module]
-GROUPS = ("datasets", "models", "methods", "games", "densities", "likelihoods", "strategies", "tasks", "sources")
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """One name of one group, and the package that brings it."""
-
-    group: str
-    name: str
-    package: str
+#: Each group of names, and where one of it stands.
+GROUPS = {
+    "datasets": "Configuration key 'dataset'", "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
+    "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
+    "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
+    "tasks": "Configuration key 'task'", "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
+}  # fmt: skip
 
 
 def _built_in(group: str) -> Mapping[str, Any]:
@@ -72,6 +73,7 @@ def _built_in(group: str) -> Mapping[str, Any]:
         "likelihoods": LIKELIHOODS,
         "strategies": BUILT_IN,
         "sources": sources.BUILT_IN,
+        "accountants": dict.fromkeys(SHOWN, shown_epsilon),
         "tasks": {
             task.name: task
             for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask(), SumsTask(name="posterior"))
@@ -80,50 +82,62 @@ def _built_in(group: str) -> Mapping[str, Any]:
     return groups[group]
 
 
-def _entry_points(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"polyclinic.{group}")}
-
-
 def plugins() -> list[Plugin]:
-    """Every name that the configuration may use, built-in first."""
-    found = [Plugin(group, name, "polyclinic") for group in GROUPS for name in _built_in(group)]
+    """Every name that may be used or that a package claims, ours first; loads nothing."""
+    found = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in _built_in(group)]
     for group in GROUPS:
-        for name, point in _entry_points(group).items():
-            found.append(Plugin(group, name, point.dist.name if point.dist else point.module))
-    return found
+        found += claims(group, _built_in(group))
+    return found + strays(GROUPS)
+
+
+def checked(plugin: Plugin) -> Plugin:
+    """The same with why it cannot be used, if so; loads what another package brings, which runs that package's code."""
+    if plugin.problem or not plugin.object:
+        return plugin
+    checks: dict[str, Callable[[str], object]] = {
+        "datasets": dataset_named, "strategies": strategy_named, "tasks": task_named,
+    }  # fmt: skip
+    try:
+        found = checks[plugin.group](plugin.name) if plugin.group in checks else resolve(plugin.group, plugin.name)
+    except PolyclinicError as error:
+        return replace(plugin, problem=str(error).rstrip("."))
+    if plugin.group not in checks and not callable(found):
+        return replace(plugin, problem=f"it is not callable, but a {type(found).__name__}")
+    return plugin
 
 
 def resolve(group: str, name: str) -> Any:
-    """The object that ``name`` stands for in ``group``. Raises ConfigError with the nearest known name."""
+    """The object that ``name`` stands for in ``group``.
+
+    Raises ConfigError for a name that nobody or several bring, with the nearest known, and for one that does not load.
+    """
     built_in = _built_in(group)
     if name in built_in:
         return built_in[name]
-    key = {
-        "datasets": "dataset", "models": "model", "methods": "model", "games": "model", "densities": "model",
-        "likelihoods": "model",
-        "strategies": "strategy", "tasks": "task", "sources": "data",
-    }[group]  # fmt: skip
-    points = _entry_points(group)
     module, colon, attribute = name.partition(":")
+    point = None if colon else claimed(group, name, built_in)
     try:
-        if name in points:
-            return points[name].load()
+        if point:
+            return point.load()
         if colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return getattr(import_module(module), attribute)
-    except Exception as error:  # an import runs a stranger's code, which may raise anything
-        raise ConfigError(
-            f"Configuration key {key!r} has the value {name!r}, which does not load: {_why(error)}."
-        ) from error
-    known = [*built_in, *points]
-    if group in ("methods", "games"):  # by its name alone none of them is either
-        known = [known for group in ("methods", "games") for known in (*_built_in(group), *_entry_points(group))]
+    except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
+        raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {_why(error)}.") from error
+    # by its name alone a method is no more likely than a game
+    groups = ("methods", "games") if group in ("methods", "games") else (group,)
+    known = [known for group in groups for known in (*_built_in(group), *_brought(group))]
     raise ConfigError(
-        f"Configuration key {key!r} has the value {name!r}; known are {', '.join(known)}, "
+        f"{GROUPS[group]} has the value {name!r}; known are {', '.join(known)}, "
         f"or package.module:Name.{nearest(name, known)}"
     )
 
 
-def _why(error: Exception) -> str:
+def _brought(group: str) -> list[str]:
+    """The names of ``group`` that are other packages' own."""
+    return [plugin.name for plugin in claims(group, _built_in(group)) if not plugin.problem]
+
+
+def _why(error: BaseException) -> str:
     """What a stranger's code raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
@@ -150,7 +164,7 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
     Raises ConfigError for options that the source does not know and DataError for records that cannot be read; what a
     plug-in raises of its own is not repeated, since it could quote a cell.
     """
-    name, text = named_place(data, {**_built_in("sources"), **_entry_points("sources")})
+    name, text = named_place(data, [plugin.name for plugin in plugins() if plugin.group == "sources"])
     try:
         for chunk in resolve("sources", name)(Place(text, folder, options), schema):
             if not isinstance(chunk, Chunk):
@@ -220,6 +234,30 @@ def strategy_named(name: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
     return found
+
+
+def accountant_named(name: str) -> Callable[[float, float, int, float, str], float]:
+    """A function of (sample rate, noise multiplier, steps, delta, relation) that gives epsilon, to be shown.
+
+    Only ``privacy.accounting``'s two enforce: no other package's word decides what a ledger allows. Raises ConfigError for
+    an unknown name; the function does where what it gives is no epsilon.
+    """
+    found = resolve("accountants", name)
+    if found is shown_epsilon:
+        return partial(shown_epsilon, name)
+
+    def shown(*asked: Any) -> float:
+        dpsgd_event(*asked[:3])
+        check_terms(asked[3], "pld", asked[4])
+        try:
+            epsilon = float(found(*asked))
+        except Exception as error:
+            raise ConfigError(f"The accountant {name!r} failed: {_why(error)}.") from error
+        if not epsilon >= 0:
+            raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is no epsilon.")
+        return epsilon
+
+    return shown
 
 
 def layout_of(config: RunConfig, schema: Schema) -> Layout:

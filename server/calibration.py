@@ -11,6 +11,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.plugins import task_of
 from polyclinic.privacy.accounting import PrivacyPlan, plan
 from polyclinic.privacy.selection import choice_event
+from polyclinic.training.task import cost_of
 
 
 @lru_cache(maxsize=8)
@@ -36,7 +37,7 @@ def _plan(config: RunConfig) -> PrivacyPlan:
 def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
     """What all rounds together spend at a hospital that takes part in each of them."""
     task, settings = task_of(config), train_settings(config, noise_multiplier)
-    first, later = (task.event(settings, begun) for begun in (False, True))
+    first, later = (cost_of(task, settings, begun) for begun in (False, True))
     steps = [first, SelfComposedDpEvent(later, config.rounds - 1)]
     if config.selection_cost:
         steps.append(choice_event(config.selection_cost, config.selected))

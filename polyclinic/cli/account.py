@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -28,7 +30,10 @@ def account(
         float | None, typer.Option(help="Find the noise multiplier for this epsilon, by pld or rdp.")
     ] = None,
     accountant: Annotated[
-        str, typer.Option(help="pld or rdp, which enforce; basic, advanced, zcdp, gdp or prv, which only show.")
+        str,
+        typer.Option(
+            help="pld or rdp, which enforce; basic, advanced, zcdp, gdp, prv or a package's own, which only show."
+        ),
     ] = "pld",
     relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
     plot: Annotated[
@@ -44,7 +49,7 @@ def account(
     with loading():
         from polyclinic.evaluation.privacy_text import risk_sentence
         from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event
-        from polyclinic.privacy.comparison import APPROXIMATE, shown_epsilon
+        from polyclinic.privacy.comparison import APPROXIMATE, SHOWN, shown_epsilon
         from polyclinic.privacy.risk import risk
 
     if (noise_multiplier is None) == (target_epsilon is None):
@@ -62,7 +67,9 @@ def account(
             cast("Accountant", accountant),
             neighbours,
         )
-    found = shown_epsilon(accountant, sample_rate, noise_multiplier, steps, delta, neighbours)
+    by = partial(shown_epsilon, accountant) if accountant in SHOWN else _brought(accountant)
+    found = by(sample_rate, noise_multiplier, steps, delta, neighbours)
+    unproved = accountant in APPROXIMATE or accountant not in SHOWN
     if accountant == "prv" and math.isinf(found):
         raise ConfigError("accountant 'prv' has no finite bound here, or would need gigabytes for it; 'pld' has one.")
     learned = risk(dpsgd_event(sample_rate, noise_multiplier, steps), neighbours)
@@ -73,20 +80,31 @@ def account(
         print_json({
             "epsilon": found if bounded else None, "delta": delta, "noise_multiplier": noise_multiplier,
             "sample_rate": sample_rate, "steps": steps, "accountant": accountant, "relation": relation,
-            "approximate": accountant in APPROXIMATE, "risk": learned.as_dict(), "plot": str(plot) if plot else None,
+            "approximate": unproved, "risk": learned.as_dict(), "plot": str(plot) if plot else None,
         })  # fmt: skip
         return
     screen = console()
     screen.print(
-        f"ε {'≈' if accountant in APPROXIMATE else '='} {significant(found) if bounded else 'unbounded'} "
+        f"ε {'≈' if unproved else '='} {significant(found) if bounded else 'unbounded'} "
         f"at δ = {delta:g} ({relation}, {accountant.upper()}): "
         f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
     )
     if accountant in APPROXIMATE:
         screen.print("This is an approximation, which may be too small; --accountant pld gives a bound.")
+    elif unproved:
+        screen.print(
+            "This accountant is another package's: it shows and enforces nothing; --accountant pld gives a bound."
+        )
     screen.print(risk_sentence(learned.as_dict(), "patient", relation), soft_wrap=True)
     if plot is not None:
         screen.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _brought(accountant: str) -> Callable[[float, float, int, float, str], float]:
+    with loading():
+        from polyclinic.plugins import accountant_named  # loads torch
+
+    return accountant_named(accountant)
 
 
 def _draw(path: Path, rate: float, noise: float, steps: int, delta: float, relation: Relation) -> None:

@@ -20,6 +20,7 @@ from polyclinic.cli.attack import attack
 from polyclinic.cli.audit import audit
 from polyclinic.cli.cohort import cohort, flow_table
 from polyclinic.cli.identity import identity
+from polyclinic.cli.plugin import plugins
 from polyclinic.cli.prepare import prepare
 from polyclinic.cli.query import query
 from polyclinic.cli.reproduce import reproduce
@@ -50,7 +51,7 @@ app.command()(synthesize)
 app.command()(reproduce)
 app.command()(account)
 app.command()(identity)
-for look in (risk, link, anonymize, coarsen):
+for look in (risk, link, anonymize, coarsen, plugins):
     app.command()(look)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
@@ -178,9 +179,15 @@ def datasets_list(as_json: Json = False) -> None:
 
 
 def _list_datasets(as_json: bool) -> None:
-    from polyclinic.plugins import dataset_named, plugins
+    from polyclinic.plugins import checked, dataset_named
+    from polyclinic.plugins import plugins as known
 
-    found = [dataset_named(plugin.name) for plugin in plugins() if plugin.group == "datasets"]
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        named = [checked(plugin) for plugin in known() if plugin.group == "datasets"]
+    for plugin in named:
+        if plugin.problem:
+            console(as_json=True).print(f"Left out: {plugin.name} of {plugin.whose}: {plugin.problem}.", soft_wrap=True)
+    found = [dataset_named(plugin.name) for plugin in named if not plugin.problem]
     rows = [{"name": d.name, "sites": len(d.natural_sites) or d.default_sites, "patients": d.patients, "rows": d.rows,
              "available": d.available(), "licence": d.licence} for d in found]  # fmt: skip
     if as_json:
@@ -235,22 +242,6 @@ def datasets_fetch(name: str, as_json: Json = False) -> None:
         console().print(
             f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch."
         )
-
-
-@app.command()
-def plugins(as_json: Json = False) -> None:
-    """List every name that the configuration knows, and the package that brings it."""
-    from polyclinic.plugins import plugins as found
-
-    if as_json:
-        print_json([{"group": p.group, "name": p.name, "package": p.package} for p in found()])
-        return
-    table = Table(box=None)
-    for heading in ("group", "name", "package"):
-        table.add_column(heading)
-    for plugin in found():
-        table.add_row(plugin.group, plugin.name, plugin.package)
-    console().print(table)
 
 
 @flower_app.command("run")

@@ -36,7 +36,7 @@ def described(records: Records, schema: Path) -> dict[str, Any]:
 
 def _place(data: str) -> tuple[str, str]:
     """``data`` with absolute paths and without a password, and the environment variable that holds the password, if any."""
-    name, place = named_place(data, {plugin.name: None for plugin in plugins() if plugin.group == "sources"})
+    name, place = named_place(data, [plugin.name for plugin in plugins() if plugin.group == "sources"])
     if "://" not in place:
         absolute = str(Path(place).expanduser().absolute())
         return (absolute if place == data else f"{name}:{absolute}"), ""

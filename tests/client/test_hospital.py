@@ -431,3 +431,26 @@ def test_fault_22_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path)
     assert train(hospital).has_content()
     assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 6), 1e-3))
     assert ledger(hospital).verify()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_policy_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    (tmp_path / "brought_net.py").write_text(
+        "from torch import nn\ndef net(features, classes, widths):\n    return nn.Sequential(nn.Linear(features, classes))\n"
+    )
+    info = tmp_path / "brought-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[polyclinic.models]\nbrought = brought_net:net\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hospital = make_hospital(tmp_path, STRICT + ('allowed-models = ["brought"]\n' if allowed else ""))
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
+    for name in ("brought_net:net", "brought"):  # the same object under a name that the policy does not have
+        reply = app(message(request, "train", model()), context(hospital, CONFIG.model_copy(update={"model": name})))
+        answered = allowed and name == "brought"
+        assert reply.has_content() == answered, reply.error if reply.has_error() else name
+        assert ("brought_net" in sys.modules) == answered
+        assert (tmp_path / "home" / "ledger.sqlite").exists() == answered
+    sys.modules.pop("brought_net", None)

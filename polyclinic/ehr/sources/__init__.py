@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -35,11 +35,15 @@ def read_records(path: str | Path, schema: Schema) -> pd.DataFrame:
     return pd.concat([typed(chunk, schema) for chunk in file_chunks(path, schema)], ignore_index=True)
 
 
-def named_place(data: str, known: Mapping[str, object]) -> tuple[str, str]:
-    """The source's name and the rest of ``data``: ``"fhir:export"`` is of "fhir", a URL of "sql", a path of "files"."""
+def named_place(data: str, known: Collection[str]) -> tuple[str, str]:
+    """The source's name and the rest of ``data``: ``"fhir:export"`` is of "fhir", ``"package.module:Name:export"`` of that
+    object, a URL of "sql", a path of "files"."""
     name, colon, rest = data.partition(":")
     if colon and name in known:
         return name, rest
+    attribute, more, place = rest.partition(":")
+    if more and attribute.isidentifier() and all(part.isidentifier() for part in name.split(".")):
+        return f"{name}:{attribute}", place
     return ("sql" if "://" in data else "files"), data
 
 

@@ -1,0 +1,102 @@
+"""What other packages bring by entry points, found without loading any of it.
+
+A group's entry points are ``polyclinic.GROUP``. Names that are ours stay ours; a name that two packages claim stands for
+neither; whatever is wrong with one package is said beside its names and stops no other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import Distribution, EntryPoint, distributions
+
+from polyclinic.errors import ConfigError, nearest
+
+PREFIX = "polyclinic."
+_NAME = re.compile(r"[^\s:]+")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One name of one group, the package that brings it, the object that it stands for, and why it cannot be used."""
+
+    group: str
+    name: str
+    package: str
+    version: str = ""
+    object: str = ""
+    problem: str = ""
+
+    @property
+    def whose(self) -> str:
+        return f"{self.package} {self.version}".rstrip()
+
+
+def claims(group: str, ours: Collection[str]) -> list[Plugin]:
+    """The names that other packages bring to ``group``, with what is wrong with a claim as such; loads nothing."""
+    found = [plugin for plugin in _every() if plugin.group == group]
+    return [replace(plugin, problem=plugin.problem or _problem(plugin, found, ours)) for plugin in found]
+
+
+def claimed(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
+    """What a package brings as ``name``; None where none does. Raises ConfigError where several do, naming them."""
+    found = [plugin for plugin in claims(group, ours) if plugin.name == name]
+    if found and found[0].problem:
+        raise ConfigError(f"The name {name!r} in {PREFIX}{group} cannot be used: {found[0].problem}.")
+    return EntryPoint(name, found[0].object, f"{PREFIX}{group}") if found else None
+
+
+def strays(groups: Collection[str]) -> list[Plugin]:
+    """What packages bring to groups that there are not, as after a slip of the pen, and packages that cannot be read."""
+    known = [f"{PREFIX}{group}" for group in groups]
+    return [
+        replace(one, problem=one.problem or f"there is no group {PREFIX + one.group!r}.{nearest(PREFIX + one.group, known)}")
+        for one in _every() if one.group not in groups
+    ]  # fmt: skip
+
+
+def _problem(plugin: Plugin, found: Collection[Plugin], ours: Collection[str]) -> str:
+    if not _NAME.fullmatch(plugin.name):
+        return "a name holds neither a colon nor a blank"
+    if plugin.name in ours:
+        return f"the name is polyclinic's own, and {plugin.whose} claims it too; it stands for polyclinic's"
+    claiming = sorted(other.whose for other in found if other.name == plugin.name)
+    return f"{' and '.join(claiming)} claim it; remove all but one" if len(claiming) > 1 else ""
+
+
+def _every() -> Iterator[Plugin]:
+    """All names under our prefix; of a package that is there twice the one that Python imports first."""
+    seen = set()
+    for package in distributions():
+        if PREFIX not in _text(package):
+            continue
+        name, version = _named(package)
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            points = list(package.entry_points)
+        except Exception as error:  # a stranger's file, of which any line may be anything
+            problem = f"its entry_points.txt cannot be read ({type(error).__name__})"
+            yield Plugin("", "", name, version, problem=problem)
+            continue
+        for point in points:
+            if point.group.startswith(PREFIX):
+                yield Plugin(point.group.removeprefix(PREFIX), point.name, name, version, point.value)
+
+
+def _text(package: Distribution) -> str:
+    try:
+        return package.read_text("entry_points.txt") or ""
+    except Exception:  # as above
+        return ""
+
+
+def _named(package: Distribution) -> tuple[str, str]:
+    try:
+        found = package.metadata
+        return found["Name"] or "", found["Version"] or ""
+    except Exception:  # as above
+        return "", ""

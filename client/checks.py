@@ -69,19 +69,23 @@ def check_size(hospital: Hospital, arrays: Arrays) -> None:
 
 
 def train_settings(config: RunConfig, request: TrainRequest, content: RecordDict, double: bool) -> TrainSettings:
-    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does.
+    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does, and ``lr``.
 
-    The request has the learning rate where the run leaves it to the noise.
+    The request has the learning rate where the run leaves it to the noise. Neither is of any weight to epsilon.
     double: compute in float64, as a real hospital does: what rounding adds to a patient's influence is then far below
     the noise.
     """
     told = content.get("config")
-    mu = told.get("proximal-mu", config.proximal_mu) if isinstance(told, ConfigRecord) else config.proximal_mu
+    said = told if isinstance(told, ConfigRecord) else {}
+    mu = said.get("proximal-mu", config.proximal_mu)
+    rate = said.get("lr", config.learning_rate or request.learning_rate or 0.0)
+    if not isinstance(rate, int | float) or not (0 < rate < math.inf or "lr" not in said):
+        raise ConfigError(f"Message field 'lr' is {rate!r}; allowed are finite numbers above 0.")
     if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
         raise ConfigError(f"Message field 'proximal-mu' is {mu!r}; allowed are finite numbers of at least 0.")
     settings = config_settings(config, request.noise_multiplier)
     return replace(
-        settings, learning_rate=config.learning_rate or request.learning_rate or 0.0, proximal_mu=float(mu), double=double,
+        settings, learning_rate=float(rate), proximal_mu=float(mu), double=double,
         device="cpu" if double else settings.device,
     )  # fmt: skip
 

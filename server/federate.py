@@ -208,6 +208,8 @@ def _first_state(
     if config.sums:  # how many numbers the first sum has may depend on how common classes are
         state.arrays = first_arrays(config, sites[0].schema, state.classes)
     state.learning_rate = config.learning_rate or _learning_rate(config, state)
+    if not (config.one_release or config.synthesis or config.shared_noise):
+        state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
     return state
 
 

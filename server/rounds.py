@@ -111,7 +111,9 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
 
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
-    messages = run.strategy.configure_train(number, to_record(state.model), ConfigRecord(), view)
+    told = ConfigRecord(state.told)
+    messages = run.strategy.configure_train(number, to_record(state.model), told, view)
+    state.told = {key: value for key, value in told.items() if isinstance(value, bool | int | float | str)}
     exchange = view.exchange(messages if parties else [], config.timeout)
     # In a secure sum the weights are in the sum already.
     counted = {} if config.secure_aggregation else state.public_patients

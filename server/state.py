@@ -49,6 +49,7 @@ class RunState:
     hospital's protection. ``charged``: how often real hospitals were charged what, as they told last. ``local``: the arrays
     that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of task synthesis.
     ``hospitals``: what each real one said of itself when it enrolled (``Site.told``).
+    ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
     """
 
     arrays: Arrays
@@ -72,6 +73,7 @@ class RunState:
     local: list[str] = field(default_factory=list)
     classes: list[float] = field(default_factory=list)
     hospitals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""

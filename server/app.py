@@ -22,6 +22,7 @@ from polyclinic.server.prompt import PromptGrid
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
+from polyclinic.server.tracking import Tracked
 
 app = ServerApp()
 
@@ -30,13 +31,18 @@ def coordinate(
     grid: Grid, config: RunConfig, folder: RunFolder, *, resume: bool = False, progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
-    watcher = progress or Silent()
-    watcher.opened(folder.path)
     with folder.held():
-        outcome = federate(
-            grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
-            server_ledger=folder.server_ledger, progress=watcher,
-        )  # fmt: skip
+        watcher = Tracked(progress or Silent(), config, folder.path, resume)
+        watcher.opened(folder.path)
+        try:
+            outcome = federate(
+                grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
+                server_ledger=folder.server_ledger, progress=watcher,
+            )  # fmt: skip
+        except BaseException:
+            watcher.stopped()
+            raise
+        watcher.tell(outcome.state)
         summary = summarise(outcome, folder.path, folder.sites)
         if folder.awaits_comparison:
             # True until the comparison replaces this summary, and for good when the run is stopped before that.
@@ -44,6 +50,7 @@ def coordinate(
                 "A comparison was asked for and is missing: the run was stopped before it was made."
             )
         folder.write(outcome.state, summary, outcome.sites[0].schema, outcome.synthesizer)
+        watcher.close(summary["privacy"]["epsilon"])
     return outcome, summary
 
 

@@ -38,6 +38,7 @@ from polyclinic.server.sites import Site, enrol
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import ask_statistics
 from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
+from polyclinic.server.tracks import check_tracker
 from polyclinic.strategies.central import CentralDP, check_base
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.registry import make_strategy, merge_by
@@ -68,7 +69,8 @@ class Outcome:
 
 
 def check_names(config: RunConfig) -> None:
-    """Raises ConfigError when a dataset, model, strategy, option or task does not exist; touches no hospital."""
+    """Raises ConfigError when a dataset, model, strategy, option, task or tracker does not exist; touches no hospital."""
+    check_tracker(config)
     if not (config.synthesis or config.posterior):
         model_named(config.model)
     task_named(config.task)

@@ -17,6 +17,7 @@ from polyclinic.server.notes import notes
 from polyclinic.server.posterior import posterior_statement
 from polyclinic.server.sites import Site
 from polyclinic.server.synthesis import synthesis_statement
+from polyclinic.server.tracking import tracker_note
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
 
@@ -57,7 +58,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.shared_noise,
-        "statement": statement, "notes": notes(outcome, unchanged, comparison),
+        "statement": statement, "notes": notes(outcome, unchanged, comparison) + tracker_note(run_dir),
     }  # fmt: skip
 
 

@@ -71,6 +71,7 @@ EFFECTS = (
     Effect(
         ("secure-clip-norm", "secure-bits", "secure-dropouts"), "secure-aggregation at true", lambda c: c.secure_aggregation
     ),
+    Effect(("tracker-place",), "tracker at tensorboard or mlflow", lambda c: c.tracker != ""),
     Effect(_CENTRAL, "central-epsilon above 0", lambda c: c.central),
     Effect(("central-quantile",), "central-clipping at adaptive", lambda c: c.central_clipping == "adaptive"),
     Effect(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from polyclinic.config.keys import Keys, Positive
@@ -63,6 +65,15 @@ class Execution(Keys):
         "",
         description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
         "result must be as it was.",
+    )
+    tracker: Literal["", "tensorboard", "mlflow"] = Field(
+        "",
+        description="Show the rounds' metrics, epsilons and the configuration in tensorboard or mlflow too; empty: in neither.",
+    )
+    tracker_place: str = Field(
+        "",
+        description="Where the tracker is: TensorBoard's folder, in which each run has its own (empty: in the run's folder), or "
+        "MLflow's tracking URI (empty: `MLFLOW_TRACKING_URI`, else `mlflow.db` in `out`).",
     )
     meant: str = Field(
         "",

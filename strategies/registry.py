@@ -54,13 +54,24 @@ def merge_by(strategy: Strategy) -> str | None:
     return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 
 
+def _accepted(kind: type[Strategy]) -> tuple[list[str], bool]:
+    """The keyword arguments that a class takes, those included that it hands on to its parents; whether any other goes, too."""
+    found: list[str] = []
+    for part in kind.__mro__:
+        if "__init__" in vars(part):
+            parameters = list(inspect.signature(vars(part)["__init__"]).parameters.values())[1:]
+            found += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                return found, False
+    return found, True
+
+
 def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[str, Any]) -> Strategy:
     """An instance with ``options`` as its keyword arguments, and of what the run tells those that it takes.
 
     Raises ConfigError naming an argument it does not take.
     """
-    accepted = inspect.signature(kind).parameters
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    accepted, open_ended = _accepted(kind)
     if ours := sorted(set(options) & {*_EVERY_NODE, "hospitals"}):
         name = ours[0].replace("_", "-")
         raise ConfigError(

@@ -20,6 +20,7 @@ from polyclinic.cli.attack import attack
 from polyclinic.cli.audit import audit
 from polyclinic.cli.cohort import cohort, flow_table
 from polyclinic.cli.identity import identity
+from polyclinic.cli.new import new
 from polyclinic.cli.plugin import plugins
 from polyclinic.cli.prepare import prepare
 from polyclinic.cli.query import query
@@ -51,7 +52,7 @@ app.command()(synthesize)
 app.command()(reproduce)
 app.command()(account)
 app.command()(identity)
-for look in (risk, link, anonymize, coarsen, plugins):
+for look in (risk, link, anonymize, coarsen, plugins, new):
     app.command()(look)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]

@@ -1,0 +1,116 @@
+"""``polyclinic new``: each kind of package is built, installed, found by its name, and passes the tests that it brings."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hatchling.build import build_wheel
+from typer.testing import CliRunner
+
+from polyclinic.cli import app
+from polyclinic.cli.new import package
+from polyclinic.cli.new_templates import KINDS
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import checked, plugins
+from polyclinic.strategies.registry import make_strategy
+
+NAMES = {"strategy": "half-way", "task": "near-means", "dataset": "old-falls", "model": "normed-net"}
+
+
+def install(folder: Path, site: Path) -> None:
+    """Build the wheel by the backend that its pyproject.toml names, and unpack it, which is what pip does with one."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        wheel = build_wheel(str(site.parent))
+    finally:
+        os.chdir(here)
+    with zipfile.ZipFile(site.parent / wheel) as found:
+        found.extractall(site)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with one new package of each kind, and ``site``, where they are installed, on this Python's path."""
+    out = tmp_path_factory.mktemp("new")
+    patch = pytest.MonkeyPatch()
+    patch.chdir(out)
+    (out / "site").mkdir()
+    for kind, name in NAMES.items():
+        done = CliRunner().invoke(app, ["new", kind, name])
+        assert done.exit_code == 0 and f"pip install -e {name}" in done.output, done.output
+        install(out / name, out / "site")
+    patch.syspath_prepend(str(out / "site"))
+    yield out
+    patch.undo()
+    for name in NAMES.values():
+        sys.modules.pop(name.replace("-", "_"), None)
+
+
+def test_each_is_found_by_its_name_and_loads(made: Path) -> None:
+    found = {plugin.name: checked(plugin) for plugin in plugins() if plugin.package in NAMES.values()}
+    assert {(plugin.group, name) for name, plugin in found.items()} == {
+        (KINDS[kind].group, name) for kind, name in NAMES.items()
+    }
+    assert [plugin.problem for plugin in found.values()] == [""] * 4 and found["half-way"].version == "0.1.0"
+
+
+@pytest.mark.slow
+def test_each_passes_its_own_tests_with_a_small_federation(made: Path) -> None:
+    path = os.pathsep.join([str(made / "site"), str(Path(__file__).resolve().parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", *NAMES.values()],
+        cwd=made, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "10 passed" in done.stdout, done.stdout
+
+
+def test_its_readme_shows_commands_that_there_are(made: Path) -> None:
+    for kind, name in NAMES.items():
+        lines = (made / name / "README.md").read_text().split("```")[1].splitlines()[1:]
+        listing, run = (line.split() for line in lines if line.startswith("polyclinic "))
+        assert CliRunner().invoke(app, [*listing[1:], "--json"]).exit_code == 0
+        flags = dict(zip(run[2::2], run[3::2], strict=True))
+        assert flags.pop("--rounds") == "2" and flags[f"--{kind}"] == name
+        RunConfig.build({key.strip("-"): value for key, value in flags.items() if key != "-c"})
+
+
+def test_nothing_is_written_over_or_shadowed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+    (made / "mine").write_text("my own")
+    (made / "gone").symlink_to(made / "nowhere")
+    before = sorted(made.rglob("*"))
+    for arguments, words in (
+        (["strategy", "half-way"], "taken in strategies, by half-way 0.1.0"), (["model", "half-way"], "is there already"),
+        (["model", "mine"], "is there already"), (["model", "gone"], "is there already"),
+        (["strategy", "fedavg"], "taken in strategies, by polyclinic"), (["model", "torch"], "is installed here"),
+        (["modle", "x"], "Did you mean 'model'"), (["model", "../x"], "cannot be"), (["model", "Net"], "cannot be"),
+        (["model", "class"], "cannot be"), (["model", "a--b"], "cannot be"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, ["new", *arguments])
+        assert isinstance(done.exception, ConfigError) and words in str(done.exception), arguments
+    assert sorted(made.rglob("*")) == before and (made / "mine").read_text() == "my own"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_place_is_filled_whatever_the_name(kind: str) -> None:
+    for path, text in package(kind, "x1-y-2z").items():
+        assert "$" not in path + text and "x1" in path + text
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+
+
+def test_a_strategy_that_hands_options_on_is_told_to_take_every_node(made: Path) -> None:
+    """Flower's own would wait for a second node for ever where a round has one."""
+    from half_way import HalfWay  # type: ignore[import-not-found]
+
+    strategy = make_strategy(HalfWay, {"share": 0.25, "weighted_by_key": "patients"}, {"hospitals": 3})
+    assert (strategy.share, strategy.min_available_nodes, strategy.min_train_nodes) == (0.25, 1, 1)
+    assert strategy.weighted_by_key == "patients"
+    with pytest.raises(ConfigError, match="names 'shar', which HalfWay does not take; it takes share, weighted-by-key"):
+        make_strategy(HalfWay, {"shar": 1}, {})

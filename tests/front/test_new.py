@@ -114,3 +114,21 @@ def test_a_strategy_that_hands_options_on_is_told_to_take_every_node(made: Path)
     assert strategy.weighted_by_key == "patients"
     with pytest.raises(ConfigError, match="names 'shar', which HalfWay does not take; it takes share, weighted-by-key"):
         make_strategy(HalfWay, {"shar": 1}, {})
+
+
+@pytest.mark.slow
+def test_the_example_is_installed_and_passes_its_own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+    (tmp_path / "site").mkdir()
+    install(example, tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    brought = [plugin for plugin in plugins() if plugin.package == "polyclinic-falls"]
+    assert {(plugin.group, plugin.name) for plugin in brought} == {
+        ("datasets", "falls"), ("models", "wide-and-deep"), ("strategies", "decayed")
+    }  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", str(example)],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout

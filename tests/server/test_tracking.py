@@ -87,6 +87,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_track_of_what_the_rounds_table_h
     assert "| rounds | 5 |" in text and str(tmp_path) not in text
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_earlier_checkpoint_takes_back_what_came_after(quick: Quick, tmp_path: Path) -> None:
     place = tmp_path / "boards"
     with pytest.raises(KeyboardInterrupt):
@@ -125,7 +126,9 @@ def _remove(paths: Iterable[Path]) -> None:
         path.write_bytes(b"no database and no folder")
 
 
-@pytest.mark.parametrize(("tracker", "where"), [("tensorboard", "*/tensorboard"), ("mlflow", "mlflow.db")])
+@pytest.mark.parametrize(("tracker", "where"), [
+    ("tensorboard", "*/tensorboard"), pytest.param("mlflow", "mlflow.db", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_tracker_that_fails_under_way_is_noted_and_stops_nothing(
     quick: Quick, tmp_path: Path, tracker: str, where: str
 ) -> None:

@@ -55,6 +55,7 @@ class Stops(Silent):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_private_run_with_it_goes_on_where_it_stopped(quick: Quick, tmp_path: Path) -> None:
     options: dict[str, Any] = {"strategy": f"{__name__}:DecayedAdagrad", "rounds": 5, "out": str(tmp_path / "runs")}
     with pytest.raises(KeyboardInterrupt):

@@ -114,8 +114,8 @@ class _Mlflow:
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
         )  # by default a dead server stops a run for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._entities = import_module("mlflow.entities")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it sets its own as it is imported
         self._client = import_module("mlflow.tracking").MlflowClient(tracking_uri=place)
         if key:
             self.key = key

@@ -119,6 +119,8 @@ def test_a_source_of_another_package_is_found_by_its_name(
     table.to_csv(tmp_path / "t.csv", index=False)
     found = read_shard(open_source("warehouse:t.csv", tmp_path, {"size": "1"}, schema), schema, "north")
     assert found.digest == build_shard(table, schema, "north").digest
+    named = list(open_source("polyclinic.ehr.sources.files:files:t.csv", tmp_path, {}, schema))
+    assert read_shard(named, schema, "north").digest == found.digest, "package.module:Name:PLACE names the same"
     assert ("sources", "warehouse") in {(plugin.group, plugin.name) for plugin in plugins()}
     with pytest.raises(DataError, match="source 'warehouse' failed .RuntimeError.") as caught:
         list(open_source("warehouse:broken", tmp_path, {}, schema))

@@ -21,6 +21,7 @@ from polyclinic.client.hospital import filled_rows, open_ledgers, own_imputer, s
 from polyclinic.client.releases import digest
 from polyclinic.client.state import read_state
 from polyclinic.ehr.shard import Rows
+from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import RECORD, EnrolRequest, EvaluateRequest, StatisticsRequest
 from polyclinic.plugins import build_model, task_named
@@ -94,9 +95,15 @@ def _write_down(call: Call[EvaluateRequest]) -> None:
     hospital = call.hospital
     if not hospital.simulated:
         purpose = "held-out metrics" + (" and predictions" if hospital.policy.release_predictions else "")
+        purpose += f" by {call.config.groups}" if _tells_groups(call) else ""
         charge_all([
             (open_ledgers([hospital])[0], Charge(NoOpDpEvent(), purpose, call.request.run, call.request.round))
         ])  # fmt: skip
+
+
+def _tells_groups(call: Call[EvaluateRequest]) -> bool:
+    policy, wanted = call.hospital.policy, call.config.groups
+    return bool(wanted) and policy.release_predictions and wanted in policy.release_groups
 
 
 def _scores(calls: Sequence[Call[EvaluateRequest]], rows: Sequence[Rows | Exception | None]) -> list[np.ndarray]:
@@ -141,7 +148,11 @@ def _evaluate_alike(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
         metrics |= {"num-examples": float(len(rows.y)), "patients": float(hospital.shard().patients)}
         content = reply(hospital, {}, metrics, spent[id(call)])
         if hospital.policy.release_predictions:
-            content["predictions"] = to_record({"scores": scores, "labels": rows.y})
+            told = {"scores": scores, "labels": rows.y, "patient": rows.patient}
+            if _tells_groups(call):
+                shard = hospital.shard()
+                told["group"] = group_numbers(shard.test.x, shard.schema, call.config.groups)
+            content["predictions"] = to_record(told)
         return content
 
     return [

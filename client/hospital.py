@@ -170,6 +170,7 @@ def simulation_policy(config: RunConfig) -> Policy:
         budget=config.epsilon if config.dp else None, delta=config.delta, allow_without_privacy=not config.dp,
         patients_elsewhere=config.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
         most_parameters=None, release_metrics=True, release_predictions=True,
+        release_groups=(config.groups,) if config.groups else (),
         allow_shared_noise=True,
     )  # fmt: skip
 

@@ -25,7 +25,8 @@ class Policy(BaseModel):
     whatever keys the server passes on.
     ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum whose epsilon needs the other
     hospitals' shares and a server that keeps to the protocol.
-    ``release_predictions``: scores of held-out patients may leave, for pooled curves in a simulation.
+    ``release_predictions``: scores and labels of held-out patients may leave, row by row, for intervals and pooled curves.
+    ``release_groups``: feature columns whose group (a category, or a quarter of the bounds) may leave beside each score.
     ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
     code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
     """
@@ -52,6 +53,7 @@ class Policy(BaseModel):
     allow_shared_noise: bool = False
     release_metrics: bool = False
     release_predictions: bool = False
+    release_groups: tuple[str, ...] = ()
 
     @classmethod
     def build(cls, values: dict[str, object], source: str) -> Policy:

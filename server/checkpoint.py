@@ -20,7 +20,7 @@ from polyclinic.server.history import Extent, History
 from polyclinic.server.state import RunState
 from polyclinic.strategies.state import strategy_state
 
-_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts")
+_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts", "predictions")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.errors import PolyclinicError
+from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import EvaluateRequest
 from polyclinic.server.merging import metrics_of
@@ -21,40 +23,61 @@ METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 
 
 def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
-    """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro)."""
+    """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro).
+
+    Predictions that came are in ``state.predictions``.
+    """
 
     def request(site: Site) -> EvaluateRequest:
         return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number)
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
     model = _judged(run, number) if run.config.synthesis or run.config.posterior else state.model
+    state.predictions = {}
     if model is None:
         return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
     messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
     exchange = view.exchange(messages, run.config.timeout)
     replies = accept(exchange, state, number, problem)
     rows: list[dict[str, Any]] = []
-    predictions: list[Arrays] = []
     for site, reply in replies:
         metrics = metrics_of(reply)
         rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "patients" in metrics:
             state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
         if "predictions" in reply.content:
-            predictions.append(from_record(reply.content.pop("predictions")))  # type: ignore[arg-type]
+            told = from_record(reply.content.pop("predictions"))  # type: ignore[arg-type]
+            try:
+                state.predictions[site.name] = _predictions(told, site.schema.num_classes)
+            except PolyclinicError as error:
+                state.drop(number, [(site, str(error))])
     if replies:
         run.strategy.aggregate_evaluate(number, alike([reply for _, reply in replies]))
-    if predictions:
-        scores = np.concatenate([part["scores"] for part in predictions])
-        labels = np.concatenate([part["labels"] for part in predictions])
-        pooled = classification_metrics(labels, scores)
-        majority = float(np.bincount(labels).max() / len(labels))
+    if any(len(part.labels) for part in state.predictions.values()):
+        together = pool(state.predictions)
+        pooled = classification_metrics(together.labels, together.scores)
+        majority = float(np.bincount(together.labels).max() / len(together.labels))
         rows.append(
             {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
         )
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
     return rows
+
+
+def _predictions(told: Arrays, classes: int) -> Predictions:
+    """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense."""
+    try:
+        labels, scores = told["labels"].astype(np.int64), told["scores"].astype(np.float64)
+        patient = np.unique(told.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
+        group = told["group"].astype(np.int64) if "group" in told else None
+        shapes = {labels.shape, patient.shape, labels.shape if group is None else group.shape}
+        if shapes != {(len(scores),)} or scores.shape[1:] != (classes,) or len(patient) != len(scores):
+            raise ValueError("the shapes do not fit")
+        classification_metrics(labels, scores)
+    except (KeyError, TypeError, ValueError):
+        raise PolyclinicError("its predictions of held-out patients cannot be read") from None
+    return Predictions(labels, scores, patient, group)
 
 
 def _judged(run: Run, number: int) -> Arrays | None:

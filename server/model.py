@@ -14,6 +14,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.groups import group_names
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import build_model, layout_of, task_of
 from polyclinic.privacy.streams import torch_seed
@@ -29,6 +30,8 @@ def check_model(config: RunConfig, schema: Schema) -> None:
     check_imputation(config.imputation, schema, Imputer.read(config.imputer_file) if config.imputer_file else None)
     if config.synthesis or config.posterior:
         check_synthesis(config, schema)
+    if config.groups:
+        group_names(schema, config.groups)
     arrays = first_arrays(config, schema)
     features = len(feature_names(schema))
     task_of(config, schema).check(build_model(config, schema), arrays, features, config.engine)

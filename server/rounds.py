@@ -71,6 +71,8 @@ def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None
     if state.stopped and state.round % config.evaluate_every:
         kept = [row for row in state.rows if row["round"] != state.round]
         state.rows = kept + evaluate(run, state, state.round)
+    elif state.predictions is None and state.round:  # resumed after its last round
+        evaluate(run, state, state.round)
     return run
 
 

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.arrays import Arrays, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
+from polyclinic.evaluation.assessment import Predictions
 from polyclinic.messages import LOCAL, STANDARDISER
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
@@ -50,6 +51,8 @@ class RunState:
     that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of task synthesis.
     ``hospitals``: what each real one said of itself when it enrolled (``Site.told``).
     ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
+    ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
+    run began or was resumed. They are in no checkpoint.
     """
 
     arrays: Arrays
@@ -74,6 +77,7 @@ class RunState:
     classes: list[float] = field(default_factory=list)
     hospitals: dict[str, dict[str, Any]] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
+    predictions: dict[str, Predictions] | None = None
 
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""

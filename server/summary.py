@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from polyclinic.evaluation.assessment import assess
+from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import Accountant, Relation
@@ -41,6 +43,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged) for found in outcome.sites},
         },
+        "evaluation": None if config.posterior else _evaluation(outcome),
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
             "risk": _risk(outcome, charged),
@@ -65,6 +68,12 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
 def _flow(dataset: str) -> list[dict[str, Any]] | None:
     flow = dataset_named(dataset).flow
     return flow.as_list() if flow else None
+
+
+def _evaluation(outcome: Outcome) -> dict[str, Any]:
+    config, schema = outcome.config, outcome.sites[0].schema
+    groups = group_names(schema, config.groups) if config.groups else ()
+    return assess(outcome.state.predictions or {}, config.seed, config.groups, groups)
 
 
 def _without_ledger(central: dict[str, Any]) -> dict[str, Any]:

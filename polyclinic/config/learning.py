@@ -119,6 +119,10 @@ class Rounds(Keys):
     evaluate_every: int = Field(
         1, ge=1, description="Evaluate on held-out patients after every so many rounds, and after the last."
     )
+    groups: str = Field(
+        "",
+        description="Feature column, as sex, by whose groups of held-out patients the result is judged too; empty: none.",
+    )
 
 
 class Training(Keys):

@@ -195,7 +195,8 @@ _MEANINGS = {
     "known_hospitals": "Keys of the hospitals to sum with (`polyclinic identity`); [] takes those that the server passes on.",
     "allow_shared_noise": "Whether updates may leave with a share of the noise alone, in a secure sum that has the rest.",
     "release_metrics": "Whether unperturbed test metrics and the exact number of patients may leave.",
-    "release_predictions": "Whether scores of held-out patients may leave.",
+    "release_predictions": "Whether scores and labels of held-out patients may leave, row by row.",
+    "release_groups": "Columns, as sex, whose group may leave beside each score; [] lets none.",
 }
 
 

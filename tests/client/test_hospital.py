@@ -454,3 +454,27 @@ def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_p
         assert ("brought_net" in sys.modules) == answered
         assert (tmp_path / "home" / "ledger.sqlite").exists() == answered
     sys.modules.pop("brought_net", None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("release-metrics = true\n", None),
+        ("release-metrics = true\nrelease-groups = ['age']\n", None),
+        ("release-metrics = true\nrelease-predictions = true\n", {"scores", "labels", "patient"}),
+        (
+            "release-metrics = true\nrelease-predictions = true\nrelease-groups = ['age']\n",
+            {"scores", "labels", "patient", "group"},
+        ),
+    ],
+)
+def test_predictions_and_groups_leave_only_by_name(tmp_path: Path, policy: str, told: set[str] | None) -> None:
+    hospital = make_hospital(tmp_path, STRICT + policy)
+    config = RunConfig.build(CONFIG.given() | {"groups": "age"})
+    question = message(EvaluateRequest(run="r", site=0, round=1), "evaluate", model())
+    content = app(question, context(hospital, config)).content
+    assert told == (set(content["predictions"]) if "predictions" in content else None)
+    if told and "group" in told:
+        groups = content["predictions"]["group"].numpy()
+        assert set(groups) == {0, 1, 2} and len(groups) == len(content["predictions"]["labels"].numpy())
+        assert "by age" in ledger(hospital).events()[-1]["purpose"]

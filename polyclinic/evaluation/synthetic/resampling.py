@@ -27,18 +27,38 @@ class Interval:
 
 
 def resamples(
-    rows: int, count: int, rng: np.random.Generator, patients: NDArray[np.generic] | None
+    rows: int,
+    count: int,
+    rng: np.random.Generator,
+    patients: NDArray[np.generic] | None,
+    labels: NDArray[np.int64] | None = None,
 ) -> Iterator[Floats]:
-    """Pieces (b, rows) of the weights of ``count`` resamples; with ``patients`` (rows,) all rows of one move together."""
+    """Pieces (b, rows) of the weights of ``count`` resamples; with ``patients`` (rows,) all rows of one move together.
+
+    labels: (rows,) classes from 0; patients whose rows have the same set of classes are then drawn among each other, so
+    that each resample has every class that the rows have.
+    """
     if count < 1:
         raise ConfigError(f"resamples must be at least 1, not {count}.")
     unit = np.arange(rows) if patients is None else np.unique(patients, return_inverse=True)[1]
     units = int(unit.max(initial=-1)) + 1
+    members = [np.arange(units)] if labels is None else _alike(unit, labels)
     piece = max(1, AT_ONCE // max(rows, 1))
     for begin in range(0, count, piece):
         size = min(piece, count - begin)
-        drawn = rng.integers(units, size=(size, units)) + units * np.arange(size)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units)[:, unit].astype(np.float64)
+        weights = np.empty((size, units))
+        for part in members:
+            drawn = rng.integers(len(part), size=(size, len(part))) + len(part) * np.arange(size)[:, None]
+            weights[:, part] = np.bincount(drawn.ravel(), minlength=size * len(part)).reshape(size, len(part))
+        yield weights[:, unit]
+
+
+def _alike(unit: NDArray[np.int64], labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The units by the set of classes that their rows have."""
+    has = np.zeros((int(unit.max()) + 1, int(labels.max()) + 1), dtype=bool)
+    has[unit, labels] = True
+    kind = np.unique(has, axis=0, return_inverse=True)[1].reshape(-1)
+    return [np.flatnonzero(kind == one) for one in range(int(kind.max()) + 1)]
 
 
 def bootstrap(
@@ -47,14 +67,16 @@ def bootstrap(
     rng: np.random.Generator,
     count: int = 1000,
     patients: NDArray[np.generic] | None = None,
+    labels: NDArray[np.int64] | None = None,
 ) -> tuple[Floats, Floats]:
     """The statistic of the rows as they are (...), and of ``count`` resamples (count, ...); NaN where undefined.
 
-    statistic: of weights (b, rows), gives (b, ...).  patients: (rows,), whose rows are drawn together.
-    Efron 1979. Raises ConfigError if ``count`` is below 1.
+    statistic: of weights (b, rows), gives (b, ...).  patients: (rows,), whose rows are drawn together.  labels: as in
+    ``resamples``.  Efron 1979. Raises ConfigError if ``count`` is below 1.
     """
     value = statistic(np.ones((1, rows)))[0]
-    return value, np.concatenate([statistic(weights) for weights in resamples(rows, count, rng, patients)])
+    parts = [statistic(weights) for weights in resamples(rows, count, rng, patients, labels)]
+    return value, np.concatenate(parts)
 
 
 def interval(value: float, draws: Floats, level: float = 0.95) -> Interval:

@@ -1,0 +1,233 @@
+"""How good a run's model is, with intervals: pooled, at each hospital, between hospitals and between groups of patients.
+
+It is computed in one place from held-out predictions that hospitals let leave; of a hospital that does not, nothing here
+is told. What the data do not define is ``None``, with the reason where there is one for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.evaluation.curves import calibration_curve, decision_curve, error_by_chance, net_benefit
+from polyclinic.evaluation.metrics import Floats
+from polyclinic.evaluation.synthetic.resampling import Interval, bootstrap, interval
+from polyclinic.evaluation.weighted import METRICS, Ints, judged, weighted_metrics
+from polyclinic.privacy.streams import generator
+
+MOST, FEWEST = 1000, 200
+CELLS = 8_000_000  # resamples times rows of a run: a second or two
+MOST_SITES = 300  # with intervals of their own
+OF_CLASSES = ("auroc", "auprc", "f1", "sensitivity", "specificity", "sensitivity_at_90")
+FEWEST_OF_CLASS = 5  # patients of each class, for an interval of a metric that is of classes
+SMALLEST_GROUP = 10  # patients; counts of groups are told to the nearest ten
+WORST_IS_LARGEST = ("loss", "brier", "calibration_error", "calibration_in_the_large")
+NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave, or the model could not be judged"
+DIVERGED = "the model gave no usable probabilities"
+
+Draws = dict[str, Floats]
+Estimates = dict[str, dict[str, float | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Of one hospital's held-out rows: labels (n,) in 0..K-1, scores (n, K), patient (n,) and group (n,), None if not told."""
+
+    labels: Ints
+    scores: Floats
+    patient: Ints
+    group: Ints | None = None
+
+    @property
+    def usable(self) -> bool:
+        return len(self.labels) > 0 and bool(np.isfinite(self.scores).all())
+
+    def where(self, rows: NDArray[np.bool_]) -> Predictions:
+        group = None if self.group is None else self.group[rows]
+        return Predictions(self.labels[rows], self.scores[rows], self.patient[rows], group)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Metrics of some rows with intervals, and resamples of those that have one: ``draws[metric]`` is (count,)."""
+
+    told: Estimates
+    draws: Draws
+
+
+def assess(sites: Mapping[str, Predictions], seed: int, column: str = "", groups: Sequence[str] = ()) -> dict[str, Any]:
+    """The key ``evaluation`` of a run's summary (docs/reference/json.md), of the predictions of each hospital by name.
+
+    column: what ``groups`` are by, the names of the numbers in ``Predictions.group``; empty without.
+    """
+    usable = {name: one for name, one in sites.items() if len(one.labels)}
+    if not usable or not all(one.usable for one in usable.values()):
+        return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
+    together = pool(usable)
+    count = _count(together)
+    pooled, curves = _pooled(together, count, seed)
+    each = _sites(usable, count, seed)
+    return {
+        "undefined": None,
+        "confidence": 0.95,
+        "resamples": count,
+        "pooled": pooled,
+        "macro": _macro(each),
+        "sites": {name: one.told for name, one in each.items()},
+        "worst": {metric: _worst(each, metric) for metric in METRICS},
+        "gap": {metric: _gap(each, metric) for metric in METRICS},
+        "groups": _groups(usable, column, groups, count, seed) if column else None,
+        **curves,
+    }
+
+
+def pool(sites: Mapping[str, Predictions]) -> Predictions:
+    """All rows together; patients of different hospitals are different patients. Groups only if every hospital told them."""
+    parts, offset, patient = list(sites.values()), 0, []
+    for part in parts:
+        patient.append(part.patient + offset)
+        offset += int(part.patient.max(initial=-1)) + 1
+    told = [part.group for part in parts if part.group is not None]
+    return Predictions(
+        np.concatenate([part.labels for part in parts]), np.concatenate([part.scores for part in parts]),
+        np.concatenate(patient), np.concatenate(told) if len(told) == len(parts) else None,
+    )  # fmt: skip
+
+
+def _count(rows: Predictions) -> int:
+    ranked = 1 if rows.scores.shape[1] == 2 else rows.scores.shape[1]
+    return int(np.clip(CELLS // (len(rows.labels) * ranked), FEWEST, MOST))
+
+
+def _pooled(rows: Predictions, count: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    rng = generator(seed, "bootstrap", "pooled")
+    chance, event = judged(rows.labels, rows.scores)
+    binary = rows.scores.shape[1] == 2
+    worth = net_benefit(chance, event)
+
+    def statistic(weights: Floats) -> Floats:
+        metrics = weighted_metrics(rows.labels, rows.scores, weights)
+        return np.concatenate([metrics, worth(weights)], axis=1) if binary else metrics
+
+    values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
+    told = _told(rows, values, draws, rng)
+    band = np.quantile(draws[:, len(METRICS) :], (0.025, 0.975), axis=0) if binary else None
+    return told, {
+        "calibration": calibration_curve(chance, event),
+        "decision": None if band is None else decision_curve(chance, event, (band[0], band[1])),
+    }
+
+
+def judge(rows: Predictions, count: int, rng: np.random.Generator) -> Judged:
+    """The metrics of some rows, n > 0, with 95 % intervals over ``count`` resamples of their patients; none for count 0."""
+
+    def statistic(weights: Floats) -> Floats:
+        return weighted_metrics(rows.labels, rows.scores, weights)
+
+    if count:
+        values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
+    else:
+        values, draws = statistic(np.ones((1, len(rows.labels))))[0], np.empty((0, len(METRICS)))
+    told = _told(rows, values, draws, rng)
+    return Judged(told, {name: draws[:, i] for i, name in enumerate(METRICS) if told[name]["low"] is not None})
+
+
+def _told(rows: Predictions, values: Floats, draws: Floats, rng: np.random.Generator) -> Estimates:
+    found = {name: estimate(float(values[i]), draws[:, i]) for i, name in enumerate(METRICS)}
+    # Resampling adds to this error what it is there to measure, so that its interval would miss the truth.
+    unsure = ["calibration_error", *(OF_CLASSES if _few_of_a_class(rows) else ())]
+    for name in unsure:
+        found[name] |= {"low": None, "high": None}
+    chance = judged(rows.labels, rows.scores)[0]
+    found["calibration_error"]["by_chance"] = error_by_chance(chance, len(draws), rng) if len(draws) else None
+    return found
+
+
+def _few_of_a_class(rows: Predictions) -> bool:
+    """Whether so few patients have a class that drawing them again says nothing of others like them."""
+    pairs = np.unique(np.stack([rows.labels, rows.patient]), axis=1)
+    return int(np.unique(pairs[0], return_counts=True)[1].min()) < FEWEST_OF_CLASS
+
+
+def estimate(value: float, draws: Floats) -> dict[str, float | None]:
+    """``{"value", "low", "high"}``: a 95 % percentile interval of resampled values (count,).
+
+    The interval is ``None`` where all resamples agree (an AUROC of 1): that comes of few patients, and not of a sure value.
+    """
+    found = Interval(value if np.isfinite(value) else None)
+    if np.isfinite(value) and len(draws) and np.isfinite(draws).all() and np.ptp(draws) > 1e-12:
+        found = interval(value, draws)
+    return asdict(found)
+
+
+def _sites(sites: Mapping[str, Predictions], count: int, seed: int) -> dict[str, Judged]:
+    drawn = count if len(sites) <= MOST_SITES else 0
+    return {name: judge(one, drawn, generator(seed, "bootstrap", "site", name)) for name, one in sites.items()}
+
+
+def _macro(sites: Mapping[str, Judged]) -> Estimates:
+    """The mean over the hospitals that define a metric; its interval only where each of them has one."""
+    found = {}
+    for metric in METRICS:
+        known = _known(sites, metric)
+        drawn = [sites[name].draws[metric] for name in known if metric in sites[name].draws]
+        draws = np.mean(drawn, axis=0) if drawn and len(drawn) == len(known) else np.empty(0)
+        found[metric] = estimate(float(np.mean([*known.values()])) if known else np.nan, draws)
+    return found
+
+
+def _known(parts: Mapping[str, Judged], metric: str) -> dict[str, float]:
+    found = {name: one.told[metric]["value"] for name, one in parts.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
+    """The hospital that does worst, by name, with its own estimate; None where none defines the metric."""
+    known = _known(parts, metric)
+    if not known:
+        return None
+    pick = (
+        max(known, key=lambda name: abs(known[name]))
+        if metric in WORST_IS_LARGEST
+        else min(known, key=known.__getitem__)
+    )
+    return {"name": pick, **parts[pick].told[metric]}
+
+
+def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
+    """The largest value less the smallest, and of whom; None of fewer than two. The interval is of just these two."""
+    known = _known(parts, metric)
+    if len(known) < 2:
+        return None
+    high, low = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
+    top, bottom = parts[high].draws.get(metric), parts[low].draws.get(metric)
+    draws = np.empty(0) if top is None or bottom is None else top - bottom
+    return {"highest": high, "lowest": low, **estimate(known[high] - known[low], draws)}
+
+
+def _groups(
+    sites: Mapping[str, Predictions], column: str, names: Sequence[str], count: int, seed: int
+) -> dict[str, Any]:
+    """Metrics of each group over all hospitals together, never of a group at one hospital; of small groups nothing."""
+    silent = [name for name, one in sites.items() if one.group is None]
+    if silent:
+        why = f"the policy of {len(silent)} of {len(sites)} hospitals does not let the column {column!r} leave"
+        return {"column": column, "undefined": why, "groups": {}, "gap": {}}
+    together = pool(sites)
+    assert together.group is not None
+    found: dict[str, dict[str, Any]] = {}
+    shown: dict[str, Judged] = {}
+    for number, name in enumerate(names):
+        rows = together.where(together.group == number)
+        patients = len(np.unique(rows.patient))
+        if patients >= SMALLEST_GROUP:
+            shown[name] = judge(rows, count, generator(seed, "bootstrap", "group", name))
+            found[name] = {"about": int(round(patients, -1)), "metrics": shown[name].told}
+        elif patients:
+            found[name] = {"about": None, "metrics": None}
+    gap = {metric: _gap(shown, metric) for metric in METRICS}
+    return {"column": column, "undefined": None, "groups": found, "gap": gap}

@@ -24,6 +24,7 @@ from polyclinic.cli.new import new
 from polyclinic.cli.plugin import plugins
 from polyclinic.cli.prepare import prepare
 from polyclinic.cli.query import query
+from polyclinic.cli.report import report
 from polyclinic.cli.reproduce import reproduce
 from polyclinic.cli.risk import link, risk
 from polyclinic.cli.synthesize import synthesize
@@ -49,6 +50,7 @@ app.command()(query)
 app.command()(cohort)
 app.command()(prepare)
 app.command()(synthesize)
+app.command()(report)
 app.command()(reproduce)
 app.command()(account)
 app.command()(identity)

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from polyclinic.evaluation.assessment import Predictions, assess
+
 WriteRun = Callable[..., Path]
 RISK = ("advantage", "tpr_at_1_percent_fpr")
 SITES = ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
@@ -38,6 +40,16 @@ def made_up_rounds(sites: tuple[str, ...], count: int, private: bool, seed: int 
                 }
             )
     return pd.DataFrame(rows)
+
+
+def made_up_evaluation(names: tuple[str, ...] = SITES, shift: float = 1.0, **groups: Any) -> dict[str, Any]:
+    sites = {}
+    for number, name in enumerate(names):
+        rng = np.random.default_rng(number)
+        labels = np.arange(60) % 2
+        chance = 1 / (1 + np.exp(-(rng.normal(size=60) + shift * (2 * labels - 1))))
+        sites[name] = Predictions(labels, np.stack([1 - chance, chance], 1), np.arange(60), np.arange(60) // 28)
+    return assess(sites, 0, **groups)
 
 
 def made_up_summary(sites: tuple[str, ...], count: int, private: bool) -> dict[str, Any]:
@@ -94,6 +106,12 @@ def made_up_summary(sites: tuple[str, ...], count: int, private: bool) -> dict[s
         | {"sites": {name: {"site": name, **ledger, "intact": True} for name in sites} if private else {}},
         "notes": [],
     }
+
+
+@pytest.fixture(scope="session")
+def evaluation() -> Callable[..., dict[str, Any]]:
+    """A function that gives the evaluation of made-up predictions of each hospital."""
+    return made_up_evaluation
 
 
 @pytest.fixture

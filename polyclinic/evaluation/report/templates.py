@@ -1,73 +1,8 @@
-"""The page of a run's report, as a jinja2 template in a string: only .py files travel in a Flower bundle.
-
-Everything it shows is escaped by jinja2; it loads nothing, and a content policy in its head forbids that it could.
-"""
+"""The sections of a run's report as jinja2 templates in strings: only .py files travel in a Flower bundle."""
 
 from __future__ import annotations
 
-STYLE = """
-:root { color-scheme: light; --ink: #1a1a1a; --muted: #555; --line: #ddd; --soft: #f5f6f8; --accent: #332288; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #fff; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue",
-  "DejaVu Sans", Arial, sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
-h1 { font-size: 1.75rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.75rem 0 .75rem; padding-bottom: .3rem; border-bottom: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
-p, li { max-width: 46rem; } header p { max-width: none; }
-ul { padding-left: 1.2rem; } li { margin: .35rem 0; }
-.muted { color: var(--muted); } .small { font-size: .875rem; }
-.notice { border-left: 5px solid var(--accent); background: var(--soft); padding: .8rem 1.1rem; margin: 1.25rem 0; }
-.notice p { margin: .2rem 0; } .notice.warn { border-color: #b3261e; background: #fdf1f0; }
-dl.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem;
-  margin: 1.5rem 0; }
-dl.figures div { border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem; }
-dl.figures dt { color: var(--muted); font-size: .85rem; } dl.figures dd { margin: 0; font-size: 1.5rem;
-  font-variant-numeric: tabular-nums; line-height: 1.35; } dl.figures small { display: block; color: var(--muted);
-  font-size: .8rem; line-height: 1.35; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .925rem; }
-th, td { padding: .4rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-thead th { color: var(--muted); font-weight: 600; vertical-align: bottom; border-bottom: 2px solid #999; }
-thead tr.groups th { border-bottom: 0; padding-bottom: 0; color: var(--ink); }
-tbody th { font-weight: 500; overflow-wrap: anywhere; min-width: 7rem; }
-.num { text-align: right; font-variant-numeric: tabular-nums; } .nowrap { white-space: nowrap; }
-.first { border-left: 1px solid var(--line); padding-left: 1rem; }
-tbody.totals th, tbody.totals td { background: var(--soft); } tbody.totals tr.pooled > * { font-weight: 700; }
-td.undefined { color: var(--muted); font-style: italic; }
-table.facts { width: auto; } table.facts :is(th, td):first-child { padding-left: 0; }
-table.facts :is(th, td) { padding-right: 1.25rem; } table.facts tbody th { color: var(--muted); font-weight: 400; }
-figure { margin: 1.25rem 0; } figure img { width: 100%; max-width: 50rem; height: auto; display: block; }
-pre { background: var(--soft); padding: .9rem 1.1rem; overflow-x: auto; font-size: .8rem; line-height: 1.45;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-code { font-size: .875em; overflow-wrap: anywhere; }
-@media print {
-  @page { margin: 16mm; }
-  body { font-size: 10.5pt; } main { max-width: none; padding: 0; } .scroll { overflow: visible; }
-  figure, tr, .notice, dl.figures { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  table { font-size: 9pt; } th, td { padding: .25rem .4rem; } tbody th { min-width: 0; }
-  * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
-}
-"""
-
-TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>{{ style }}</style>
-</head>
-<body>
-<main>
-
-{%- macro metric(value, first=false) -%}
-{%- set shown = value | metric -%}
-<td class="num{{ ' undefined' if shown == 'undefined' }}{{ ' first' if first }}">{{ shown }}</td>
-{%- endmacro %}
-
-<header>
+HEADER = """<header>
 <h1>{{ title }}</h1>
 <p class="muted">{{ subtitle }}</p>
 </header>
@@ -120,10 +55,11 @@ right answers{% endif %}</small></div>
 <small>{% if not posterior %}{{ patients | count }} patients, {% endif %}
 {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
+"""
 
-<h2>Hospitals</h2>
-<div class="scroll">
-<table>
+HOSPITALS = """<h2>Hospitals</h2>
+<div class="scroll" role="region" tabindex="0" aria-label="Table">
+<table class="sortable">
 <thead>
 {% if comparisons %}
 <tr class="groups"><th colspan="2"></th><th colspan="2" class="first">This run</th>
@@ -176,11 +112,13 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 {% if has_missing %} <strong>–</strong>: not measured in this run.{% endif %}
 {% for comparison in comparisons %} <strong>{{ comparison.title }}</strong>: {{ comparison.meaning }}{% endfor %}</p>
 {% endif %}
+"""
 
-{% if posterior %}
+POSTERIOR = """{% if posterior %}
 <h2>Posterior</h2>
 {% if posterior.finished %}
-<div class="scroll"><table><thead><tr><th>Parameter</th><th class="num">Mean</th><th class="num">Standard deviation</th>
+<div class="scroll" role="region" tabindex="0" aria-label="Table">
+<table class="sortable"><thead><tr><th>Parameter</th><th class="num">Mean</th><th class="num">Standard deviation</th>
 <th class="num">95 % interval</th>{% if not posterior.not_counted %}<th class="num">Widened by privacy</th>{% endif %}
 </tr></thead><tbody>
 {% for name, row in posterior.parameters.items() %}<tr><th scope="row">{{ name }}</th>
@@ -201,8 +139,9 @@ patients, as far as is known; a missing number stands at its centre{% if posteri
 <div class="notice warn"><p><strong>There is no result.</strong> {{ posterior.refused }}</p></div>
 {% endif %}
 {% endif %}
+"""
 
-{% if synthesis %}
+SYNTHESIS = """{% if synthesis %}
 <h2>Synthetic patients</h2>
 <p>This run's result draws synthetic patients by the method <code>{{ synthesis.method }}</code>
 ({% if synthesis.preset == "paper" %}preset <code>paper</code>: as published{% else %}preset <code>sound</code>{% endif %}).
@@ -222,22 +161,25 @@ ones (train on synthetic, test on real).</p>
 releases of the same patients, which this run's epsilon does not cover.</p>
 {% endif %}
 {% endif %}
+"""
 
-{% if flow %}
+PATIENTS = """{% if flow %}
 <h2>Patients</h2>
 <p>How the dataset's records were chosen from those that were published.</p>
 <figure><img src="{{ flow.source }}" alt="{{ flow.alt }}"></figure>
 {% endif %}
+"""
 
-<h2>Course of the training</h2>
+TRAINING = """<h2>Course of the training</h2>
 {% for plot in plots %}
 <figure><img src="{{ plot.source }}" alt="{{ plot.alt }}"></figure>
 {% endfor %}
+"""
 
-<h2>Dropouts</h2>
+DROPOUTS = """<h2>Dropouts</h2>
 {% if dropouts %}
 <p>Where a reply was missing, the round went on without that hospital.</p>
-<table class="facts"><thead><tr><th>Hospital</th><th>Rounds missed</th><th>Reason</th></tr></thead><tbody>
+<table class="facts sortable"><thead><tr><th>Hospital</th><th>Rounds missed</th><th>Reason</th></tr></thead><tbody>
 {% for dropout in dropouts %}
 <tr><td>{{ dropout.site }}</td><td>{{ dropout.rounds }}</td><td>{{ dropout.reason }}</td></tr>
 {% endfor %}
@@ -246,9 +188,9 @@ releases of the same patients, which this run's epsilon does not cover.</p>
 {% else %}
 <p>None: every hospital that was asked answered in every round.</p>
 {% endif %}
+"""
 
-{{ attacks }}
-<h2>Privacy</h2>
+PRIVACY = """<h2>Privacy</h2>
 {% if private %}
 <table class="facts"><tbody>
 <tr><th scope="row">Epsilon</th><td>{{ privacy.epsilon | epsilon }} ({{ composition }})</td></tr>
@@ -269,7 +211,8 @@ unbounded. Updates and the model are exact functions of the records they were tr
 <h3>Ledgers of the hospitals</h3>
 <p>Each hospital charges its own ledger before it reads a record and refuses what would pass its budget. A ledger
 outlives a run, so its epsilon holds what earlier runs spent too.</p>
-<div class="scroll"><table class="facts"><thead><tr><th>Hospital</th><th class="num">Epsilon</th>
+<div class="scroll" role="region" tabindex="0" aria-label="Table">
+<table class="facts sortable"><thead><tr><th>Hospital</th><th class="num">Epsilon</th>
 <th class="num">Budget</th><th class="num">Delta</th><th class="num">Found at 1 % wrong</th><th class="num">Advantage</th>
 <th class="num">Charges</th><th>Chain of entries</th></tr></thead>
 <tbody>
@@ -289,13 +232,15 @@ in <code>ledger.json</code>.</p>{% endif %}
 {% endif %}
 <h3>{{ "What it does not cover" if private else "What this report itself shows" }}</h3>
 <ul>{% for item in does_not_cover %}<li>{{ item }}</li>{% endfor %}</ul>
+"""
 
-{% if notes %}
+NOTES = """{% if notes %}
 <h2>Notes of the run</h2>
 <ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
 {% endif %}
+"""
 
-<h2>How to repeat it</h2>
+REPEAT = """<h2>How to repeat it</h2>
 <table class="facts"><tbody>
 {% for name, value in facts %}<tr><th scope="row">{{ name }}</th><td><code>{{ value }}</code></td></tr>
 {% endfor %}
@@ -305,7 +250,4 @@ in <code>ledger.json</code>.</p>{% endif %}
 <h3>Versions</h3>
 <pre>{{ versions }}</pre>
 <p class="small muted">Numbers of every round: <code>rounds.csv</code> beside this page.</p>
-</main>
-</body>
-</html>
 """

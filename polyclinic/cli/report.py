@@ -1,0 +1,31 @@
+"""`polyclinic report`: the page of a finished run, or of several beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.errors import ConfigError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. Default: RUN/report.html, of several ./comparison.html.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run, or one page of several runs side by side: a file that needs no network."""
+    with loading():
+        from polyclinic.evaluation.report import render_comparison, render_report
+
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
+    page = render_report(runs[0], out) if len(runs) == 1 else render_comparison(runs, out or Path("comparison.html"))
+    if as_json:
+        print_json({"report": str(page), "runs": [str(run) for run in runs]})
+    else:
+        console().print(f"Report: {page}", soft_wrap=True)

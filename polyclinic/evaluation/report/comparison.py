@@ -1,0 +1,147 @@
+"""The page of several runs beside each other: what each spent and reached, how they went, and what differs between them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.comparison_plot import Floats, Point, plot_courses, plot_privacy_utility
+from polyclinic.evaluation.report.cost import size
+from polyclinic.evaluation.report.figures import embedded
+from polyclinic.evaluation.report.formats import finite, part
+from polyclinic.evaluation.report.page import read_run, write_page
+from polyclinic.evaluation.report.sections import Run, Section
+
+MOST_COURSES = 16
+_WHERE = {"out", "seed", "timeout", "workers", "ray-address", "meant"}  # no part of what kind of run it is
+_UTILITY = {"epsilon", "dp", "delta"}
+
+_RUNS = """
+<header>
+<h1>{{ title }}</h1>
+<p class="muted">{{ datasets | join(", ") }}</p>
+</header>
+{% for warning in warnings %}<div class="notice warn"><p><strong>Warning.</strong> {{ warning }}</p></div>
+{% endfor %}
+<h2>Runs</h2>
+<div class="scroll" role="region" tabindex="0" aria-label="Runs">
+<table class="sortable">
+<thead><tr><th>Run</th>{% for key in differing %}<th>{{ key }}</th>{% endfor %}<th class="num first">Epsilon</th>
+<th class="num">Delta</th><th class="num first">AUROC</th><th class="num">Brier score</th><th class="num">Calibration error</th>
+<th class="num">Worst hospital's AUROC</th><th class="num first">Rounds</th><th class="num">Seconds</th>
+<th class="num">Sent by hospitals</th></tr></thead>
+<tbody>
+{% for run in runs %}
+<tr><th scope="row">{{ run.name }}</th>{% for value in run.differing %}<td>{{ value }}</td>{% endfor %}
+<td class="num first">{{ run.epsilon | epsilon }}</td><td class="num nowrap">{{ run.delta | delta }}</td>
+{{ estimated(run.auroc, true) }}{{ estimated(run.brier) }}{{ estimated(run.calibration) }}{{ estimated(run.worst) }}
+<td class="num first">{{ run.rounds | count }}</td><td class="num">{{ run.seconds }}</td>
+<td class="num nowrap">{{ run.sent }}</td></tr>
+{% endfor %}
+</tbody></table>
+</div>
+<p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of all hospitals, with 95 %
+intervals where predictions may leave; each run's own report has the rest. Intervals of runs over the same patients are not
+independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
+several runs on the same patients learns more than any one of them tells.</p>
+"""
+_FIGURES = """
+<h2>What privacy costs</h2>
+{{ pictures(curve) }}
+{% if courses %}
+<h2>Course of the training</h2>
+{{ pictures(courses) }}
+{% endif %}
+"""
+_SAME = """
+<h2>What the runs share</h2>
+<pre>{{ shared }}</pre>
+"""
+
+
+def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
+    """Writes one page of several finished runs and returns its path.
+
+    Raises ConfigError for fewer than two runs, DataError as ``read_run`` does.
+    """
+    if len(run_dirs) < 2:
+        raise ConfigError(f"A comparison needs at least two runs, not {len(run_dirs)}.")
+    runs = [Run(Path(folder), *read_run(Path(folder))) for folder in run_dirs]
+    configs = [_config(run) for run in runs]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
+    kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
+    named = [key for key in differing if key not in _UTILITY]
+    rows = [_row(run) | {"differing": [config.get(key, "–") for key in named]}
+            for run, config in zip(runs, configs, strict=True)]  # fmt: skip
+    points = [
+        _point(kind, row) for kind, row in zip(kinds, rows, strict=True) if finite(row["auroc"]["value"]) is not None
+    ]
+    courses = _courses(runs, kinds) if len(runs) <= MOST_COURSES else {}
+    datasets = list(dict.fromkeys(str(run.summary.get("dataset", "records")) for run in runs))
+    values: dict[str, Any] = {
+        "title": f"{len(runs)} runs beside each other",
+        "datasets": datasets,
+        "warnings": ["The runs are of different datasets; their figures do not compare."] if len(datasets) > 1 else [],
+        "differing": named,
+        "runs": rows,
+        "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
+        or "nothing is recorded",
+        "curve": [embedded("curve", plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
+        if points else [],
+        "courses": [embedded("courses", plot_courses(courses, "AUROC"), "Pooled AUROC by round, a line a run.")]
+        if courses else [],
+    }  # fmt: skip
+    sections = [Section("runs", _RUNS), Section("figures", _FIGURES), Section("shared", _SAME)]
+    return write_page(page, values["title"], [(section, values) for section in sections])
+
+
+def _config(run: Run) -> dict[str, Any]:
+    path = run.folder / "config.toml"
+    return dict(tomllib.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:
+    """What a run is of, but for its privacy: its strategy, and what else differs."""
+    told = [str(config.get(key, "–")) for key in differing if key not in (*_UTILITY, "strategy")]
+    return ", ".join([str(run.summary.get("strategy", "run")), *told[:2]])
+
+
+def _row(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
+    pooled = part(evaluation, "pooled")
+    known = {key: pooled.get(key, {"value": metrics.get(key)}) for key in ("auroc", "brier")}
+    seconds = finite(summary.get("seconds"))
+    sent = pd.to_numeric(run.rounds.get("bytes_up", pd.Series()), errors="coerce").sum()
+    return {
+        "name": run.folder.resolve().name, **known, "calibration": pooled.get("calibration_error"),
+        "worst": part(evaluation, "worst").get("auroc"), "epsilon": part(summary, "privacy").get("epsilon"),
+        "delta": part(summary, "privacy").get("delta"), "rounds": summary.get("rounds"),
+        "seconds": "–" if seconds is None else f"{seconds:,.1f}", "sent": size(float(sent)),
+    }  # fmt: skip
+
+
+def _point(kind: str, row: dict[str, Any]) -> Point:
+    found = row["auroc"]
+    return Point(kind, finite(row["epsilon"]), float(found["value"]), found.get("low"), found.get("high"))
+
+
+def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
+    found: dict[str, tuple[Floats, Floats]] = {}
+    for run, kind in zip(runs, kinds, strict=True):
+        rows = run.rounds[run.rounds["site"] == "pooled"]
+        values = pd.to_numeric(rows.get("auroc", pd.Series()), errors="coerce").to_numpy(dtype=np.float64)
+        known = np.isfinite(values)
+        if known.any():
+            spent = finite(part(run.summary, "privacy").get("epsilon"))
+            name = f"{kind}, {'no DP' if spent is None else f'ε {spent:.3g}'}"
+            unique = name if name not in found else f"{len(found) + 1}: {name}"
+            found[unique] = (rows["round"].to_numpy(dtype=np.float64)[known], values[known])
+    return found

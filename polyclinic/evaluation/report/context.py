@@ -1,0 +1,242 @@
+"""What the sections of a run's report show, as plain values, from its summary and its rounds.
+
+What the privacy statement does not cover is said on the page, next to what it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from polyclinic.ehr.cohorts import Flow
+from polyclinic.evaluation.flow_diagram import plot_flow
+from polyclinic.evaluation.metrics import macro_average
+from polyclinic.evaluation.privacy_text import (
+    central_sentence,
+    composition,
+    covered,
+    not_covered,
+    relation_meaning,
+    risk_sentence,
+    warnings,
+)
+from polyclinic.evaluation.report.figures import embedded, run_figures
+from polyclinic.evaluation.report.formats import Summary, count, finite, metric, part, spent
+
+MOST_ROWS = 60
+FEW_ROWS = 10
+COMPARISONS = {
+    "without_dp": ("Without privacy", "the same federated training without noise."),
+    "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
+}
+
+
+def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
+    """What the template shows of a summary and its rounds table, as plain values. A missing key reads as not known."""
+    metrics, statement = part(summary, "metrics"), part(summary, "statement")
+    known = {key: value for key, value in part(summary, "privacy").items() if value is not None}
+    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **known}
+    private = finite(privacy["epsilon"]) is not None
+    unit = str(privacy.get("unit") or "patient")
+    central = part(part(summary, "privacy"), "central")
+    simulation = summary.get("simulation", True) is not False
+    sites, pooled, macro = (part(metrics, key) for key in ("sites", "pooled", "macro"))
+    comparisons = _comparisons(part(summary, "comparison"))
+    ledgers = _ledgers(part(statement, "sites"))
+    server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
+    shown = [pooled, macro, *_shown(sites).values()]
+    for comparison in comparisons:
+        shown += [
+            comparison["pooled"],
+            comparison["macro"],
+            *(comparison["sites"].get(name, {}) for name in _shown(sites)),
+        ]
+    cells = [metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
+    dropouts = _dropouts(summary.get("dropouts") or [])
+    strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
+    return {
+        "title": _title(summary, dataset, strategy, len(sites)),
+        "subtitle": _subtitle(summary, simulation),
+        "sentence": _sentence(summary, len(sites), simulation),
+        "private": private,
+        "privacy": privacy,
+        "unit": unit,
+        "composition": composition(int(privacy["overlap"]), unit),
+        "central": central_sentence(central) if central else "",
+        "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
+        "risk": risk_sentence(privacy["risk"], unit, str(privacy["relation"])) if privacy.get("risk") else "",
+        "simulation": simulation,
+        "warnings": warnings(
+            sites if private else {}, [*ledgers, *server] if private else server, finite(privacy["delta"])
+        ),
+        "rounds": summary.get("rounds"),
+        "patients": sum(int(site.get("patients") or 0) for site in sites.values()),
+        "pooled": pooled,
+        "macro": macro,
+        "floor_accuracy": finite(part(summary, "floor").get("accuracy")),
+        "sites": len(sites),
+        "hospitals": [
+            {"name": name, "spent": spent(site), **site, "risk": part(site, "risk")}
+            for name, site in _shown(sites).items()
+        ],
+        "spread": _spread(sites),
+        "few": FEW_ROWS,
+        "comparisons": comparisons,
+        "synthesis": _synthesis(part(summary, "synthesis"), pooled),
+        "posterior": part(summary, "posterior"),
+        "has_undefined": "undefined" in cells,
+        "has_missing": "–" in cells,
+        "plots": [embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
+        "flow": embedded("flow", plot_flow(Flow.from_list(summary["flow"]))) if summary.get("flow") else None,
+        "dropouts": dropouts[:MOST_ROWS],
+        "more_dropouts": len(dropouts[MOST_ROWS:]),
+        "ledgers": _telling(ledgers),
+        "more_ledgers": len(ledgers) - len(_telling(ledgers)),
+        "covers": covered(unit),
+        "does_not_cover": not_covered(
+            unit,
+            private,
+            simulation,
+            bool(comparisons),
+            _has_train_loss(rounds),
+            int(privacy["overlap"]),
+            judged=not part(summary, "posterior"),
+        ),
+        "notes": list(summary.get("notes") or []),
+        "facts": [
+            (label, summary[key])
+            for label, key in (
+                ("Run folder", "run"),
+                ("Seed", "seed"),
+                ("Engine", "engine"),
+                ("Model, SHA-256", "model_sha256"),
+            )
+            if summary.get(key) is not None
+        ],
+    }
+
+
+def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
+    """What the page says of a run that draws synthetic patients."""
+    if not told:
+        return None
+    rows = [{"name": str(told.get("method")), **pooled}]
+    for name, row in part(told, "baselines").items():
+        rows.append({"name": name, **row})
+    return {**told, "rows": rows}
+
+
+def _title(summary: Summary, dataset: str, strategy: str, sites: int) -> str:
+    done = "synthesised" if part(summary, "synthesis") else "trained"
+    return f"{dataset}, {done} by {strategy} over {sites} {'hospital' if sites == 1 else 'hospitals'}"
+
+
+def _subtitle(summary: Summary, simulation: bool) -> str:
+    parts = [Path(str(summary["run"])).name] if summary.get("run") else []
+    parts += ["simulation on one machine" if simulation else "federated run", f"seed {summary.get('seed', 'not set')}"]
+    seconds, pace = finite(summary.get("seconds")), finite(summary.get("rounds_per_second"))
+    if seconds is not None:
+        parts.append(f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
+    if pace is not None:
+        parts.append(f"{pace:.3g} rounds per second")
+    return " · ".join(parts)
+
+
+def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
+    rounds = count(summary.get("rounds"))
+    where = (
+        "The hospitals were simulated on one machine, each with its own share of the records."
+        if simulation
+        else "Records stayed at their hospital; updates of the model are what travelled."
+    )
+    what = "generator of synthetic patients" if part(summary, "synthesis") else "shared model"
+    what = "posterior" if part(summary, "posterior") else what
+    return (
+        f"One {what} for {summary.get('dataset', 'the records')} was trained by {sites} "
+        f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
+        f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
+    )
+
+
+def _shown(sites: Summary) -> Summary:
+    """All sites; of very many those with the lowest and the highest AUROC, or the first where none has any."""
+    if len(sites) <= MOST_ROWS:
+        return sites
+    ranked = _by_auroc(sites)
+    chosen = {*ranked[:FEW_ROWS], *ranked[-FEW_ROWS:]} or {*list(sites)[: 2 * FEW_ROWS]}
+    return {name: sites[name] for name in (*ranked, *sites) if name in chosen}
+
+
+def _by_auroc(sites: Summary) -> list[str]:
+    known = {name: auroc for name, site in sites.items() if (auroc := finite(site.get("auroc"))) is not None}
+    return sorted(known, key=known.__getitem__)
+
+
+def _spread(sites: Summary) -> list[float]:
+    """AUROC of the site at each tenth, quarter, half, three quarters and nine tenths of very many."""
+    ranked = _by_auroc(sites)
+    if len(sites) <= MOST_ROWS or not ranked:
+        return []
+    return [float(sites[ranked[round(share * (len(ranked) - 1))]]["auroc"]) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
+
+
+def _telling(ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All ledgers; of very many those that are not intact first, and then those that spent most."""
+    if len(ledgers) <= MOST_ROWS:
+        return ledgers
+    ranked = sorted(ledgers, key=lambda one: (one["intact"] == "intact", -(finite(one["epsilon"]) or math.inf)))
+    return ranked[: 2 * FEW_ROWS]
+
+
+def _has_train_loss(rounds: pd.DataFrame) -> bool:
+    return "train_loss" in rounds.columns and bool(rounds["train_loss"].notna().any())
+
+
+def _dropouts(dropouts: Sequence[Summary]) -> list[dict[str, str]]:
+    """One row for each site and reason, its rounds written as ranges: a refused budget repeats to the last round."""
+    missed: dict[tuple[str, str], list[int]] = {}
+    for dropout in dropouts:
+        missed.setdefault((str(dropout["site"]), str(dropout["reason"])), []).append(int(dropout["round"]))
+    return [{"site": site, "reason": reason, "rounds": _ranges(found)} for (site, reason), found in missed.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+
+
+def _ledgers(sites: Mapping[str, Any]) -> list[dict[str, Any]]:
+    words = {True: "intact", False: "broken", None: "not checked"}
+    return [
+        {
+            "name": name,
+            "epsilon": site.get("epsilon"),
+            "budget": site.get("budget"),
+            "delta": site.get("delta"),
+            "risk": part(site, "risk"),
+            "charges": len(site["events"]) if isinstance(site.get("events"), list) else site.get("events"),
+            "intact": words.get(site.get("intact"), "not checked"),
+        }
+        for name, site in sites.items()
+    ]
+
+
+def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
+    found = []
+    for key, (title, meaning) in COMPARISONS.items():
+        if comparison.get(key):
+            trained = part(comparison, key)
+            sites = part(trained, "sites")
+            macro = macro_average([{m: finite(s.get(m)) for m in ("auroc", "accuracy")} for s in sites.values()])
+            given = {"title": title, "meaning": meaning, "sites": sites, "pooled": part(trained, "pooled")}
+            found.append(given | {"macro": part(trained, "macro") or macro})
+    return found

@@ -1,0 +1,44 @@
+"""The figures of a run's report, and how they stand on a page that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_svg
+from polyclinic.evaluation.posterior_plot import plot_posterior
+from polyclinic.evaluation.report.formats import Summary, finite, part
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
+_ALT = {
+    "auroc": f"AUROC on held-out patients {_BY_ROUND}",
+    "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
+    "loss": f"Loss on held-out patients {_BY_ROUND}",
+    "epsilon": f"Epsilon spent {_BY_ROUND}",
+    "flow": "Rows and patients left after each step; the numbers are in summary.json.",
+}
+
+
+def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
+    """The figures of a run by name: auroc and loss, or the posterior; epsilon where some site spent any."""
+    sites = part(part(summary, "metrics"), "sites")
+    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
+    if posterior := part(summary, "posterior"):
+        figures = {"posterior": plot_posterior(posterior["parameters"])} if posterior["finished"] else {}
+    else:
+        figures = {"auroc": plot_auroc(rounds, finite(floor)), "loss": plot_loss(rounds)}
+    if "epsilon" in rounds.columns and bool(pd.to_numeric(rounds["epsilon"], errors="coerce").gt(0).any()):
+        budgets = {name: finite(site.get("budget")) for name, site in sites.items()}
+        figures["epsilon"] = plot_epsilon(rounds, budgets)
+    return figures
+
+
+def embedded(name: str, figure: Figure, alt: str = "") -> dict[str, str]:
+    """``source`` and ``alt`` of an image that holds the figure itself; ``name``: of a figure that has its text here."""
+    encoded = base64.b64encode(to_svg(figure).encode()).decode()
+    return {"source": f"data:image/svg+xml;base64,{encoded}", "alt": alt or _ALT[name]}

@@ -12,7 +12,9 @@ from polyclinic.errors import ConfigError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.", show_default=False)
+    ],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: RUN/report.html, of several ./comparison.html.")
     ] = None,
@@ -24,8 +26,19 @@ def report(
 
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
-    page = render_report(runs[0], out) if len(runs) == 1 else render_comparison(runs, out or Path("comparison.html"))
+    found = [run for folder in runs for run in _finished(folder)]
+    page = render_report(found[0], out) if len(found) == 1 else render_comparison(found, out or Path("comparison.html"))
     if as_json:
-        print_json({"report": str(page), "runs": [str(run) for run in runs]})
+        print_json({"report": str(page), "runs": [str(run) for run in found]})
     else:
         console().print(f"Report: {page}", soft_wrap=True)
+
+
+def _finished(folder: Path) -> list[Path]:
+    """The folder itself where it is a run's, else the finished runs in it, by name."""
+    if (folder / "config.toml").is_file() or (folder / "summary.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if not found:
+        raise ConfigError(f"{folder} is neither the folder of a finished run nor does it hold one.")
+    return found

@@ -27,6 +27,7 @@ from polyclinic.cli.query import query
 from polyclinic.cli.report import report
 from polyclinic.cli.reproduce import reproduce
 from polyclinic.cli.risk import link, risk
+from polyclinic.cli.serve import serve
 from polyclinic.cli.synthesize import synthesize
 from polyclinic.cli.terminal import Commands, Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig, read_toml
@@ -51,6 +52,7 @@ app.command()(cohort)
 app.command()(prepare)
 app.command()(synthesize)
 app.command()(report)
+app.command()(serve)
 app.command()(reproduce)
 app.command()(account)
 app.command()(identity)

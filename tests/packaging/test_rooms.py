@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"errors", "privacy", "models", "synthesis"},
     "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},
     "sim": {"errors", "arrays"},
+    "serving": {"errors", "evaluation"},
     "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy", "server"},
     "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
 }

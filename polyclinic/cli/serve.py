@@ -1,0 +1,50 @@
+"""`polyclinic serve`: runs in a browser while they train."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyclinic.cli.terminal import console, loading
+from polyclinic.errors import ConfigError
+
+
+def serve(
+    folder: Annotated[Path, typer.Argument(help="Folder in which runs' folders are made.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8600,
+) -> None:
+    """Show runs in a browser, live while they train; read-only. Ends with Ctrl-C."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder of runs: it does not exist.")
+    with loading():
+        import socket
+
+        import uvicorn
+
+        from polyclinic.serving.app import application
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"There is no listening at {host}:{port}: {error.strerror or error}.") from None
+    local, known = _is_local(host), host not in ("0.0.0.0", "::")  # noqa: S104 - it is compared with
+    names = [host, "127.0.0.1", "localhost", "[::1]"] if known else ["*"]
+    screen, shown = console(), f"[{host}]" if ":" in host else host
+    screen.print(f"Runs in {folder}: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)", soft_wrap=True)
+    if not local:
+        screen.print(
+            "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password.",
+            style="yellow",
+        )
+    config = uvicorn.Config(application(folder.resolve(), names), log_level="warning", lifespan="off", ws="none")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

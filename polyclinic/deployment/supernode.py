@@ -6,6 +6,7 @@ Beside it: shorter pauses, an executor that forks, and an answer for every messa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -148,9 +149,24 @@ def _answered(finish: Callable[..., bool]) -> Callable[..., bool]:
                 if task.type == TaskType.CLIENT_APP:
                     state.get_messages_legacy(run_ids=[task.run_id], is_reply=False)  # only what was taken is answered
                     state._store_error_replies({task.run_id}, CLIENT_APP_CRASHED_ERROR)
+                    _give_up_half_given(state, task.run_id)
         return finished
 
     return finish_task
+
+
+def _give_up_half_given(state: Any, run_id: int) -> None:
+    """Delete what there is of a reply that its dead ClientApp gave in part, since Flower's node waits for the rest for ever."""
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.object_store import NoObjectInStoreError
+
+    with state.lock_msg_store:
+        found = [entry.message.metadata for entry in state.msg_store.values()]
+    for reply in (one for one in found if one.run_id == run_id and one.reply_to_message_id):
+        with contextlib.suppress(NoObjectInStoreError):  # it was sent, and forgotten, meanwhile
+            parts = list(iterate_object_tree(state.object_store.get_object_tree(reply.message_id)))
+            if any(state.object_store.get(part.object_id) == b"" for part in parts):
+                state.object_store.delete(reply.message_id)
 
 
 _REFUSAL = "polyclinic-refusal"

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
@@ -144,9 +145,27 @@ def test_a_client_that_answered_is_not_answered_for(node: tuple[NodeState, int, 
     state.get_messages_legacy(run_ids=[7], is_reply=False)
     own = Message(Error(99, "its own words"), reply_to=message)
     own.metadata.__dict__["_message_id"] = own.object_id
+    state.object_store.preregister(7, get_object_tree(own))
+    for name, part in get_all_nested_objects(own).items():
+        state.object_store.put(name, part.deflate())
     state.store_message(own)
     assert supernode._answered(type(state).finish_task)(state, task, SubStatus.FAILED, "its own words")
     assert [reply.error.reason for reply in answers(state)] == ["its own words"]
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_a_reply_that_its_client_gave_in_part_is_given_up(node: tuple[NodeState, int, Message], given: int) -> None:
+    state, task, message = node
+    state.get_messages_legacy(run_ids=[7], is_reply=False)
+    own = Message(RecordDict({"told": MetricRecord({"loss": 0.5})}), reply_to=message)
+    own.metadata.__dict__["_message_id"] = own.object_id
+    state.object_store.preregister(7, get_object_tree(own))
+    state.store_message(own)
+    parts = list(get_all_nested_objects(own).items())
+    for name, part in parts[:given] if given < 2 else parts:
+        state.object_store.put(name, part.deflate())
+    assert supernode._answered(type(state).finish_task)(state, task, SubStatus.FAILED, "killed")
+    assert (own.object_id in state.object_store) is (given == 2)
 
 
 def test_a_pause_grows_with_what_was_waited_up_to_flower_s() -> None:

@@ -70,8 +70,8 @@ def forking(launched: Any = lambda: None, preload: tuple[str, ...] = PRELOAD) ->
             )
             try:
                 process.start()
-            except (OSError, EOFError) as error:  # the forkserver was killed; the next launch starts another
-                return LaunchResult.unknown(f"the process that forks tasks is gone: {error}")
+            except (OSError, EOFError):  # the forkserver was killed; the next launch starts another
+                return super().launch(spec)
             self._running.append((process, spec))
             return LaunchResult.accepted()
 

@@ -20,7 +20,7 @@ from polyclinic.privacy.renyi import own_deltas, rdp_epsilon
 
 FALSE_POSITIVE_RATE = 0.01
 _USUAL_DELTA = 1e-5
-_NO_PRIVACY = 1e4  # an epsilon beyond which losses would say nothing, and might not fit into memory
+_NO_PRIVACY = 600.0  # an epsilon beyond which losses would say nothing, take minutes, and might not fit into memory
 _LEAST_SLOPE = 1e-4  # of true positives over false ones; beyond, an attacker finds all but one in ten thousand
 
 

@@ -32,6 +32,7 @@ from tests.ehr.postgres import Server, running_server
 NAMES = ("north", "south", "west")
 BUDGET, EPSILON, DELTA = 5.0, 2.0, 1e-3
 DISK = "3m"
+_RESTART_SECONDS, _SETTLED = 10.0, 6.0
 
 
 @dataclass
@@ -65,12 +66,13 @@ class Hospital:
 @dataclass
 class Place:
     """The federation with its hospitals; ``on_disks``: whether their homes are small disks of their own; ``away``: who was
-    killed and is to stay so for a while."""
+    killed and is to stay so for a while; ``started``: when each was started last."""
 
     federation: Federation
     hospitals: dict[str, Hospital]
     on_disks: bool
     away: set[str] = field(default_factory=set)
+    started: dict[str, float] = field(default_factory=dict)
 
     @property
     def tap(self) -> Path:
@@ -79,6 +81,7 @@ class Place:
     def start(self, name: str) -> None:
         """A coordinator's or a hospital's node, with what spoils its clock or listens at its wire."""
         self.away.discard(name)
+        self.started[name] = time.monotonic()
         if name == "coordinator":
             environment = {
                 "PYTHONPATH": f"{Path(__file__).parent / 'wiretap'}{os.pathsep}{ROOT}",
@@ -99,9 +102,10 @@ class Place:
         process.wait()
 
     def restart_fallen(self) -> None:
-        """As systemd would: whoever ended by itself, or by a part of it that was killed."""
+        """As systemd would, some seconds later: whoever ended by itself, or by a part of it that was killed."""
         for name in ("coordinator", *self.hospitals):
-            if name not in self.away and not self.runs_here(name):
+            rested = time.monotonic() - self.started[name] > _RESTART_SECONDS
+            if name not in self.away and not self.runs_here(name) and rested:
                 self.start(name)
 
     def runs_here(self, name: str) -> bool:
@@ -148,19 +152,15 @@ class Place:
             hospital.database.heal()
             (hospital.home / "filler").unlink(missing_ok=True)
             hospital.set_clock(0)
-        for name in ("coordinator", *self.hospitals):
-            if not self.runs_here(name):
-                self.start(name)
-        wait_for(self.federation.serving)
-        deadline = time.monotonic() + 60
-        while self.online() != set(self.hospitals):
-            for name in self.hospitals:
-                if not self.runs_here(name) or time.monotonic() > deadline:
-                    self.kill(name)
-                    self.start(name)
-            if time.monotonic() > deadline:
-                deadline += 60
-            time.sleep(0.3)
+        self.away.clear()
+        wait_for(self._whole)
+
+    def _whole(self) -> bool:
+        """Whether all are there, and were not just started: who comes back too soon is refused, and ends."""
+        self.restart_fallen()
+        now, names = time.monotonic(), ("coordinator", *self.hospitals)
+        stay = all(self.runs_here(name) and now - self.started[name] > _SETTLED for name in names)
+        return stay and self.federation.serving() and self.online() == set(self.hospitals)
 
     def fresh(self) -> None:
         """For the next schedule: nobody has spent anything, and no round of an earlier one is under way."""

@@ -54,7 +54,7 @@ SERVER = "import polyclinic.server.app as server\nserver.PromptGrid = lambda gri
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done, 2 wrong arguments."""
     given = _parser().parse_args(arguments)
-    rounds, idle = (2, 2.0) if given.quick else (6, 30.0)
+    rounds, idle = (2, 2.0) if given.quick else (4, 30.0)
     found = {way: measured(way, rounds, idle) for way in ("flower", "ours")}
     result: dict[str, Any] = {
         "machine": machine(),

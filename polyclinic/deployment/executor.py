@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Callable
 from logging import ERROR, WARNING
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -36,7 +37,7 @@ def main() -> None:
     flower_superexec()
 
 
-def forking(launched: Any = lambda: None, preload: tuple[str, ...] = PRELOAD) -> Any:
+def forking(launched: Callable[[], None] = lambda: None, preload: tuple[str, ...] = PRELOAD) -> Any:
     """A Flower ``Executor`` that forks ClientApps and starts all other tasks as Flower does; calls ``launched`` at each.
 
     A ClientApp that a signal killed is reported to the node at once; Flower alone would wait a minute for its heartbeat.
@@ -58,16 +59,8 @@ def forking(launched: Any = lambda: None, preload: tuple[str, ...] = PRELOAD) ->
             # With packages of its own a bundle needs a process that has imported none.
             if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
                 return super().launch(spec)
-            process = self._context.Process(
-                target=run_client,
-                args=(
-                    spec.runtime_api_address,
-                    spec.token,
-                    spec.insecure,
-                    spec.root_certificates_path,
-                    spec.parent_pid,
-                ),
-            )
+            where = (spec.runtime_api_address, spec.token, spec.insecure, spec.root_certificates_path, spec.parent_pid)
+            process = self._context.Process(target=run_client, args=where)
             try:
                 process.start()
             except (OSError, EOFError):  # the forkserver was killed; the next launch starts another

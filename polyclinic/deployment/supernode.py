@@ -46,9 +46,8 @@ def hasten(node: Any) -> None:
     """
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
 
-    if getattr(node, "subprocess", None) is not subprocess or not callable(
-        getattr(State, "_store_error_replies", None)
-    ):
+    answers = callable(getattr(State, "_store_error_replies", None))
+    if getattr(node, "subprocess", None) is not subprocess or not answers:
         sys.exit("This flwr has no place for the forking executor; install flwr 1.41.")
     pauses = put_in(node, Pauses())
     node._pull_and_store_message = _noted(node._pull_and_store_message, pauses, lambda run_id: run_id is not None)

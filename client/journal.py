@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
-from logging import ERROR
+from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,11 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
     try:
         append(home, {"event": "asked", **_asked(message), "bytes": _size(message)})
         reply = answer(message, context)
-        append(home, {**_outcome(reply), **_asked(message), "bytes": _size(reply),
-                      "seconds": round(time.monotonic() - begun, 3)})  # fmt: skip
+        entry = {**_outcome(reply), **_asked(message), "bytes": _size(reply), "seconds": round(time.monotonic() - begun, 3)}
+        append(home, entry)
+        # Quoted, so that nobody's words make a second line of the log.
+        told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
+        log(INFO, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
     except OSError as error:
         log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
         return Message(Error(FAILED, _UNWRITTEN), reply_to=message)

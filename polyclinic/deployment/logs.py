@@ -27,8 +27,11 @@ _FORMS = (
 _NAMED = re.compile(rf"(?:[\dT:.-]+Z )?({_LEVELS}) *(?:\[([\w.]+)\] |:([\w.]+):)(.*)", re.S)
 _NATIVE = re.compile(r"([IWEF])\d{4}\b")  # absl and gRPC
 _NATIVE_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
-_RUN = re.compile(r"\brun(?:[ _]id)?[ =:`']+(\d{5,20})\b", re.I)
+_RUN = re.compile(r"\brun(?:[ _]id)?[ =:`']+(\d{8}-\d{6}-[0-9a-f]+|\d{5,20}(?![\w-]))", re.I)
 _ROUND = re.compile(r"\bround (\d{1,9})\b", re.I)
+_GROUP = re.compile(
+    r"\[RUN \d+, ROUND \d+\]"
+)  # what Flower calls a round there is a message's group: the hospital, to us
 _TRACE = re.compile(r"Traceback \(most recent call last\)|  \+ Exception Group Traceback")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 # Bounded, so that no long line takes long.
@@ -49,7 +52,7 @@ class Lines:
         self._hidden = sorted((text for text in hidden if len(text) > 3), key=len, reverse=True)
         self._open: Event | None = None
         self._trace = ""  # of the open event: "", "in" its frames, or "after" them
-        self._run: Event = {}  # what Flower's line "[RUN ..., ROUND ...]" says of the next
+        self._run: Event = {}  # what Flower's line "[RUN ...]" says of the next
 
     def feed(self, line: str) -> Iterator[Event]:
         """The events that this line, without its end, shows to be whole."""
@@ -113,6 +116,8 @@ class Lines:
             return False
         if _TRACE.match(text):
             self._trace = "in"
+            if event["logger"] == "output":
+                event["level"] = "error"
         elif inside:
             if not text and not self._trace:
                 return False
@@ -155,8 +160,11 @@ def _parsed(text: str) -> tuple[str, str, str]:
 
 
 def _where(message: str) -> Event:
-    """Run and round that a message names; a run's number has up to 64 bits, more than some readers' numbers, so is text."""
-    run, number = _RUN.search(message), _ROUND.search(message)
+    """Run (Flower's number, or our name) and round that a message names.
+
+    Text, since the number has up to 64 bits, more than some readers' numbers.
+    """
+    run, number = _RUN.search(message), None if _GROUP.match(message) else _ROUND.search(message)
     return ({"run": run[1]} if run else {}) | ({"round": int(number[1])} if number else {})
 
 

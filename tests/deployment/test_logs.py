@@ -76,16 +76,18 @@ def test_level_and_message_of_flower_and_uvicorn(level: int) -> None:
         assert event["site"] == "north" and datetime.fromisoformat(event["time"]).utcoffset().total_seconds() == 0  # type: ignore[union-attr]
 
 
-def test_run_and_round_are_known_where_flower_says_them() -> None:
+def test_run_and_round_are_known_where_they_are_said() -> None:
     text = flower(logging.INFO, "") + flower(logging.INFO, "[RUN 1234567890123456789, ROUND 3]")
     text += flower(logging.INFO, "Receiving: train message (ID: ab)") + flower(logging.INFO, "Other")
     told = [(event.get("run"), event.get("round"), event["message"]) for event in events(text)]
     run = "1234567890123456789"
     assert told == [
-        (run, 3, f"[RUN {run}, ROUND 3]"), (run, 3, "Receiving: train message (ID: ab)"), (None, None, "Other"),
+        (run, None, f"[RUN {run}, ROUND 3]"), (run, None, "Receiving: train message (ID: ab)"), (None, None, "Other"),
     ]  # fmt: skip
     [event] = events("INFO :      Started task 4 of run 1234567890123456789")
     assert event["run"] == run
+    [event] = events("INFO :      Polyclinic: answered 'train', round 2, run '20261122-155158-a74d96'")
+    assert (event["run"], event["round"]) == ("20261122-155158-a74d96", 2)
 
 
 def test_a_traceback_is_one_event_and_belongs_to_the_line_before_it() -> None:
@@ -94,6 +96,8 @@ def test_a_traceback_is_one_event_and_belongs_to_the_line_before_it() -> None:
     alone, after = events(text + flower(logging.INFO, "next"))
     assert alone["exception"].splitlines() == [line.rstrip() for line in text.rstrip().splitlines()]
     assert alone["level"] == "error" and alone["message"] == "KeyError: 'first'" and after["message"] == "next"
+    [event] = events("Exception in thread 3:\n" + text)
+    assert event["level"] == "error" and event["message"] == "Exception in thread 3:"
     [event] = events(flower(logging.ERROR, "It failed") + text)
     assert event["message"] == "It failed" and event["exception"].endswith("ValueError: second\n  and more")
 

@@ -16,11 +16,13 @@ from polyclinic.plugins import layout_of
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.synthesizer import load
 
-ROWS = 2000
+ROWS, MOST_PATIENTS = 2000, 5000
 
 
 def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None]) -> dict[str, Any]:
-    """The keys of ``attacks.json`` that a generator has, by 2000 rows of it. Raises ConfigError where there is none."""
+    """The keys of ``attacks.json`` that a generator has, by 2000 rows of it and at most 5000 patients of either side.
+
+    Raises ConfigError where there is none."""
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
@@ -43,5 +45,6 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
 
 
 def _table(rows: Rows, target: Target) -> Table:
-    at = first_rows(rows.patient, rows.patients)
+    some = generator(target.seed, "attacks", "patients").permutation(rows.patients)[:MOST_PATIENTS]
+    at = first_rows(rows.patient, rows.patients)[some]
     return Table.of(rows.x[at], rows.y[at], target.schema)

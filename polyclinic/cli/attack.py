@@ -17,7 +17,9 @@ from polyclinic.errors import ConfigError
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="A finished simulated run's folder.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="A finished simulated run's folder, or a folder with one.", show_default=False)
+    ],
     shadows: Annotated[int, typer.Option(help="Shadow models for LiRA; 0 leaves it out.")] = 16,
     sensitive: Annotated[
         list[str] | None,
@@ -46,7 +48,7 @@ def attack(
         print_json(found)
         return
     _print(screen, found)
-    screen.print(f"All figures: {run / FILE}; the run's report shows them.", soft_wrap=True)
+    screen.print(f"All figures: {Path(found['run']) / FILE}; the run's report shows them.", soft_wrap=True)
 
 
 def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:

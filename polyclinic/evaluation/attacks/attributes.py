@@ -1,9 +1,8 @@
 """What does the model say of a column that its holder keeps secret?
 
 The attacker knows a patient's other columns and label, has a law of the secret column given the others from patients of its
-own, and asks the model how likely the label is with each choice (Fredrikson et al. 2014, section 4). The same guess about
-patients who did not take part is the baseline: what is right there too, the population tells and no record (Yeom et al. 2018,
-section 4).
+own, and asks the model how likely the label is with each choice (Fredrikson et al. 2014). The same guess about
+patients who did not take part is the baseline: what is right there too, the population tells and no record (Yeom et al. 2018).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def judge(
 def true_alarms(members: Floats, non_members: Floats, false_alarms: float) -> Interval:
     """The share of members above the lowest threshold that no more than ``false_alarms`` of the non-members pass.
 
-    Undefined for fewer than 1 / false_alarms non-members. Carlini et al. 2022, section III: what finds few, but surely.
+    Undefined for fewer than 1 / false_alarms non-members. Carlini et al. 2022: what finds few, but surely.
     """
     allowed = int(false_alarms * len(non_members) + 1e-9)
     if allowed < 1:
@@ -147,7 +147,7 @@ def log_losses(probabilities: Floats, y: NDArray[np.int64]) -> Floats:
 
 
 def confidences(probabilities: Floats, y: NDArray[np.int64]) -> Floats:
-    """(n,) log p / (1 - p) of each row's class, which over models is about normal. Carlini et al. 2022, section VI-A."""
+    """(n,) log p / (1 - p) of each row's class, which over models is about normal. Carlini et al. 2022, Algorithm 1."""
     rows = np.arange(len(y))
     own = probabilities[rows, y]
     others = np.where(np.arange(probabilities.shape[1]) == y[:, None], 0.0, probabilities).sum(axis=1)
@@ -175,7 +175,7 @@ def likelihood_ratios(target: Floats, shadows: Floats, inside: Bools) -> Floats:
     """(n,) log likelihood ratios of having taken part, by the attacked model's (n,) and the shadow models' (S, n) confidences.
 
     inside: (S, n), who took part in which. Each patient's confidence is normal about a mean of its own, with and without
-    it; the two spreads are all patients', as is best for few models. Carlini et al. 2022, Algorithm 1 and section VI-C.
+    it; the two spreads are all patients', as is best for few models. Carlini et al. 2022, Algorithm 1.
     Raises ValueError where a patient took part in all models or in none, or in fewer than two of all.
     """
     with_, without = _law(shadows, inside), _law(shadows, ~inside)

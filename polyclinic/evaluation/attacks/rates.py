@@ -53,7 +53,7 @@ def excess(attack: Interval, control: Interval) -> Interval:
     """(attack - control) / (1 - control): of what the control leaves to be learned, the share that is learned.
 
     At most 1, below 0 where the control does better; undefined where the control always succeeds. The interval follows from
-    both intervals' half widths by linear propagation. Giomi et al. 2023, section 3.
+    both intervals' half widths by linear propagation. Giomi et al. 2023.
     """
     if attack.value is None or control.value is None or control.value == 1:
         return Interval(None)

@@ -33,6 +33,21 @@ def attack_model(
     known, attacked = attributes.split_known(target.non_members.patients, target.seed)
     # Wrong input is told before any work.
     secrets = attributes.secrets(target.schema, _one_each(target.non_members, known)[0], sensitive)
+    found: dict[str, Any] = {}
+    if target.config.local_layers or target.config.strategy == "fedbn":
+        why = "layers stay at hospitals, and what the server has of them was never trained"
+        left_out += [{"attack": attack, "why": why} for attack in ("who took part", "secret columns")]
+    else:
+        found["membership"] = _membership(target, delta, shadows, left_out, doing)
+        doing("secret columns")
+        found["attributes"] = _attributes(target, secrets, known, attacked)
+    doing("gradients")
+    return found | {"gradients": _gradients(target, left_out)}
+
+
+def _membership(
+    target: Target, delta: float, shadows: int, left_out: LeftOut, doing: Callable[[str], None]
+) -> list[dict[str, Any]]:
     doing("membership by losses")
     losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
     found = [_judged(target, "loss threshold", -losses[0], -losses[1], delta)]
@@ -42,10 +57,7 @@ def attack_model(
         doing(f"membership by {shadows} shadow models")
         scores, inside = _lira(target, shadows)
         found.append(_judged(target, "LiRA", scores[inside], scores[~inside], delta))
-    doing("secret columns")
-    guessed = _attributes(target, secrets, known, attacked)
-    doing("gradients")
-    return {"membership": found, "attributes": guessed, "gradients": _gradients(target, left_out)}
+    return found
 
 
 def _judged(target: Target, attack: str, members: np.ndarray, others: np.ndarray, delta: float) -> dict[str, Any]:

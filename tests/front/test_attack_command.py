@@ -69,6 +69,14 @@ def test_who_took_part_is_no_coin_where_the_split_was_published(quick: Run, hear
     assert shares == [None, 0.75]
 
 
+def test_of_a_model_whose_layers_stay_at_hospitals_only_gradients_are_attacked(quick: Run) -> None:
+    run = quick(rounds=1, dp=False, model="mlp", hidden="4", local_layers="0.*")
+    found = attacked(str(run.path), "--canaries", "0")
+    assert found["membership"] == found["attributes"] == [] and found["gradients"]["trials"][0]["recovered"] == 1
+    assert [one["attack"] for one in found["left_out"]] == ["who took part", "secret columns", "audit with canaries"]
+    assert "Who took part?" not in (run.path / "report.html").read_text()
+
+
 def test_a_section_is_there_only_of_what_can_be_read(tmp_path: Path) -> None:
     assert attack_section(tmp_path) == ""
     (tmp_path / "attacks.json").write_text('{"members": 3}')

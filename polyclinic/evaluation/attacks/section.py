@@ -20,6 +20,7 @@ is right of them too, the population tells and no record. An attack that finds n
 The bound on all attacks is epsilon, {{ found.claimed.epsilon | figure }}{% if found.allowed %}: whoever guesses
 who took part has an advantage of at most {{ found.allowed.advantage | figure }}{% endif %}.{% endif %}</p>
 
+{% if found.audit or found.membership %}
 <h3>Lower bounds on epsilon</h3>
 <table class="facts"><thead><tr><th>By</th><th class="num">Epsilon is at least</th><th class="num">At delta</th>
 <th>Right guesses</th></tr></thead><tbody>
@@ -33,7 +34,8 @@ who took part has an advantage of at most {{ found.allowed.advantage | figure }}
 <p class="small muted">With 95 % confidence each. Claimed: {% if found.claimed.epsilon is none %}nothing{% else %}
 {{ found.claimed.epsilon | figure }} at delta {{ found.claimed.delta }}{% endif %}. A bound above the claim would show a mistake;
 one below it shows none.</p>
-
+{% endif %}
+{% if found.membership %}
 <h3>Who took part?</h3>
 <div class="scroll"><table class="facts"><thead><tr><th>Attack</th><th>AUC</th><th>Advantage</th>
 <th>Found at 1 % false</th><th>Found at 0.1 % false</th></tr></thead><tbody>
@@ -42,7 +44,7 @@ one below it shows none.</p>
 <td class="nowrap">{{ one.tpr_at_01_percent_fpr | span }}</td></tr>
 {% endfor %}</tbody></table></div>
 <p class="small muted">AUC: 0.5 tells nothing, 1 all. Undefined: too few others to show so small a share.</p>
-
+{% endif %}
 {% if gains %}
 <figure><img src="{{ gains }}" alt="What each attack gains over its baseline; the numbers are in attacks.json."></figure>
 {% endif %}

@@ -7,9 +7,12 @@ neither; whatever is wrong with one package is said beside its names and stops n
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
 
 from polyclinic.errors import ConfigError, nearest
 
@@ -65,8 +68,25 @@ def _problem(plugin: Plugin, found: Collection[Plugin], ours: Collection[str]) -
     return f"{' and '.join(claiming)} claim it; remove all but one" if len(claiming) > 1 else ""
 
 
-def _every() -> Iterator[Plugin]:
-    """All names under our prefix; of a package that is there twice the one that Python imports first."""
+def _every() -> tuple[Plugin, ...]:
+    """All names under our prefix; looked up again when Python's path changes, or one of its folders."""
+    return _in_path(tuple((place, _changed(place)) for place in sys.path))
+
+
+@lru_cache(maxsize=1)
+def _in_path(places: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
+    return tuple(_found())
+
+
+def _changed(place: str) -> int:
+    try:
+        return Path(place).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _found() -> Iterator[Plugin]:
+    """Of a package that is there twice the one that Python imports first."""
     seen = set()
     for package in distributions():
         if PREFIX not in _text(package):

@@ -1,6 +1,7 @@
 """What other packages bring by entry points: found by name, told with where it is from, and kept from harm to the rest."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """``install("a", "1.0", {"a.py": code}, models="x = a:net")``: a package as pip leaves it, on this Python's path."""
     site = tmp_path / "site"
     site.mkdir()
+    os.utime(site, (1, 1))  # what is installed later is later, whatever the clock's steps
     monkeypatch.syspath_prepend(str(site))
 
     def call(package: str, version: str, files: dict[str, str], raw: str = "", **groups: str) -> None:
@@ -103,6 +105,7 @@ def test_a_name_that_two_packages_claim_stands_for_neither(install: Install) -> 
 
 def test_our_names_stay_ours_and_who_claims_them_is_told(install: Install) -> None:
     ours = resolve("models", "logistic")
+    assert not any(plugin.package == "impostor" for plugin in plugins())
     install("impostor", "9", {"impostor_net.py": MODEL}, models="logistic = impostor_net:net")
     assert resolve("models", "logistic") is ours and "impostor_net" not in sys.modules
     found = listed("models")

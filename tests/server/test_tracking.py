@@ -140,6 +140,27 @@ def test_a_tracker_that_fails_under_way_is_noted_and_stops_nothing(
     assert "\n" not in note and note in (result.path / "report.html").read_text().replace("&#39;", "'")
 
 
+@pytest.mark.slow
+def test_a_resumed_run_whose_tracker_is_gone_goes_on_and_one_that_comes_back_catches_up(
+    quick: Quick, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"tracker": "tensorboard", "rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        quick(progress=Stops(1), **options)
+    folder = folder_in(tmp_path)
+    place = folder / "tensorboard"
+    place.rename(tmp_path / "away")
+    place.write_text("")
+    with pytest.raises(KeyboardInterrupt):
+        Federation.resume(folder, progress=Stops(3))
+    assert "failed after round 1" in json.loads((folder / "tracker.json").read_text())["problem"]
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    result = Federation.resume(folder)
+    same(tensorboard(place), result)
+    assert not any("tracker" in note for note in result.summary["notes"])
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
 def test_a_missing_package_is_one_sentence_before_a_folder_is_made(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str

@@ -93,7 +93,7 @@ def _found() -> Iterator[Plugin]:
             continue
         name, version = _named(package)
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in seen:
+        if key and key in seen:
             continue
         seen.add(key)
         try:

@@ -478,3 +478,15 @@ def test_predictions_and_groups_leave_only_by_name(tmp_path: Path, policy: str, 
         groups = content["predictions"]["group"].numpy()
         assert set(groups) == {0, 1, 2} and len(groups) == len(content["predictions"]["labels"].numpy())
         assert "by age" in ledger(hospital).events()[-1]["purpose"]
+
+
+def test_what_only_the_coordinator_or_a_simulation_resolves_is_not_loaded_at_a_hospital(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "coordinators_own.py").write_text("raise SystemExit('this ran at a hospital')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    other = dict.fromkeys(("dataset", "strategy"), "coordinators_own:Thing")
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
+    hospital = make_hospital(tmp_path)
+    reply = app(message(request, "train", model()), context(hospital, CONFIG.model_copy(update=other)))
+    assert reply.has_content() and "coordinators_own" not in sys.modules

@@ -101,6 +101,7 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_takes_back_what_came_afte
     same(tensorboard(place / folder.name), result)
 
 
+@pytest.mark.slow  # docs/trackers.md, of which every command is run, shows a run in MLflow quickly
 def test_mlflow_shows_a_resumed_run_as_one_run(quick: Quick, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         quick(tracker="mlflow", rounds=3, progress=Stops(2))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.errors import PolyclinicError
@@ -46,9 +46,9 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
         if "patients" in metrics:
             state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
         if "predictions" in reply.content:
-            told = from_record(reply.content.pop("predictions"))  # type: ignore[arg-type]
+            record = reply.content.pop("predictions")
             try:
-                state.predictions[site.name] = _predictions(told, site.schema.num_classes)
+                state.predictions[site.name] = _predictions(record, site.schema.num_classes)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
     if replies:
@@ -65,9 +65,12 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _predictions(told: Arrays, classes: int) -> Predictions:
+def _predictions(record: object, classes: int) -> Predictions:
     """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense."""
     try:
+        if not isinstance(record, ArrayRecord):
+            raise TypeError("no arrays")
+        told = from_record(record)
         labels, scores = told["labels"].astype(np.int64), told["scores"].astype(np.float64)
         patient = np.unique(told.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
         group = told["group"].astype(np.int64) if "group" in told else None
@@ -75,7 +78,7 @@ def _predictions(told: Arrays, classes: int) -> Predictions:
         if shapes != {(len(scores),)} or scores.shape[1:] != (classes,) or len(patient) != len(scores):
             raise ValueError("the shapes do not fit")
         classification_metrics(labels, scores)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its predictions of held-out patients cannot be read") from None
     return Predictions(labels, scores, patient, group)
 

@@ -85,6 +85,7 @@ function show(run) {
     for (const key of ["auroc", "accuracy", "loss"]) cell(row, number(site[key]));
     cell(row, run.private ? number(site.epsilon) : "no guarantee");
   }
+  $("dropped").hidden = !run.dropouts.length;
   $("dropouts").replaceChildren(...run.dropouts.map(one => {
     const item = document.createElement("li");
     item.textContent = "Round " + one.round + ": " + one.site + ": " + one.reason;
@@ -133,7 +134,7 @@ PAGE = f"""<!doctype html>
 <div class="scroll" role="region" tabindex="0" aria-label="Hospitals"><table><thead><tr><th>Hospital</th>
 <th class="num">Round</th><th class="num">AUROC</th><th class="num">Accuracy</th><th class="num">Loss</th>
 <th class="num">Epsilon spent</th></tr></thead><tbody id="sites"></tbody></table></div>
-<h3>Newest drop-outs</h3><ul id="dropouts"></ul>
+<div id="dropped" hidden><h3>Newest drop-outs</h3><ul id="dropouts"></ul></div>
 </section>
 </main><script>{SCRIPT}</script></body></html>
 """

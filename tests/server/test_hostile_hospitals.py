@@ -1,5 +1,6 @@
 """A hospital that answers with what it should not: its reply is left out with a reason, and the others' model stands."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_so_is_an_enrolment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.M
     lie["now"] = told("delta", "much")
     _, dropouts = run(tmp_path)
     assert len(dropouts) == 1 and "when it enrols cannot be read" in dropouts[0]["reason"]
+
+
+BAD_PREDICTIONS: dict[str, Callable[[Arrays], Arrays]] = {
+    "labels that do not exist": lambda told: told | {"labels": told["labels"] + 7},
+    "probabilities above 1": lambda told: told | {"scores": told["scores"] * 3},
+    "other rows": lambda told: told | {"patient": told["patient"][:-1]},
+    "other classes": lambda told: told | {"scores": np.hstack([told["scores"], 0 * told["scores"][:, :1]])},
+    "nothing": lambda told: {"x": told["labels"]},
+}
+
+
+@pytest.mark.parametrize("change", BAD_PREDICTIONS)
+def test_so_are_predictions_that_cannot_be(tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(at, "now", MessageType.EVALUATE)
+    lie["now"] = changed(BAD_PREDICTIONS[change])
+    _, dropouts = run(tmp_path)
+    assert [drop["reason"] for drop in dropouts] == ["its predictions of held-out patients cannot be read"]
+    found = json.loads(next(tmp_path.glob("*/summary.json")).read_text())["evaluation"]
+    assert set(found["sites"]) == {"hospital-1", "hospital-3", "hospital-4"}
 
 
 def test_a_huge_update_moves_a_robust_strategy_no_more_than_an_honest_one(tmp_path: Path) -> None:

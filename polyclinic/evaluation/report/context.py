@@ -46,6 +46,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     simulation = summary.get("simulation", True) is not False
     sites, pooled, macro = (part(metrics, key) for key in ("sites", "pooled", "macro"))
     comparisons = _comparisons(part(summary, "comparison"))
+    estimates = part(part(summary, "evaluation"), "sites")
     ledgers = _ledgers(part(statement, "sites"))
     server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
     shown = [pooled, macro, *_shown(sites).values()]
@@ -80,7 +81,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "floor_accuracy": finite(part(summary, "floor").get("accuracy")),
         "sites": len(sites),
         "hospitals": [
-            {"name": name, "spent": spent(site), **site, "risk": part(site, "risk")}
+            {"name": name, "spent": spent(site), **site, "risk": part(site, "risk"), "estimates": estimates.get(name)}
             for name, site in _shown(sites).items()
         ],
         "spread": _spread(sites),

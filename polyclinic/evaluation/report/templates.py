@@ -75,7 +75,8 @@ HOSPITALS = """<h2>Hospitals</h2>
 <tbody>
 {% for hospital in hospitals %}
 <tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}<td class="num">{{ hospital.patients | count }}</td>
-{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}{% endif %}
+{% if hospital.estimates %}{{ estimated(hospital.estimates.auroc, true) }}{{ estimated(hospital.estimates.accuracy) }}
+{% else %}{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}{% endif %}{% endif %}
 {%- for comparison in comparisons %}{% set row = comparison.sites.get(hospital.name, {}) %}
 {{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
 <td class="num first nowrap">{{ hospital.spent }}</td>

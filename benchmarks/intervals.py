@@ -1,7 +1,7 @@
 """How often bootstrap intervals cover the truth: ``python -m benchmarks.intervals [--quick] [--json]``.
 
-Samples of two classes with normal scores (binormal, means ``shift`` apart), whose true probabilities the model gives; the truth is
-of a sample of 400,000. The full benchmark writes benchmarks/results/intervals.json and the table of docs/evaluation.md; with
+Samples of two classes with normal scores (binormal, means ``shift`` apart), whose true probabilities the model gives; how many
+have class 1 is chance too. The truth is of a sample of 400,000. The full benchmark writes benchmarks/results/intervals.json and the table of docs/evaluation.md; with
 ``--quick`` it prints, and writes nothing.
 """
 
@@ -25,13 +25,8 @@ from polyclinic.privacy.streams import generator
 RESULT = ROOT / "benchmarks" / "results" / "intervals.json"
 PAGE = ROOT / "docs" / "evaluation.md"
 BEGIN, END = "<!-- benchmarks.intervals: begin -->", "<!-- benchmarks.intervals: end -->"
-SAMPLES = (
-    (40, 40, 1.2),
-    (20, 60, 1.8),
-    (10, 90, 1.2),
-    (150, 150, 1.2),
-    (100, 900, 1.2),
-)  # of class 1, of class 0, shift
+# Expected patients of class 1 and of class 0, and the shift.
+SAMPLES = ((40, 40, 1.2), (20, 60, 1.8), (10, 90, 1.2), (150, 150, 1.2), (100, 900, 1.2))
 TRIALS, RESAMPLES = 1000, 1000
 SHOWN = ("auroc", "auprc", "accuracy", "f1", "sensitivity_at_90", "loss", "brier", "calibration_in_the_large")
 
@@ -74,8 +69,8 @@ def covered(ill: int, well: int, shift: float, trials: int, resamples: int) -> d
 
 
 def drawn(ill: int, well: int, shift: float, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Labels (n,) and the true probabilities (n, 2) of so many patients of each class."""
-    labels = np.repeat([1, 0], [ill, well])
+    """Labels (n,) and the true probabilities (n, 2) of patients of both classes, as many of each as chance has it."""
+    labels = (rng.random(ill + well) < ill / (ill + well)).astype(np.int64)
     x = rng.normal(size=ill + well) + shift * labels
     chance = 1 / (1 + np.exp(shift * shift / 2 - shift * x) * well / ill)
     return labels, np.stack([1 - chance, chance], axis=1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from polyclinic.errors import ConfigError
 
 Floats = NDArray[np.float64]
+REDRAWS = 100  # of a resample that lacks a class; of very many rare classes one is lacking nevertheless
 AT_ONCE = 2_000_000  # entries of a piece of the weights: some 16 MB
 
 
@@ -35,30 +36,36 @@ def resamples(
 ) -> Iterator[Floats]:
     """Pieces (b, rows) of the weights of ``count`` resamples; with ``patients`` (rows,) all rows of one move together.
 
-    labels: (rows,) classes from 0; patients whose rows have the same set of classes are then drawn among each other, so
-    that each resample has every class that the rows have.
+    labels: (rows,) classes from 0; a resample that lacks one of them is drawn again. Drawing within classes instead would
+    hold their shares fixed, and make what depends on them look surer than it is.
     """
     if count < 1:
         raise ConfigError(f"resamples must be at least 1, not {count}.")
     unit = np.arange(rows) if patients is None else np.unique(patients, return_inverse=True)[1]
     units = int(unit.max(initial=-1)) + 1
-    members = [np.arange(units)] if labels is None else _alike(unit, labels)
+    has = np.zeros((units, 0)) if labels is None else _classes(unit, labels)
     piece = max(1, AT_ONCE // max(rows, 1))
     for begin in range(0, count, piece):
-        size = min(piece, count - begin)
-        weights = np.empty((size, units))
-        for part in members:
-            drawn = rng.integers(len(part), size=(size, len(part))) + len(part) * np.arange(size)[:, None]
-            weights[:, part] = np.bincount(drawn.ravel(), minlength=size * len(part)).reshape(size, len(part))
+        weights = _drawn(units, min(piece, count - begin), rng)
+        for _ in range(REDRAWS):
+            if not len(lacking := np.flatnonzero((weights @ has == 0).any(axis=1))):
+                break
+            weights[lacking] = _drawn(units, len(lacking), rng)
         yield weights[:, unit]
 
 
-def _alike(unit: NDArray[np.int64], labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The units by the set of classes that their rows have."""
-    has = np.zeros((int(unit.max()) + 1, int(labels.max()) + 1), dtype=bool)
-    has[unit, labels] = True
-    kind = np.unique(has, axis=0, return_inverse=True)[1].reshape(-1)
-    return [np.flatnonzero(kind == one) for one in range(int(kind.max()) + 1)]
+def _drawn(units: int, count: int, rng: np.random.Generator) -> Floats:
+    """(count, units) how often each unit is among as many drawn with replacement."""
+    drawn = rng.integers(units, size=(count, units)) + units * np.arange(count)[:, None]
+    return np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units).astype(np.float64)
+
+
+def _classes(unit: NDArray[np.int64], labels: NDArray[np.int64]) -> Floats:
+    """(units, classes) 1 where a unit has a row of a class, of those that any has."""
+    present, number = np.unique(labels, return_inverse=True)
+    has = np.zeros((int(unit.max()) + 1, len(present)))
+    has[unit, number] = 1.0
+    return has
 
 
 def bootstrap(

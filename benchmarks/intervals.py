@@ -1,8 +1,8 @@
 """How often bootstrap intervals cover the truth: ``python -m benchmarks.intervals [--quick] [--json]``.
 
 Samples of two classes with normal scores (binormal, means ``shift`` apart), whose true probabilities the model gives; how many
-have class 1 is chance too. The truth is of a sample of 400,000. The full benchmark writes benchmarks/results/intervals.json and the table of docs/evaluation.md; with
-``--quick`` it prints, and writes nothing.
+have class 1 is chance too. The truth is of a sample of 400,000. The full benchmark writes benchmarks/results/intervals.json and
+the table of docs/evaluation.md; with ``--quick`` it prints, and writes nothing.
 """
 
 from __future__ import annotations

@@ -47,7 +47,12 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
     try:
         append(home, {"event": "asked", **_asked(message), "bytes": _size(message)})
         reply = answer(message, context)
-        entry = {**_outcome(reply), **_asked(message), "bytes": _size(reply), "seconds": round(time.monotonic() - begun, 3)}
+        entry = {
+            **_outcome(reply),
+            **_asked(message),
+            "bytes": _size(reply),
+            "seconds": round(time.monotonic() - begun, 3),
+        }
         append(home, entry)
         # Quoted, so that nobody's words make a second line of the log.
         told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)

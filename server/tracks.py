@@ -18,7 +18,7 @@ from polyclinic.errors import ConfigError
 Plain = Mapping[str, bool | int | float | str]
 _MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 #: What of a configuration is told to nobody: places on this machine.
-_UNTOLD = ("out", "tracker-place", "schema-file", "imputer-file", "availability", "ray-address", "meant")
+_UNTOLD = ("out", "resume", "tracker-place", "schema-file", "imputer-file", "availability", "ray-address", "meant")
 _MLFLOW_AT_ONCE = 100, 1000  # parameters and metrics of one call, as the server allows
 
 

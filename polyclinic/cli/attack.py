@@ -47,7 +47,7 @@ def attack(
     if as_json:
         print_json(found)
         return
-    _print(screen, found)
+    show(screen, found)
     screen.print(f"All figures: {Path(found['run']) / FILE}; the run's report shows them.", soft_wrap=True)
 
 
@@ -63,7 +63,8 @@ def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
 
 
-def _print(screen: Console, found: dict[str, Any]) -> None:
+def show(screen: Console, found: dict[str, Any]) -> None:
+    """Tables for people, of what ``attacks.json`` holds."""
     epsilon = found["claimed"]["epsilon"]
     claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
     screen.print(

@@ -80,7 +80,9 @@ def apart(a: Table, b: Table, column: int) -> Floats:
     mine, theirs, span = a.values[:, column][:, None], b.values[:, column][None], a.spans[column]
     cells = np.minimum(np.abs(mine - theirs) / span, 1.0) if span else (mine != theirs).astype(np.float64)
     missing = np.isnan(mine), np.isnan(theirs)
-    return np.where(missing[0] & missing[1], 0.0, np.where(missing[0] | missing[1], 1.0, cells))
+    if missing[0].any() or missing[1].any():
+        cells = np.where(missing[0] | missing[1], missing[0] != missing[1], cells)
+    return np.asarray(cells)
 
 
 def nearest(a: Table, b: Table, columns: Sequence[int]) -> tuple[Ints, Floats]:

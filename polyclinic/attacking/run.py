@@ -49,7 +49,9 @@ def attack_run(
         "allowed": privacy.get("risk") if private else None, "audit": audit, "membership": [], "attributes": [],
         "gradients": None, "closest": None, "identification": [], **found, "left_out": left_out,
     }  # fmt: skip
-    (target.folder.path / FILE).write_text(json.dumps(whole, indent=2, allow_nan=False), encoding="utf-8")
+    partial = target.folder.path / f"{FILE}.partial"
+    partial.write_text(json.dumps(whole, indent=2, allow_nan=False), encoding="utf-8")
+    partial.replace(target.folder.path / FILE)
     render_report(target.folder.path)
     return whole
 

@@ -68,12 +68,13 @@ class Predicates:
 def singling_out(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
     """Predicates that one synthetic row alone satisfies: how often does one patient alone satisfy them?
 
-    Of as many patients of either side, since few rows are easier to tell apart. A predicate is of two to four columns of a
-    random row: a category as it is, a number at least or at most its value, whichever is rarer. Naive: values drawn at random.
+    Of as many synthetic rows as patients of either side, since few rows are easier to tell apart. A predicate is of two to
+    four columns of a random row: a category as it is, a number at least or at most its value, whichever is rarer. Naive:
+    values drawn at random.
     """
     rng, count = generator(seed, "attacks", "singling out"), min(len(members), len(non_members))
     sides = [table.at(rng.permutation(len(table))[:count]) for table in (members, non_members)]
-    table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
+    table = synthetic.at(rng.permutation(len(synthetic))[: min(count, MOST_ROWS)])
     predicates, aimless = single_outs(table, rng), _random(table, ATTACKS, rng)
     attack, control = (_share(predicates.holds(side).sum(axis=1) == 1) for side in sides)
     return _risk(

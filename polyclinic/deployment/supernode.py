@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from logging import ERROR
@@ -27,6 +28,7 @@ from polyclinic.errors import ConfigError
 
 def main() -> None:
     """flower-supernode's own arguments; POLYCLINIC_HOSPITAL names the hospital.toml."""
+    from flwr.supernode import fleet_http_connection as connection
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
 
@@ -36,7 +38,39 @@ def main() -> None:
     node._pull_and_store_message = _checked(pull, _allowed)
     node._verify_fab = _verdict(verify)
     hasten(node)
-    flower_supernode()
+    persist(connection)
+    try:
+        flower_supernode()
+    except Exception:
+        traceback.print_exc()
+    # Threads that Flower leaves behind would keep a node that asks for nothing any more, and that nobody starts again.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def persist(connection: Any) -> None:
+    """Let Flower's connection (its module) try again after every fault of the line; a certificate that does not hold ends it.
+
+    Flower itself gives up where a line ends within TLS's handshake, as when a proxy has lost its SuperLink.
+    """
+    make = getattr(connection, "make_simple_http_retry_invoker", None)
+    if not callable(make):
+        sys.exit("This flwr has no place for lasting connections; install flwr 1.41.")
+
+    def lasting() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: not _of_the_line(error) and gives_up(error)
+        return invoker
+
+    connection.make_simple_http_retry_invoker = lasting
+
+
+def _of_the_line(error: Exception) -> bool:
+    import httpx
+
+    return isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
 
 
 def hasten(node: Any) -> None:

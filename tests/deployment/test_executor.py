@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SubStatus
@@ -170,3 +172,20 @@ def test_a_reply_that_its_client_gave_in_part_is_given_up(node: tuple[NodeState,
 
 def test_a_pause_grows_with_what_was_waited_up_to_flower_s() -> None:
     assert [Pauses.pause(3.0, waited) for waited in (0.0, 1.0, 10.0, 30.0, 1e6)] == [0.2, 0.2, 1.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "gives_up"),
+    [
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol", False),
+        ("[Errno 111] Connection refused", False),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate", True),
+    ],
+)
+def test_a_node_gives_up_on_a_certificate_and_on_no_other_fault_of_its_line(words: str, gives_up: bool) -> None:
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+
+    connection = SimpleNamespace(make_simple_http_retry_invoker=make_simple_http_retry_invoker)
+    supernode.persist(connection)
+    invoker = connection.make_simple_http_retry_invoker()
+    assert invoker.should_giveup(httpx.ConnectError(words)) == gives_up

@@ -25,7 +25,7 @@ from polyclinic.config import RunConfig, read_toml
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.report import render_report, write_plots
+from polyclinic.evaluation.report import render_report, write_report
 from polyclinic.server.state import RunState
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, save
 
@@ -193,8 +193,7 @@ class RunFolder:
             )
         (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
-        write_plots(self.path)
-        render_report(self.path)
+        write_report(self.path)
 
     def add_comparison(self, summary: dict[str, Any]) -> None:
         """Write a summary that has gained a comparison, and its report."""

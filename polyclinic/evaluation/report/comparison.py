@@ -12,6 +12,7 @@ import pandas as pd
 
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.comparison_plot import Floats, Point, plot_courses, plot_privacy_utility
+from polyclinic.evaluation.plots import to_svg
 from polyclinic.evaluation.report.cost import size
 from polyclinic.evaluation.report.figures import embedded
 from polyclinic.evaluation.report.formats import finite, part
@@ -93,9 +94,9 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         "runs": rows,
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
-        "curve": [embedded("curve", plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
+        "curve": [embedded(to_svg(plot_privacy_utility(points, "AUROC")), "AUROC over epsilon; the numbers are in the table.")]
         if points else [],
-        "courses": [embedded("courses", plot_courses(courses, "AUROC"), "Pooled AUROC by round, a line a run.")]
+        "courses": [embedded(to_svg(plot_courses(courses, "AUROC")), "Pooled AUROC by round, a line a run.")]
         if courses else [],
     }  # fmt: skip
     sections = [Section("runs", _RUNS), Section("figures", _FIGURES), Section("shared", _SAME)]

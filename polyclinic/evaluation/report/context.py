@@ -15,6 +15,7 @@ import pandas as pd
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.evaluation.flow_diagram import plot_flow
 from polyclinic.evaluation.metrics import macro_average
+from polyclinic.evaluation.plots import to_svg
 from polyclinic.evaluation.privacy_text import (
     central_sentence,
     composition,
@@ -24,7 +25,7 @@ from polyclinic.evaluation.privacy_text import (
     risk_sentence,
     warnings,
 )
-from polyclinic.evaluation.report.figures import embedded, run_figures
+from polyclinic.evaluation.report.figures import ALT, embedded
 from polyclinic.evaluation.report.formats import Summary, count, finite, metric, part, spent
 
 MOST_ROWS = 60
@@ -91,8 +92,9 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "posterior": part(summary, "posterior"),
         "has_undefined": "undefined" in cells,
         "has_missing": "–" in cells,
-        "plots": [embedded(name, figure) for name, figure in run_figures(summary, rounds).items()],
-        "flow": embedded("flow", plot_flow(Flow.from_list(summary["flow"]))) if summary.get("flow") else None,
+        "flow": embedded(to_svg(plot_flow(Flow.from_list(summary["flow"]))), ALT["flow"])
+        if summary.get("flow")
+        else None,
         "dropouts": dropouts[:MOST_ROWS],
         "more_dropouts": len(dropouts[MOST_ROWS:]),
         "ledgers": _telling(ledgers),

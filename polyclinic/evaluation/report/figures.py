@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss, to_svg
+from polyclinic.evaluation.plots import plot_auroc, plot_epsilon, plot_loss
 from polyclinic.evaluation.posterior_plot import plot_posterior
 from polyclinic.evaluation.report.formats import Summary, finite, part
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
-_ALT = {
+ALT = {
     "auroc": f"AUROC on held-out patients {_BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
     "loss": f"Loss on held-out patients {_BY_ROUND}",
     "epsilon": f"Epsilon spent {_BY_ROUND}",
+    "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
+    "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
     "flow": "Rows and patients left after each step; the numbers are in summary.json.",
 }
 
@@ -38,7 +41,6 @@ def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
     return figures
 
 
-def embedded(name: str, figure: Figure, alt: str = "") -> dict[str, str]:
-    """``source`` and ``alt`` of an image that holds the figure itself; ``name``: of a figure that has its text here."""
-    encoded = base64.b64encode(to_svg(figure).encode()).decode()
-    return {"source": f"data:image/svg+xml;base64,{encoded}", "alt": alt or _ALT[name]}
+def embedded(svg: str, alt: str) -> dict[str, str]:
+    """``source`` and ``alt`` of an image that holds the figure itself."""
+    return {"source": f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", "alt": alt}

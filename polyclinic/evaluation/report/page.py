@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,10 +18,14 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.plots import to_png, to_svg
 from polyclinic.evaluation.report import formats
 from polyclinic.evaluation.report.context import report_context
-from polyclinic.evaluation.report.figures import run_figures
+from polyclinic.evaluation.report.figures import ALT, embedded, run_figures
 from polyclinic.evaluation.report.sections import SECTIONS, Run, Section
 from polyclinic.evaluation.report.style import SCRIPT, STYLE, policy
 from polyclinic.evaluation.report.utility import utility_figures
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from matplotlib.figure import Figure
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -60,27 +65,70 @@ def render_report(run_dir: Path, page: Path | None = None) -> Path:
 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
-    run_dir = Path(run_dir)
-    run = Run(run_dir, *read_run(run_dir))
-    shared = report_context(run.summary, run.rounds)
+    run = _read(run_dir)
+    return _render(run, _drawn(run), page or run.folder / "report.html")
+
+
+def write_plots(run_dir: Path) -> list[Path]:
+    """Writes ``plots/{auroc,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+
+    Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
+    calibration, decision and hospitals, as SVG alone, are there where predictions left. Raises DataError as
+    ``render_report`` does.
+    """
+    run = _read(run_dir)
+    return _write(run, _drawn(run))
+
+
+def write_report(run_dir: Path) -> Path:
+    """``write_plots`` and ``render_report`` of figures that are drawn once."""
+    run = _read(run_dir)
+    drawn = _drawn(run)
+    _write(run, drawn)
+    return _render(run, drawn, run.folder / "report.html")
+
+
+Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
+
+
+def _read(run_dir: Path) -> Run:
+    return Run(Path(run_dir), *read_run(Path(run_dir)))
+
+
+def _drawn(run: Run) -> Drawn:
+    """The run's figures by section and name, each as SVG and as it was drawn."""
+    sections = {"training": run_figures(run.summary, run.rounds), "utility": utility_figures(run.summary)}
+    return {name: {key: (to_svg(one), one) for key, one in figures.items()} for name, figures in sections.items()}
+
+
+def _render(run: Run, drawn: Drawn, page: Path) -> Path:
+    shown = {name: [embedded(svg, ALT[key]) for key, (svg, _) in one.items()] for name, one in drawn.items()}
+    shared = report_context(run.summary, run.rounds) | {"figures": shown}
     parts = [(section, section.values(run)) for section in SECTIONS]
-    body = [(section, shared | values) for section, values in parts if values is not None]
-    return write_page(page or run_dir / "report.html", shared["title"], body)
+    return write_page(page, shared["title"], [(one, shared | values) for one, values in parts if values is not None])
+
+
+def _write(run: Run, drawn: Drawn) -> list[Path]:
+    folder = run.folder / "plots"
+    folder.mkdir(exist_ok=True)
+    written = []
+    for section, figures in drawn.items():
+        for name, (svg, figure) in figures.items():
+            written.append(folder / f"{name}.svg")
+            written[-1].write_text(svg, encoding="utf-8")
+            if section == "training":  # a picture in dots takes three times as long as one in lines
+                written.append(folder / f"{name}.png")
+                written[-1].write_bytes(to_png(figure))
+    return written
 
 
 def write_page(page: Path, title: str, sections: Sequence[tuple[Section, Mapping[str, Any]]]) -> Path:
     """Writes the sections, each with the values that it shows, as one page: whole, or the earlier page stays."""
-    from jinja2 import Environment  # with the plots' matplotlib, only at the end of a run
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, trim_blocks=True)
-    environment.filters.update(
-        metric=formats.metric, epsilon=formats.epsilon, budget=formats.budget, delta=formats.delta,
-        count=formats.count, share=formats.in_percent, estimate=formats.estimate,
-    )  # fmt: skip
-    rendered = [environment.from_string(_MACROS + one.template).render(values).strip() for one, values in sections]
+    rendered = [_template(_MACROS + one.template).render(values).strip() for one, values in sections]
     # Markup: ours alone, and what jinja2 has escaped.
-    found = environment.from_string(_PAGE).render(
+    found = _template(_PAGE).render(
         policy=policy(), title=title, style=Markup(STYLE), script=Markup(SCRIPT), body=Markup("\n\n".join(rendered))
     )
     partial = page.with_suffix(".partial")
@@ -89,22 +137,16 @@ def write_page(page: Path, title: str, sections: Sequence[tuple[Section, Mapping
     return page
 
 
-def write_plots(run_dir: Path) -> list[Path]:
-    """Writes ``plots/{auroc,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+@lru_cache(maxsize=64)
+def _template(text: str) -> Template:
+    from jinja2 import Environment  # with the plots' matplotlib, only at the end of a run
 
-    Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
-    calibration, decision and hospitals are there where predictions left. Raises DataError as ``render_report`` does.
-    """
-    folder = Path(run_dir) / "plots"
-    summary, rounds = read_run(Path(run_dir))
-    figures = run_figures(summary, rounds) | utility_figures(summary)
-    folder.mkdir(exist_ok=True)
-    written = []
-    for name, figure in figures.items():
-        written += [folder / f"{name}.svg", folder / f"{name}.png"]
-        written[-2].write_text(to_svg(figure), encoding="utf-8")
-        written[-1].write_bytes(to_png(figure))
-    return written
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters.update(
+        metric=formats.metric, epsilon=formats.epsilon, budget=formats.budget, delta=formats.delta,
+        count=formats.count, share=formats.in_percent, estimate=formats.estimate,
+    )  # fmt: skip
+    return environment.from_string(text)
 
 
 def read_run(run_dir: Path) -> tuple[dict[str, Any], pd.DataFrame]:

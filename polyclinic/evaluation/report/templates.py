@@ -172,9 +172,7 @@ PATIENTS = """{% if flow %}
 """
 
 TRAINING = """<h2>Course of the training</h2>
-{% for plot in plots %}
-<figure><img src="{{ plot.source }}" alt="{{ plot.alt }}"></figure>
-{% endfor %}
+{{ pictures(figures.training) }}
 """
 
 DROPOUTS = """<h2>Dropouts</h2>

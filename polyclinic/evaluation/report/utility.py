@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyclinic.evaluation.report.figures import embedded
 from polyclinic.evaluation.report.formats import Summary, part
 from polyclinic.evaluation.utility_plots import plot_calibration, plot_decision, plot_hospitals
 
@@ -26,11 +25,6 @@ NAMES = {
     "calibration_in_the_large": "Calibration in the large",
 }
 OF_GROUPS = ("auroc", "sensitivity", "specificity", "calibration_in_the_large")
-_ALT = {
-    "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
-    "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
-    "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
-}
 
 UTILITY = """
 <h2>How good it is</h2>
@@ -80,7 +74,7 @@ alone.</p>
 between hospitals. Of fewer than 10 patients nothing is told.</p>
 {% endif %}
 {% endif %}
-{{ pictures(curves) }}
+{{ pictures(figures.utility) }}
 {% endif %}
 """
 
@@ -95,7 +89,6 @@ def utility(summary: Summary) -> dict[str, Any] | None:
         "groups": evaluation.get("groups"),
         "metrics": NAMES,
         "of_groups": OF_GROUPS,
-        "curves": [embedded(name, figure, _ALT[name]) for name, figure in utility_figures(summary).items()],
     }
 
 

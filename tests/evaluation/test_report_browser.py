@@ -31,8 +31,12 @@ def test_the_report_renders_sorts_by_keyboard_and_asks_for_nothing(
 ) -> None:
     def change(summary: dict[str, Any]) -> None:
         summary["evaluation"] = evaluation(column="sex", groups=["f", "m", "missing"])
-        for site, auroc in zip(summary["metrics"]["sites"].values(), (0.7, None, 0.9, 0.8), strict=True):
-            site["auroc"] = auroc
+        for site, auroc in zip(summary["evaluation"]["sites"].values(), (0.7, None, 0.9, 0.8), strict=True):
+            site["auroc"] = {
+                "value": auroc,
+                "low": None if auroc != 0.9 else 0.1,
+                "high": None if auroc != 0.9 else 1.0,
+            }
 
     tab.open(render_report(write_run(change=change)).as_uri())
     images = tab.value("[...document.images].map(image => image.naturalWidth)")
@@ -42,10 +46,10 @@ def test_the_report_renders_sorts_by_keyboard_and_asks_for_nothing(
     tab.press("Tab")
     assert tab.value("document.activeElement.textContent.trim()") == "AUROC"
     tab.press("Enter")
-    assert tab.value(ORDER.format(2)) == ["0.700", "0.800", "0.900", "undefined"]
+    assert tab.value(ORDER.format(2)) == ["0.700", "0.800", "0.900 0.100 to 1.000", "undefined"]
     assert tab.value("document.activeElement.closest('th').getAttribute('aria-sort')") == "ascending"
     tab.press("Enter")
-    assert tab.value(ORDER.format(2)) == ["0.900", "0.800", "0.700", "undefined"]
+    assert tab.value(ORDER.format(2)) == ["0.900 0.100 to 1.000", "0.800", "0.700", "undefined"]
     assert tab.value("document.querySelector('tbody.totals th').textContent") == "Pooled"
     assert not [event for event in tab.told if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
     asked = [event["params"]["request"]["url"] for event in tab.told if event["method"] == "Network.requestWillBeSent"]

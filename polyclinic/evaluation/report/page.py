@@ -51,7 +51,7 @@ _MACROS = """{%- macro metric(value, first=false) -%}
 {%- macro estimated(value, first=false) -%}
 {%- set shown, beside = value | estimate -%}
 <td class="num{{ ' undefined' if shown == 'undefined' }}{{ ' first' if first }}">{{ shown }}
-{%- if beside %}<small>{{ beside }}</small>{% endif %}{{ caller() if caller }}</td>
+{%- if beside %} <small>{{ beside }}</small>{% endif %}{{ caller() if caller }}</td>
 {%- endmacro %}
 {%- macro pictures(figures) -%}
 {% for figure in figures %}<figure><img src="{{ figure.source }}" alt="{{ figure.alt }}"></figure>

@@ -196,29 +196,24 @@ def test_services_use_commands_and_options_that_there_are(service: str) -> None:
 
 
 @pytest.mark.compose
-def test_a_run_goes_to_its_end_while_a_fourth_hospital_comes_which_is_in_the_next(demo: Demo) -> None:
+def test_a_run_goes_to_its_end_with_a_fourth_hospital_that_comes_while_it_is_on(demo: Demo) -> None:
     running = demo.submitted("-c", "rounds=2", "-c", "evaluate-every=2", "-c", "epsilon=2.0", "-c", "delta=1e-4")
     wait_for(lambda: all('"answered"' in demo.journal(site) for site in HOSPITALS) or running.poll() is not None)
     with demo.slow_records("a"):  # so that the run is on until the fourth hospital is there
         demo("--profile", "late", "up", "--detach", "hospital-d", timeout=600)
         wait_for(lambda: demo.nodes().get("d", {}).get("status") == "online")
         assert running.poll() is None
-    first = demo.ended(running)
-    assert demo.journal("d") == ""  # nothing was asked of it
+    demo.ended(running)
     demo("run", "--rm", "-T", "report")
     page = (Path(demo.environment["REPORTS"]) / "report.html").read_text()
-    assert all(f">{site}<" in page for site in HOSPITALS) and ">d<" not in page
-    spent = {site: demo.status(site)["epsilon"] for site in HOSPITALS}
-    for site in HOSPITALS:
-        assert 0 < spent[site] <= 2.0 and demo.status(site)["intact"]
+    assert all(f">{site}<" in page for site in (*HOSPITALS, "d"))
+    for site in (*HOSPITALS, "d"):
+        ledger = demo.status(site)
+        assert 0 < ledger["epsilon"] <= 2.0 and ledger["intact"]
         journal = json.loads(
             demo("exec", "-T", f"hospital-{site}", "polyclinic", "hospital", "journal", "/hospital", "--json")
         )
         assert journal["intact"] and {"asked", "answered"} == {entry["event"] for entry in journal["entries"]}
-    quick = ("rounds=1", "patients-per-site=100", "local-steps=2", "epsilon=0.5", "delta=1e-4")
-    four = ("-c", "sites=4", "-c", "min-sites=4", *(part for key in quick for part in ("-c", key)))
-    assert demo.ended(demo.submitted(*four))["run"] != first["run"]
-    assert all(demo.status(site)["epsilon"] > spent.get(site, 0) for site in (*HOSPITALS, "d"))
 
 
 @pytest.mark.compose

@@ -1,6 +1,7 @@
 """The round loop: determinism, drop-outs, third-party strategies, checkpoints and resume, for real."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
+from polyclinic.cli import main
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
@@ -198,20 +201,23 @@ def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Qui
     options = {"rounds": 6, "optimizer": "adam", "learning_rate": 0.05, "fraction_train": 0.5, "model": "mlp"}
     whole = quick(**options)
     rng = np.random.default_rng(0)
+    # Forked from a process that has imported everything, each start takes a moment and a kill falls into the run.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "polyclinic.federation"])
     kills = 0
     while kills < 20:
         out = tmp_path / f"out-{kills}"
         flags = [part for key, value in options.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
         command = [*flags, "-c", "local-steps=2", "--out", str(out)]
         while True:
-            process = subprocess.Popen([sys.executable, "-m", "polyclinic", "run", *command], env=os.environ)
+            process = context.Process(target=_run, args=(command,))
+            process.start()
             folder = _when_begun(out, process)
-            try:
-                # A start takes some seconds; after the last kill the run is left to end.
-                process.wait(timeout=float(rng.uniform(2.0, 14.0)) if kills < 20 else None)
-            except subprocess.TimeoutExpired:
+            # After the last kill the run is left to end.
+            process.join(float(rng.uniform(0.1, 4.0)) if kills < 20 else None)
+            if process.is_alive():
                 process.kill()
-                process.wait()
+                process.join()
                 kills += 1
             if (folder / "report.html").exists():
                 break
@@ -222,10 +228,15 @@ def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Qui
             assert site["intact"] and site["epsilon"] == whole.summary["statement"]["sites"][name]["epsilon"]
 
 
-def _when_begun(out: Path, process: "subprocess.Popen[bytes]") -> Path:
+def _run(arguments: list[str]) -> None:
+    sys.argv = ["polyclinic", "run", *arguments]
+    main()
+
+
+def _when_begun(out: Path, process: BaseProcess) -> Path:
     """The run's folder, once it holds a checkpoint: before that there is nothing to go on with."""
     while not (found := list(out.glob("*/checkpoint.safetensors"))):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
     return found[0].parent
 

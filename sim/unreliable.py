@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from polyclinic.arrays import size_of
+from polyclinic.passing import PassingGrid
 
 UNREACHABLE = 503
 SECONDS = "simulated-seconds"
@@ -51,38 +51,17 @@ class Conditions:
         return float(self.compute_seconds * slow + (sent / self.bandwidth if self.bandwidth else 0.0))
 
 
-class UnreliableGrid(Grid):
+class UnreliableGrid(PassingGrid):
     """``grid`` under ``conditions``; only training is affected."""
 
     def __init__(self, grid: Grid, conditions: Conditions) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._conditions = conditions
 
     @property
     def merges(self) -> bool:
         """Not with a deadline: who misses it must not be in another's reply."""
         return not self._conditions.deadline and getattr(self._grid, "merges", False)
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         pending = list(messages)

@@ -15,8 +15,8 @@ from typing import Any
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from tests.chaos.place import BUDGET, DELTA, Place, held, other_clock
-from tests.chaos.wire import CUT, SILENT
+from tests.chaos.place import BUDGET, DELTA, Hospital, Place, held, other_clock
+from tests.chaos.wire import CUT, SILENT, Wire
 
 _PATIENCE = 30.0
 
@@ -91,9 +91,17 @@ def _break_checkpoint(place: Place, strike: Strike) -> str:
     return f"{len(torn)} of {len(content)} bytes left"
 
 
-def _database(state: str) -> Callable[[Place, Strike], str]:
+def _records(hospital: Hospital) -> Wire:
+    return hospital.database
+
+
+def _net(hospital: Hospital) -> Wire:
+    return hospital.net
+
+
+def _line(of: Callable[[Hospital], Wire], state: str) -> Callable[[Place, Strike], str]:
     def strike_it(place: Place, strike: Strike) -> str:
-        wire = place.hospitals[strike.hospital].database
+        wire = of(place.hospitals[strike.hospital])
         wire.state = state
         time.sleep(strike.lasting)
         wire.heal()
@@ -117,17 +125,6 @@ def _database_gone(place: Place, strike: Strike) -> str:
     _soon(lambda: (wire.allowance or 0) < 0)
     wire.heal()
     return "cut in mid-answer"
-
-
-def _network(state: str) -> Callable[[Place, Strike], str]:
-    def strike_it(place: Place, strike: Strike) -> str:
-        wire = place.hospitals[strike.hospital].net
-        wire.state = state
-        time.sleep(strike.lasting)
-        wire.heal()
-        return f"{state} for {strike.lasting:.1f} s"
-
-    return strike_it
 
 
 def _late(place: Place, strike: Strike) -> str:
@@ -198,12 +195,12 @@ FAULTS: dict[str, Fault] = {
     "SuperLink killed": Fault(_kill_superlink),
     "ServerApp killed": Fault(_kill_serverapp),
     "checkpoint damaged": Fault(_break_checkpoint),
-    "database down": Fault(_database(CUT)),
-    "database silent": Fault(_database(SILENT)),
+    "database down": Fault(_line(_records, CUT)),
+    "database silent": Fault(_line(_records, SILENT)),
     "database slow": Fault(_database_slow),
     "database gone in a query": Fault(_database_gone),
-    "network cut": Fault(_network(CUT)),
-    "network silent": Fault(_network(SILENT)),
+    "network cut": Fault(_line(_net, CUT)),
+    "network silent": Fault(_line(_net, SILENT)),
     "hospital late": Fault(_late, _before_late),
     "disk full": Fault(_disk_full),
     "clock moved": Fault(_clock),

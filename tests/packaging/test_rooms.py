@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FRONT = {"errors", "arrays", "compression", "config", "messages", "plugins"}
+FRONT = {"errors", "arrays", "passing", "compression", "config", "messages", "plugins"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ehr": {"errors"},
     "privacy": {"errors"},
@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"errors", "ehr", "privacy", "synthesis"},
     "strategies": {"errors", "privacy", "models", "synthesis"},
     "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},
-    "sim": {"errors", "arrays"},
+    "sim": {"errors", "arrays", "passing"},
     "serving": {"errors", "evaluation"},
     "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy", "server"},
     "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},

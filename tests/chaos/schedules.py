@@ -92,7 +92,7 @@ def carry_out(place: Place, plan: Schedule) -> Story:
         place.restart_fallen()
         for run in under_way:
             run.look_after()
-        time.sleep(0.5)
+        time.sleep(1)
     for thread in threads:
         thread.join()
     place.heal()

@@ -19,7 +19,7 @@ from polyclinic.evaluation.assessment import Predictions
 from polyclinic.messages import LOCAL, STANDARDISER
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import composed, from_text
+from polyclinic.privacy.ledger_terms import check_told, from_text
 from polyclinic.server.sites import Site
 
 
@@ -82,11 +82,14 @@ class RunState:
     def hear(self, site: str, told: ConfigRecord) -> None:
         """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""
         try:
-            self.epsilon[site] = float(told["epsilon"])  # type: ignore[arg-type]
+            epsilon = float(told["epsilon"])  # type: ignore[arg-type]
+            if not epsilon >= 0:
+                raise ValueError("an epsilon is a number and not negative")
             if "charged" in told:
-                composed(from_text(str(told["charged"])))
+                check_told(from_text(str(told["charged"])), self.hospitals.get(site, {}).get("relation", "add-remove"))
                 self.charged[site] = str(told["charged"])
-        except (KeyError, LookupError, TypeError, ValueError):
+            self.epsilon[site] = epsilon
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise PolyclinicError(f"what {site} says of its ledger cannot be read") from None
 
     def welcome(self, site: Site) -> Site:

@@ -16,12 +16,21 @@ from itertools import combinations
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import Accountant, Relation, check_terms, epsilon, event_from_json, event_to_json
+from polyclinic.privacy.accounting import (
+    Accountant,
+    Relation,
+    check_terms,
+    composition_of,
+    epsilon,
+    event_from_json,
+    event_to_json,
+)
 from polyclinic.privacy.risk import Risk, risk, worst
 
 # Equal parts of a composition: an entry and how often it was charged, in order of the entries.
 Spent = tuple[tuple[str, int], ...]
 _MOST_CHOICES = 100
+_MOST_SITES = 1000
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ def composed(spent: Spent) -> DpEvent:
             [SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent]
         )
     except (ConfigError, ValueError) as error:
+        raise LookupError(str(error)) from error
+
+
+def check_told(spent: Spent, relation: Relation) -> None:
+    """Raises LookupError for what cannot be accounted, alone or with as many charges of other sites as there may be."""
+    try:
+        composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in spent)), relation)
+    except ConfigError as error:
         raise LookupError(str(error)) from error
 
 

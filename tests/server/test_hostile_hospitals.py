@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from polyclinic.client_app import app as honest
 from polyclinic.config import RunConfig
+from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, RECORD, STATISTICS
+from polyclinic.privacy.accounting import gaussian_event
+from polyclinic.privacy.ledger_terms import entry_of, to_text
 from polyclinic.server.app import coordinate
 from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.state import RunState
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 
@@ -91,6 +95,23 @@ def test_a_reply_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path, word
     arrays, dropouts = run(tmp_path)
     assert [drop["site"] for drop in dropouts] == ["hospital-2"] and words in dropouts[0]["reason"]
     assert all(np.isfinite(value).all() for value in arrays.values())
+
+
+def often(count: int) -> str:
+    return to_text(((entry_of(gaussian_event(10.0)), count),))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"epsilon": float("nan")}, {"epsilon": -1.0}, {"epsilon": 1.0, "charged": often(-3)},
+     {"epsilon": 1.0, "charged": often(10**9)}, {"epsilon": 1.0, "charged": "[" * 100_000}],
+    ids=["no number", "negative", "charged less than never", "too often to be accounted", "deep"],
+)  # fmt: skip
+def test_what_no_ledger_says_is_not_kept_for_the_statement(told: dict[str, float | str]) -> None:
+    state = RunState({}, epsilon={"north": 0.5})
+    with pytest.raises(PolyclinicError, match="north says of its ledger cannot be read"):
+        state.hear("north", ConfigRecord(told))  # type: ignore[arg-type]
+    assert state.epsilon == {"north": 0.5} and not state.charged
 
 
 @pytest.mark.parametrize("words", ["not finite", "does not have shape", "is missing", "cannot be read as"])

@@ -139,9 +139,9 @@ def federate(
         check_ledgers(home / "ledger.sqlite", told)
         if config.keeps_state:
             check_states(home, simulated, run, state)
-        here, away = _returned(sites, state)
+        here = _returned(sites, state)
     else:
-        here, away = sites, []
+        here = sites
         check_model(config, sites[0].schema)
         state = _first_state(grid, sites, config, run, home, privacy)
         state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
@@ -179,7 +179,9 @@ def federate(
     asked = frozenset(site.node for site in enrolled if site.name not in left_out)
     whole = Run(grid, taking_part, strategy, config, run, str(home), sums, privacy, asked)
     whole = run_rounds(whole, state, after_round)
-    sites = _all_of(whole.sites, [*here, *away])
+    # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
+    everyone = [Site.away(told, enrolled[0].schema) for told in state.hospitals.values()]
+    sites = _all_of(whole.sites, [*everyone, *here])
     if config.candidates and isinstance(strategy, FedGAN):
         watcher.doing("choosing among the generators")
         select(whole, state, strategy)
@@ -226,23 +228,25 @@ def _learning_rate(config: RunConfig, state: RunState) -> float:
     return usual_rate(settings, steps, patients, cohort)
 
 
-def _returned(sites: Sequence[Site], state: RunState) -> tuple[list[Site], list[Site]]:
-    """Of a run that goes on: its hospitals that enrolled again, at their places, and those that did not.
+def _returned(sites: Sequence[Site], state: RunState) -> list[Site]:
+    """Of a run that goes on: its hospitals that enrolled again, at their places.
 
-    A real hospital that was not in it before waits for the next round like any that comes late.
+    A real hospital that was not in it before waits for the next round like any that comes late, as does one that was lost
+    before it told how many patients it has.
     """
     if any(site.simulated for site in sites) == bool(state.hospitals):
         kind, others = ("real", "simulated") if state.hospitals else ("simulated", "real")
         raise ConfigError(f"The run was begun with {kind} hospitals and cannot go on with {others} ones.")
     if not state.hospitals:
-        return list(sites), []
-    here = [state.welcome(site) for site in sites if site.name in state.hospitals]
-    if not here:
+        return list(sites)
+    again = [state.welcome(site) for site in sites if site.name in state.hospitals]
+    if not again:
         raise ConfigError(f"Of the run's hospitals ({several(state.hospitals)}) none enrolled again.")
-    missing = [name for name in state.hospitals if name not in {site.name for site in here}]
+    missing = [name for name in state.hospitals if name not in {site.name for site in again}]
     reason = "it did not enrol when the run went on"
     state.dropouts += [{"round": state.round + 1, "site": name, "reason": reason} for name in missing]
-    return _all_of(here), [Site.away(state.hospitals[name], here[0].schema) for name in missing]
+    known = {*state.public_patients, *_gone(state)} if state.public_patients else {*state.hospitals}
+    return _all_of([site for site in again if site.name in known])
 
 
 def _all_of(sites: Sequence[Site], others: Sequence[Site] = ()) -> list[Site]:

@@ -33,8 +33,10 @@ def with_newcomers(run: Run, state: RunState, number: int) -> Run:
     absent += [(site.name, why) for site, why in named if why]
     state.dropouts += [{"round": number, "site": name, "reason": why} for name, why in absent]
     fit = [state.welcome(site) for site, why in named if not why]
-    sites = sorted([*run.sites, *_counted(run, state, number, fit)], key=lambda site: site.index)
-    return replace(run, sites=sites, known=run.known | answered)
+    joined = _counted(run, state, number, fit)
+    uncounted = {site.node for site in fit} - {site.node for site in joined}
+    sites = sorted([*run.sites, *joined], key=lambda site: site.index)
+    return replace(run, sites=sites, known=run.known | (answered - uncounted))
 
 
 def unlike(site: Site, config: RunConfig) -> str | None:
@@ -57,6 +59,8 @@ def unlike(site: Site, config: RunConfig) -> str | None:
 
 
 def _stranger(site: Site, others: Sequence[Site]) -> str | None:
+    if site.simulated:
+        return "it says that it is simulated, and the run's hospitals are real"
     if any(site.name == other.name for other in others):
         return "a hospital of the run has the same name; every hospital needs its own"
     if site.schema != others[0].schema:

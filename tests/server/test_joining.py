@@ -1,6 +1,7 @@
 """Hospitals that come late, or back, while a run goes on: what they join, what they pay, and what the run says of them."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.app import coordinate
 from polyclinic.server.federate import Outcome
 from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.sites import enrol_more
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from tests.client.test_hospital import make_hospital
@@ -118,6 +120,60 @@ def test_who_does_not_go_with_the_run_is_told_once_and_asked_for_nothing(
     assert why in dropped["reason"] and dropped["round"] == 2
     assert [kind for name, kind in grid.asked if name == "west"] == ["query.enrol"]
     assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
+
+
+class Loses(Hospitals):
+    """West counts its patients, and its first so many answers are lost on the way."""
+
+    lost = 1
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        asked = list(messages)
+        found = super().send_and_receive(asked, timeout=timeout)
+        counted = [
+            reply for reply in found if (reply.metadata.src_node_id, reply.metadata.message_type) == (3, STATISTICS)
+        ]
+        if counted and self.lost > 0:
+            self.lost -= 1
+            found.remove(counted[0])
+        return found
+
+
+def test_one_whose_count_was_lost_is_asked_again_and_pays_once(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
+    _, summary = coordinate(late, config, RunFolder.create(config))
+    assert summary["metrics"]["sites"]["west"]["rounds_joined"] == 2
+    assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [(2, "west")]
+    assert charges(hospitals, "west") == ["statistics", "train", "train"]
+
+
+@pytest.mark.parametrize(("lost", "joined"), [(1, 2), (9, 0)])
+def test_so_is_it_when_the_run_was_broken_off_and_else_the_statement_has_it(
+    hospitals: Path, lost: int, joined: int
+) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
+    late.lost = lost
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(late, config, folder, progress=StopsAfter(2))
+    late.trainings, late.lost = 1, lost - 1
+    _, summary = coordinate(late, config, folder, resume=True)
+    assert summary["metrics"]["sites"]["west"]["rounds_joined"] == joined and "west" in summary["statement"]["sites"]
+    assert charges(hospitals, "west") == ["statistics", *["train"] * joined]
+
+
+def test_nobody_joins_as_a_simulated_hospital(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lying(*arguments: Any) -> Any:
+        answered, found, absent = enrol_more(*arguments)
+        return answered, [replace(site, simulated=True) for site in found], absent
+
+    monkeypatch.setattr("polyclinic.server.joining.enrol_more", lying)
+    _, summary, _ = run(hospitals, lambda done: set(NAMES) if done else set(NAMES[:2]), rounds=2)
+    assert (
+        "says that it is simulated" in summary["dropouts"][0]["reason"] and "west" not in summary["statement"]["sites"]
+    )
 
 
 @pytest.mark.parametrize(

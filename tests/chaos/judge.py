@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from polyclinic.client.journal import read_journal
 from polyclinic.privacy.ledger import Ledger
 from tests.chaos.place import DELTA, Place
 
+Key = Mapping[tuple[str, int], int]
+Digests = Mapping[tuple[str, int], set[str]]
 _ROUGH = ("Traceback", "<class", 'File "', "0x")
 
 
@@ -39,7 +41,7 @@ def _runs(results: Sequence[Path]) -> Iterable[str]:
 
 def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Iterable[str]:
     names, heard = place.node_names(), place.heard()
-    told = [json.loads((folder / "summary.json").read_text())["metrics"]["sites"] for folder in results]
+    told = {folder.name: json.loads((folder / "summary.json").read_text())["metrics"]["sites"] for folder in results}
     for name, hospital in place.hospitals.items():
         own = [reply for reply in heard if names.get(reply["node"]) == name]
         journal = read_journal(hospital.home)
@@ -71,20 +73,41 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
         spent, least = ledger.spent(), _epsilon(own, released, keys)
         if least > spent * (1 + 1e-6):
             yield f"{name}: what was released costs epsilon {least:.4f}, the ledger says {spent:.4f}"
-        for sites in told:
-            if name in sites and (sites[name]["epsilon"] or 0.0) > spent * 1.05:
-                yield f"{name}: the run says epsilon {sites[name]['epsilon']}, the ledger {spent:.4f}"
-            elif name in sites and sites[name]["rounds_joined"] and not sites[name]["epsilon"]:
-                yield f"{name}: took part and the run tells no epsilon"
+        for run, sites in told.items():
+            yield from _statement(name, run, sites, charged, released, own, keys, spent)
 
 
-def _epsilon(own: Sequence[dict[str, Any]], released: dict[tuple[str, int], set[str]], keys: dict[str, Any]) -> float:
-    """Of the different updates that the server heard, by dp-accounting alone; at least, since statistics are not in it."""
+def _statement(
+    name: str, run: str, sites: dict[str, Any], charged: Key, released: Digests, own: Sequence[dict[str, Any]],
+    keys: dict[str, Any], spent: float,
+) -> Iterable[str]:  # fmt: skip
+    """What the run says of a hospital: that it was there, and no less than the rounds cost that it was counted in."""
+    rounds = sorted(round for (of, round), digests in released.items() if of == run and digests)
+    if name not in sites:
+        if rounds or any(of == run for of, _ in charged):
+            yield f"{name}: was charged for {run}, which does not say that it took part"
+        return
+    says, joined = sites[name]["epsilon"] or 0.0, sites[name]["rounds_joined"]
+    if says > spent * 1.05:
+        yield f"{name}: the run says epsilon {says}, the ledger {spent:.4f}"
+    if joined > len(rounds):
+        yield f"{name}: {run} counts it in {joined} rounds, and it was heard in {len(rounds)}"
+    # A reply that came as the server was killed is in no statement; what was counted is.
+    least = _epsilon(own, {(run, round): released[run, round] for round in rounds[:joined]}, keys, once=True)
+    if least > says * (1 + 1e-6):
+        yield f"{name}: {run} says epsilon {says:.4f}, its {joined} rounds cost {least:.4f}"
+
+
+def _epsilon(own: Sequence[dict[str, Any]], released: Digests, keys: dict[str, Any], once: bool = False) -> float:
+    """Of the different updates that the server heard, by dp-accounting alone; at least, since statistics are not in it.
+
+    once: as if each round had been released once.
+    """
     noise = {(reply["run"], reply["round"]): reply["noise_multiplier"] for reply in own}
     accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for key, digests in released.items():
         step = dpa.PoissonSampledDpEvent(keys["sample-rate"], dpa.GaussianDpEvent(noise[key]))
-        accountant.compose(step, keys["local-steps"] * len(digests))
+        accountant.compose(step, keys["local-steps"] * (1 if once else len(digests)))
     found = float(accountant.get_epsilon(DELTA)) if released else 0.0
     return found if math.isfinite(found) else math.inf
 

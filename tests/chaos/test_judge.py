@@ -1,0 +1,99 @@
+"""The judge of the schedules notices every promise that is broken: a place made by hand, with one thing of it untrue."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from polyclinic.client.journal import append
+from polyclinic.privacy.events import dpsgd_event
+from polyclinic.privacy.ledger import Ledger, Terms
+from tests.chaos.judge import complaints
+from tests.chaos.place import DELTA
+from tests.chaos.schedules import KEYS
+
+NOISE, ROUNDS, RUN = 4.0, (1, 2, 3), "20261122-120000-abcdef"
+STEP = dpsgd_event(KEYS["sample-rate"], NOISE, KEYS["local-steps"])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of a run of three rounds at one hospital; ``digests`` of what the server heard, by round."""
+
+    charged: tuple[int, ...] = ROUNDS
+    answered: tuple[int, ...] = ROUNDS
+    digests: tuple[tuple[int, str], ...] = ((1, "a"), (2, "b"), (2, "b"), (3, "c"))
+    joined: int = 3
+    share: float = 1.0
+    named: bool = True
+    model: float = 1.0
+
+
+@dataclass
+class ByHand:
+    """As much of a place as the judge looks at."""
+
+    home: Path
+    told: Told
+    hospitals: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hospitals = {"north": self}
+
+    def node_names(self) -> dict[str, str]:
+        return {"7": "north"}
+
+    def heard(self) -> list[dict[str, Any]]:
+        return [
+            {"run": RUN, "round": round, "noise_multiplier": NOISE, "node": "7", "digest": digest}
+            for round, digest in self.told.digests
+        ]
+
+
+def judged(folder: Path, told: Told) -> list[str]:
+    result = folder / RUN
+    result.mkdir()
+    ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", DELTA))
+    for round in told.charged:
+        ledger.charge(STEP, "train", RUN, round)
+    for round in told.answered:
+        append(folder, {"event": "answered", "kind": "train", "run": RUN, "round": round})
+    site = {"epsilon": ledger.spent() * told.share, "rounds_joined": told.joined}
+    sites = {"north": site} if told.named else {"south": site}
+    (result / "summary.json").write_text(
+        json.dumps({"rounds": 3, "stopped": None, "metrics": {"sites": sites}, "dropouts": []})
+    )
+    save_file({"weight": np.array([told.model])}, result / "model.safetensors")
+    return complaints(ByHand(folder, told), [result], KEYS)  # type: ignore[arg-type]
+
+
+def test_nothing_is_said_of_a_run_whose_promises_held(tmp_path: Path) -> None:
+    assert judged(tmp_path, Told()) == []
+
+
+UNTRUE: dict[str, tuple[Callable[[Told], Told], str]] = {
+    "a charge is skipped": (lambda told: replace(told, charged=(1, 2)), "was answered and not charged"),
+    "fresh noise for one charge": (
+        lambda told: replace(told, digests=(*told.digests, (2, "other"))),
+        "round 2 .* was released 2 times and charged 1",
+    ),
+    "no line of the journal": (lambda told: replace(told, answered=(1, 3)), "is not in the journal"),
+    "the statement leaves it out": (lambda told: replace(told, named=False), "does not say that it took part"),
+    "the statement says less": (lambda told: replace(told, share=0.5), "its 3 rounds cost"),
+    "the statement says more": (lambda told: replace(told, share=1.2), "the run says epsilon"),
+    "a round that never was": (lambda told: replace(told, joined=4), "counts it in 4 rounds"),
+    "the model is not finite": (lambda told: replace(told, model=np.inf), "model is not finite"),
+}
+
+
+@pytest.mark.parametrize("what", UNTRUE)
+def test_each_broken_promise_is_told(tmp_path: Path, what: str) -> None:
+    change, words = UNTRUE[what]
+    told = judged(tmp_path, change(Told()))
+    assert told and any(re.search(words, one) for one in told), told

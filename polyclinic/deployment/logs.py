@@ -76,6 +76,15 @@ class Lines:
                 {name: value.rstrip() if isinstance(value, str) else value for name, value in event.items()}
             )
 
+    def cut(self, line: bytes) -> tuple[bytes, bytes]:
+        """What can be a record of its own of a line that goes on, and what begins the next: no secret is cut in two."""
+        hidden = [secret.encode() for secret in self._hidden]
+        for secret in hidden:
+            line = line.replace(secret, b"***")
+        starts = (secret[:size] for secret in hidden for size in range(1, len(secret)))
+        at = len(line) - max((len(start) for start in starts if line.endswith(start)), default=0)
+        return line[:at], line[at:]
+
     @property
     def waiting(self) -> bool:
         """Whether an event may still go on."""
@@ -133,7 +142,7 @@ class Lines:
     def _safe(self, value: Any) -> Any:
         """The value with every secret in its texts hidden."""
         if isinstance(value, dict):
-            return {key: self._safe(one) for key, one in value.items()}
+            return {self._safe(key): self._safe(one) for key, one in value.items()}
         if isinstance(value, list):
             return [self._safe(one) for one in value]
         if not isinstance(value, str):

@@ -91,7 +91,8 @@ def _read(source: int, lines: Lines, put: Callable[[Event], None] = write) -> No
         part = os.read(source, 1 << 16)
         *whole, rest = (rest + part).split(b"\n")
         if not part or len(rest) > LONGEST:
-            whole, rest = [*whole, rest], b""
+            piece, rest = lines.cut(rest) if part else (rest, b"")
+            whole.append(piece)
         for line in whole:
             for event in lines.feed(line.decode("utf-8", errors="replace")):
                 put(event)

@@ -14,6 +14,7 @@ import warnings
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.deployment.hospital import HospitalNode
-from polyclinic.deployment.logs import Lines, encoded
+from polyclinic.deployment.logs import LONGEST, Lines, encoded
+from polyclinic.deployment.relay import _read
 
 from .conftest import ROOT, Cli, init_arguments
 from .test_federation import wait_for
@@ -166,11 +168,22 @@ def test_no_password_is_in_the_log(
     assert passwords == ["s3cr3t"]
     found = events(
         "login s3cr3t\nERROR :    at postgresql://reader:other1@db/x\npassword='other2' refused\n"
-        '{"args": {"dsn": "x s3cr3t"}}\nTraceback (most recent call last):\n  f("s3cr3t")\nE: PGPASSWORD=other3',
+        '{"args": {"dsn": "x s3cr3t", "s3cr3t": 1}}\nTraceback (most recent call last):\n  f("s3cr3t")\nE: PGPASSWORD=other3',
         *passwords,
     )
     assert not any(secret in json.dumps(found) for secret in ("s3cr3t", "other1", "other2", "other3"))
     assert found[1]["message"] == "at postgresql://reader:***@db/x"
+
+
+@given(st.integers(0, 12), st.sampled_from(["s3cr3t-\u00fc", "ssss-ss"]))
+def test_no_password_is_cut_in_two_where_a_line_is_too_long(before: int, secret: str) -> None:
+    found: list[dict[str, Any]] = []
+    with TemporaryFile() as file:
+        file.write(b"s" * (2 * LONGEST - before) + secret.encode() + b" after\n")
+        file.seek(0)
+        _read(file.fileno(), Lines("north", [secret]), found.append)
+    said = "".join(event["message"] for event in found)
+    assert len(found) == 2 and secret not in said and "***" in said and said.endswith("after")
 
 
 def relay(code: str, **more: Any) -> subprocess.Popen[bytes]:

@@ -178,7 +178,7 @@ def federate(
     left_out = {site.name for site in sites} - {site.name for site in here}
     asked = frozenset(site.node for site in enrolled if site.name not in left_out)
     whole = Run(grid, taking_part, strategy, config, run, str(home), sums, privacy, asked)
-    whole = run_rounds(whole, state, after_round)
+    whole = run_rounds(whole, state, after_round, save)
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
     everyone = [Site.away(told, enrolled[0].schema) for told in state.hospitals.values()]
     sites = _all_of(whole.sites, [*everyone, *here])

@@ -6,7 +6,7 @@ on who takes part (privacy of whole hospitals, secure sums, SCAFFOLD's mean over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
@@ -21,10 +21,11 @@ def may_join(config: RunConfig) -> bool:
     return config.task == "classification" and not counted_on
 
 
-def with_newcomers(run: Run, state: RunState, number: int) -> Run:
+def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunState], None]) -> Run:
     """The run as it is in round ``number``: with the real hospitals that have come since it last looked.
 
-    Those that do not go with the run are told in ``state.dropouts``; a node is asked until it answers.
+    Those that do not go with the run are told in ``state.dropouts``; a node is asked until it answers. ``keep`` writes the state
+    before a newcomer is asked for anything that it pays for.
     """
     if not may_join(run.config) or any(site.simulated for site in run.sites):
         return run
@@ -33,6 +34,8 @@ def with_newcomers(run: Run, state: RunState, number: int) -> Run:
     absent += [(site.name, why) for site, why in named if why]
     state.dropouts += [{"round": number, "site": name, "reason": why} for name, why in absent]
     fit = [state.welcome(site) for site, why in named if not why]
+    if fit:
+        keep(state)
     joined = _counted(run, state, number, fit)
     uncounted = {site.node for site in fit} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)

@@ -29,8 +29,12 @@ TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 Told = dict[str, dict[str, Any]]
 
 
-def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None] = lambda state: None) -> Run:
-    """Run the rounds after ``state.round`` up to ``run.config.rounds``; ``after_round`` sees the state after each.
+def run_rounds(
+    run: Run, state: RunState, after_round: Callable[[RunState], None] = lambda state: None,
+    keep: Callable[[RunState], None] = lambda state: None,
+) -> Run:  # fmt: skip
+    """Run the rounds after ``state.round`` up to ``run.config.rounds``; ``after_round`` sees the state after each, ``keep``
+    when hospitals have joined it.
 
     Returns the run with the hospitals that joined it.
 
@@ -41,7 +45,7 @@ def run_rounds(run: Run, state: RunState, after_round: Callable[[RunState], None
     config = run.config
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
-        run = with_newcomers(run, state, number)
+        run = with_newcomers(run, state, number, keep)
         try:
             told = _train(run, state, number)
         except BudgetRefused as refusal:

@@ -164,6 +164,30 @@ def test_so_is_it_when_the_run_was_broken_off_and_else_the_statement_has_it(
     assert charges(hospitals, "west") == ["statistics", *["train"] * joined]
 
 
+class Dies(Hospitals):
+    """The power goes off once hospitals have trained."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        asked = list(messages)
+        found = super().send_and_receive(asked, timeout=timeout)
+        if asked[0].metadata.message_type == "train":
+            raise PolyclinicError("power")
+        return found
+
+
+def test_one_that_joined_and_left_in_a_round_that_was_lost_is_in_the_statement(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    first = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(first, config, folder, progress=StopsAfter(2))
+    with pytest.raises(PolyclinicError, match="power"):
+        coordinate(Dies(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
+    _, summary = coordinate(first, config, folder, resume=True)
+    assert charges(hospitals, "west") == ["statistics", "train"] and "west" in summary["statement"]["sites"]
+    assert any("its own ledger has the figure that counts" in note for note in summary["notes"])
+
+
 def test_nobody_joins_as_a_simulated_hospital(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lying(*arguments: Any) -> Any:
         answered, found, absent = enrol_more(*arguments)

@@ -97,9 +97,9 @@ def test_an_imputer_of_other_features_is_refused(tmp_path: Path, trial: Callable
 
 def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    age = rng.integers(20, 90, 200)
-    sbp = np.where(rng.random(200) < 0.3, np.nan, 80.0 + age)
-    records = pd.DataFrame({"id": np.arange(200), "age": age, "sbp": sbp, "died": rng.integers(0, 2, 200)})
+    age = rng.integers(20, 90, 1200)
+    sbp = np.where(rng.random(1200) < 0.3, np.nan, 80.0 + age)
+    records = pd.DataFrame({"id": np.arange(1200), "age": age, "sbp": sbp, "died": rng.integers(0, 2, 1200)})
     records.to_csv(tmp_path / "records.csv", index=False)
     columns = [
         {"name": "id", "kind": "integer", "role": "patient_id"},
@@ -111,7 +111,7 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     file = tmp_path / "hospital.toml"
     file.write_text(
         'site = "north"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\nimputer = "imputer.json"\n'
-        '[policy]\nbudget = 4.0\ndelta = 1e-3\nallowed-tasks = ["survey"]\n'
+        '[policy]\nbudget = 4.0\ndelta = 5e-4\nallowed-tasks = ["survey"]\n'
     )
     result = prepare("--hospital", str(file), "--imputer", "--epsilon", "2", "--out", str(tmp_path))
     assert result["imputer"] == str(tmp_path / "imputer.json")

@@ -33,6 +33,8 @@ def test_no_run_and_no_epsilon_is_lost(place: Place, faults: tuple[str, ...]) ->
     story = carry_out(place, Schedule(1, strikes))
     assert not story.complaints, story
     assert set(story.struck) == set(faults)
+    if left_out := [f"{fault}: {what}" for fault, what in story.struck.items() if "left out: " in what]:
+        pytest.skip(f"held, but not all was struck: {'; '.join(left_out)}")
 
 
 def test_every_kind_of_fault_is_among_them() -> None:

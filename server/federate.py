@@ -112,7 +112,15 @@ def federate(
     """
     watcher = progress or Silent()
     check_names(config)
-    enrolled, absent = enrol(grid, run, str(home), max(config.sites, config.min_sites), config.timeout)
+    begun: tuple[RunState, History, Arrays] | None = None
+    if resume:
+        if checkpoint is None:
+            raise ValueError("resume needs a checkpoint.")
+        begun = load_checkpoint(checkpoint)
+    # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
+    own = {int(told["node"]) for told in begun[0].hospitals.values()} if begun else set()
+    wanted = config.min_sites if own else max(config.sites, config.min_sites)
+    enrolled, absent = enrol(grid, run, str(home), wanted, config.timeout, own or None)
     unfit = {site.name: why for site in enrolled if (why := unlike(site, config)) is not None}
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
@@ -130,10 +138,8 @@ def federate(
     watcher.started(config, sites, privacy, engine)
     history: History | None = None
     kept: Arrays | None = None
-    if resume:
-        if checkpoint is None:
-            raise ValueError("resume needs a checkpoint.")
-        state, history, kept = load_checkpoint(checkpoint)
+    if begun:
+        state, history, kept = begun
         simulated = [site.name for site in sites if site.simulated]
         told = {name: state.epsilon[name] for name in simulated if name in state.epsilon}
         check_ledgers(home / "ledger.sqlite", told)
@@ -239,7 +245,7 @@ def _returned(sites: Sequence[Site], state: RunState) -> list[Site]:
         raise ConfigError(f"The run was begun with {kind} hospitals and cannot go on with {others} ones.")
     if not state.hospitals:
         return list(sites)
-    again = [state.welcome(site) for site in sites if site.name in state.hospitals]
+    again = [state.welcome(site) for site in sites if site.name in state.hospitals and not state.impostor(site)]
     if not again:
         raise ConfigError(f"Of the run's hospitals ({several(state.hospitals)}) none enrolled again.")
     missing = [name for name in state.hospitals if name not in {site.name for site in again}]

@@ -6,7 +6,8 @@ on who takes part (privacy of whole hospitals, secure sums, SCAFFOLD's mean over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
@@ -30,7 +31,8 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     if not may_join(run.config) or any(site.simulated for site in run.sites):
         return run
     answered, found, absent = enrol_more(run.grid, run.name, run.home, run.known, run.config.timeout)
-    named = [(site, unlike(site, run.config) or _stranger(site, run.sites)) for site in found]
+    names = Counter(site.name for site in (*run.sites, *found))
+    named = [(site, _stranger(site, run, names) or state.impostor(site)) for site in found]
     absent += [(site.name, why) for site, why in named if why]
     state.dropouts += [{"round": number, "site": name, "reason": why} for name, why in absent]
     fit = [state.welcome(site) for site, why in named if not why]
@@ -61,14 +63,14 @@ def unlike(site: Site, config: RunConfig) -> str | None:
     return None
 
 
-def _stranger(site: Site, others: Sequence[Site]) -> str | None:
+def _stranger(site: Site, run: Run, names: Mapping[str, int]) -> str | None:
     if site.simulated:
         return "it says that it is simulated, and the run's hospitals are real"
-    if any(site.name == other.name for other in others):
-        return "a hospital of the run has the same name; every hospital needs its own"
-    if site.schema != others[0].schema:
+    if names[site.name] > 1:
+        return "another hospital has the same name; every hospital needs its own"
+    if site.schema != run.sites[0].schema:
         return "its schema is not the run's; all hospitals need the same one"
-    return None
+    return unlike(site, run.config)
 
 
 def _counted(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) -> list[Site]:

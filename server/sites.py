@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -23,7 +24,6 @@ from polyclinic.errors import ConfigError, PolyclinicError, several
 from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
 
 NO_REPLY = 504
-_NOWHERE = -1
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,29 @@ class Site:
         return self.index + 1
 
     def told(self) -> dict[str, Any]:
-        """What it said, as plain values, without the schema, which all hospitals of a run share, and the node."""
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("node", "schema")}
+        """What it said and its node, as plain values, without the schema, which all hospitals of a run share."""
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "schema"}
 
     @classmethod
     def away(cls, told: Mapping[str, Any], schema: Schema) -> Site:
         """A hospital that took part and cannot be reached."""
-        return cls(node=_NOWHERE, schema=schema, **told)
+        return cls(schema=schema, **told)
 
 
 Dropped = list[tuple[str, str]]
 
 
-def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple[list[Site], Dropped]:
+def enrol(
+    grid: Grid, run: str, home: str, wanted: int, timeout: float, only: Collection[int] | None = None
+) -> tuple[list[Site], Dropped]:
     """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
 
-    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are.
-    Raises PolyclinicError when none enrols, ConfigError when schemas differ, two hospitals have one name, or simulated
-    and real hospitals are mixed.
+    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
+    nodes that are asked, None for all. Of real hospitals those that share a name, or whose schema is not that of most, are left
+    out. Raises PolyclinicError when none enrols, ConfigError when simulated and real hospitals are mixed.
     """
     deadline = time.monotonic() + timeout
-    nodes = _wait_for_nodes(grid, 1, deadline)
+    nodes = _wait_for_nodes(grid, 1, deadline, only)
     good, dropped = _ask(grid, [(nodes[0], EnrolRequest(run=run, site=0, home=home))], timeout)
     if good and good[0][1].get("simulated"):
         total, hosts = int(good[0][1]["sites"]), sorted(nodes)
@@ -80,7 +82,7 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
             grid, [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)], timeout
         )
     else:
-        nodes = _wait_for_nodes(grid, wanted, deadline)
+        nodes = _wait_for_nodes(grid, wanted, deadline, only)
         requests = [(node, EnrolRequest(run=run, site=i, home=home)) for i, node in enumerate(nodes)]
         good, dropped = _ask(grid, requests, timeout)
         good.sort(key=lambda found: str(found[1].get("site")))
@@ -95,8 +97,8 @@ def enrol(grid: Grid, run: str, home: str, wanted: int, timeout: float) -> tuple
     sites, unread = _sites(good)
     if not sites:
         raise PolyclinicError("No hospital could enrol: what they say of themselves cannot be read.")
-    _check_alike(sites)
-    return sites, dropped + unread
+    fit, unlike = _alike(sites)
+    return fit, dropped + unread + unlike
 
 
 def enrol_more(
@@ -114,8 +116,8 @@ def enrol_more(
     return answered, found, [(name.replace("site", "node"), why) for name, why in dropped] + unread
 
 
-def _wait_for_nodes(grid: Grid, needed: int, deadline: float) -> list[int]:
-    while len(nodes := list(grid.get_node_ids())) < needed:
+def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Collection[int] | None) -> list[int]:
+    while len(nodes := [node for node in grid.get_node_ids() if only is None or node in only]) < needed:
         if time.monotonic() >= deadline:
             raise PolyclinicError(f"{len(nodes)} nodes connected in time; the run needs {needed}.")
         time.sleep(0.5)
@@ -161,16 +163,23 @@ def _site(index: int, node: int, record: Mapping[str, Any], schema: Callable[[st
     )  # fmt: skip
 
 
-def _check_alike(sites: Sequence[Site]) -> None:
-    first = sites[0]
-    for site in sites[1:]:
-        if site.schema is not first.schema and site.schema != first.schema:
-            raise ConfigError(
-                f"Hospitals {first.name!r} and {site.name!r} have different schemas; all need the same one."
-            )
-    names = [site.name for site in sites]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"Two hospitals have the name {max(names, key=names.count)!r}; every hospital needs its own.")
+def _alike(sites: Sequence[Site]) -> tuple[list[Site], Dropped]:
+    """The sites with a name of their own and the schema of most of them (of the first of those, in a tie), and the others."""
+    names = Counter(site.name for site in sites)
+    own = [site for site in sites if names[site.name] == 1]
+    dropped = [(site.name, "another hospital has the same name; every hospital needs its own") for site in sites
+               if names[site.name] > 1]  # fmt: skip
+    schemas: list[Schema] = []
+    for site in own:
+        schemas.append(
+            next((schema for schema in schemas if schema is site.schema or schema == site.schema), site.schema)
+        )
+    common = max(schemas, key=lambda schema: sum(schema is other for other in schemas), default=None)
+    fit = [site for site, schema in zip(own, schemas, strict=True) if schema is common]
+    strangers = [site.name for site, schema in zip(own, schemas, strict=True) if schema is not common]
+    return fit, dropped + [
+        (name, "its schema is not that of most hospitals; all need the same one") for name in strangers
+    ]
 
 
 def _number(text: str) -> int:

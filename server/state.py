@@ -99,6 +99,13 @@ class RunState:
         self.hospitals[site.name] = placed.told()
         return placed
 
+    def impostor(self, site: Site) -> str | None:
+        """Why it is not who took part under its name: a node is known by its key, a name is its own word."""
+        told = self.hospitals.get(site.name)
+        if told is None or told["node"] == site.node:
+            return None
+        return "another node took part in this run under that name; one that has a new key is in the next run again"
+
     def drop(self, number: int, dropped: Sequence[tuple[Site, str]]) -> None:
         """Note who dropped out of round ``number``, and why."""
         self.dropouts += [{"round": number, "site": site.name, "reason": reason} for site, reason in dropped]

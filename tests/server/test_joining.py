@@ -107,7 +107,7 @@ def test_who_comes_late_is_in_all_later_rounds_and_pays_for_those_alone(hospital
     [
         ("delta = 1e-4", "delta = 1e-5", "its policy has delta 1e-05, the run has 0.0001"),
         ("budget = 3.0", "budget = 1.0", "its policy's budget is 1"),
-        ('site = "west"', 'site = "north"', "a hospital of the run has the same name"),
+        ('site = "west"', 'site = "north"', "another hospital has the same name"),
     ],
 )
 def test_who_does_not_go_with_the_run_is_told_once_and_asked_for_nothing(
@@ -253,3 +253,44 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())
     with pytest.raises(ConfigError, match="simulated"):
         coordinate(simulated, config, folder, resume=True)
+
+
+def test_nobody_takes_the_place_of_a_hospital_that_is_away(hospitals: Path) -> None:
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    here = set(NAMES[:2])
+    with pytest.raises(PolyclinicError, match="lights"):
+        coordinate(Hospitals(hospitals, config, lambda done: here), config, folder, progress=StopsAfter(2))
+    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").spent()
+    path = hospitals / "west" / "hospital.toml"
+    path.write_text(path.read_text().replace('site = "west"', 'site = "north"'))
+    grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
+    _, summary = coordinate(grid, config, folder, resume=True)
+    assert summary["statement"]["sites"]["north"]["epsilon"] >= spent * 0.98
+    assert [kind for name, kind in grid.asked if name == "west"] == ["query.enrol"]
+    assert any("another node took part in this run under that name" in drop["reason"] for drop in summary["dropouts"])
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_stranger_leaves_itself_out_and_stops_no_run(hospitals: Path, resumed: bool) -> None:
+    """West, whose schema is another, is there from the beginning, or when the run goes on."""
+    path = hospitals / "west" / "schema.toml"
+    path.write_text(path.read_text().replace("120", "121"))
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    folder = RunFolder.create(config)
+    if resumed:
+        with pytest.raises(PolyclinicError, match="lights"):
+            grid = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))
+            coordinate(grid, config, folder, progress=StopsAfter(2))
+    _, summary = coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=resumed)
+    assert set(summary["metrics"]["sites"]) == set(NAMES[:2]) and summary["rounds"] == 4
+    assert any("schema" in drop["reason"] for drop in summary["dropouts"])
+
+
+def test_two_of_one_name_are_both_left_out(hospitals: Path) -> None:
+    path = hospitals / "west" / "hospital.toml"
+    path.write_text(path.read_text().replace('site = "west"', 'site = "north"'))
+    _, summary, grid = run(hospitals, lambda done: set(NAMES))
+    assert set(summary["metrics"]["sites"]) == {"south"}
+    assert {drop["site"] for drop in summary["dropouts"]} == {"north"}
+    assert not {kind for name, kind in grid.asked if name != "south"} - {"query.enrol"}

@@ -20,6 +20,9 @@ from tests.chaos.place import made
 from tests.chaos.schedules import carry_out, schedule
 from tests.deployment.conftest import command_line
 
+# What a fault says that found nothing to strike.
+_MISSED = ("no round came", "no checkpoint came", "killed 0", "nothing to kill", "left out")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
@@ -63,7 +66,7 @@ def _carry_out(out: Path, seeds: list[int]) -> int:
 
 def tell(stories: list[dict[str, Any]], arguments: str) -> str:
     """The results as a page."""
-    struck = Counter(fault for story in stories for fault in story["struck"])
+    struck = Counter(fault for story in stories for fault in _hit(story))
     resumed = sum(count > 1 for story in stories for count in story["submissions"])
     runs = sum(len(story["submissions"]) for story in stories)
     broken = [(story["schedule"]["seed"], words) for story in stories for words in story["complaints"]]
@@ -86,8 +89,13 @@ than once. Made by `tests/chaos/__main__.py` from `schedules/*.json`.
 {rows}"""
 
 
+def _hit(story: dict[str, Any]) -> list[str]:
+    """The faults that found something to strike."""
+    return [fault for fault, told in story["struck"].items() if not any(words in told for words in _MISSED)]
+
+
 def _came_of(fault: str, stories: list[dict[str, Any]]) -> str:
-    found = [story for story in stories if fault in story["struck"]]
+    found = [story for story in stories if fault in _hit(story)]
     once = sum(count == 1 for story in found for count in story["submissions"])
     more = sum(count > 1 for story in found for count in story["submissions"])
     return f"{once}, {more}; {sum(len(story['dropouts']) for story in found)}" if found else "-"

@@ -51,6 +51,7 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
             **_outcome(reply),
             **_asked(message),
             "bytes": _size(reply),
+            **_digest(reply),
             "seconds": round(time.monotonic() - begun, 3),
         }
         append(home, entry)
@@ -143,9 +144,21 @@ def _outcome(reply: Message) -> dict[str, Any]:
 
 def _size(message: Message) -> int:
     """Bytes of the message's arrays."""
+    return sum(map(len, _arrays(message)))
+
+
+def _digest(reply: Message) -> dict[str, str]:
+    """What tells one answer from another: that the same numbers left again, or that others did."""
+    arrays = _arrays(reply)
+    return {"digest": hashlib.sha256(b"".join(arrays)).hexdigest()} if arrays else {}
+
+
+def _arrays(message: Message) -> list[bytes]:
+    """The bytes of the message's arrays, in order of their names."""
     if not message.has_content():
-        return 0
-    return sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
+        return []
+    records = message.content.array_records
+    return [array.data for _, record in sorted(records.items()) for _, array in sorted(record.items())]
 
 
 @contextmanager

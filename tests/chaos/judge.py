@@ -62,11 +62,17 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
         released: dict[tuple[str, int], set[str]] = defaultdict(set)
         for reply in own:
             released[reply["run"], reply["round"]].add(reply["digest"])
+        left: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for entry in answered:
+            left[entry["run"], entry["round"]].add(entry["digest"])
         for (run, round), digests in released.items():
             if len(digests) > charged[run, round]:
                 yield f"{name}: round {round} of {run} was released {len(digests)} times and charged {charged[run, round]}"
-            if not any((entry["run"], entry["round"]) == (run, round) for entry in answered):
+            if not digests <= left[run, round]:
                 yield f"{name}: round {round} of {run} was released and is not in the journal"
+        for (run, round), digests in left.items():
+            if len(digests) > charged[run, round]:
+                yield f"{name}: {len(digests)} answers of round {round} of {run} left for {charged[run, round]} charges"
         for entry in answered:
             if not charged[entry["run"], entry["round"]]:
                 yield f"{name}: round {entry['round']} of {entry['run']} was answered and not charged"

@@ -27,7 +27,7 @@ class Told:
     """What came of a run of three rounds at one hospital; ``digests`` of what the server heard, by round."""
 
     charged: tuple[int, ...] = ROUNDS
-    answered: tuple[int, ...] = ROUNDS
+    answered: tuple[tuple[int, str], ...] = ((1, "a"), (2, "b"), (2, "b"), (3, "c"))
     digests: tuple[tuple[int, str], ...] = ((1, "a"), (2, "b"), (2, "b"), (3, "c"))
     joined: int = 3
     share: float = 1.0
@@ -62,8 +62,8 @@ def judged(folder: Path, told: Told) -> list[str]:
     ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", DELTA))
     for round in told.charged:
         ledger.charge(STEP, "train", RUN, round)
-    for round in told.answered:
-        append(folder, {"event": "answered", "kind": "train", "run": RUN, "round": round})
+    for round, digest in told.answered:
+        append(folder, {"event": "answered", "kind": "train", "run": RUN, "round": round, "digest": digest})
     site = {"epsilon": ledger.spent() * told.share, "rounds_joined": told.joined}
     sites = {"north": site} if told.named else {"south": site}
     (result / "summary.json").write_text(
@@ -83,7 +83,11 @@ UNTRUE: dict[str, tuple[Callable[[Told], Told], str]] = {
         lambda told: replace(told, digests=(*told.digests, (2, "other"))),
         "round 2 .* was released 2 times and charged 1",
     ),
-    "no line of the journal": (lambda told: replace(told, answered=(1, 3)), "is not in the journal"),
+    "no line of the journal": (lambda told: replace(told, answered=((1, "a"), (3, "c"))), "is not in the journal"),
+    "an answer that nobody heard": (
+        lambda told: replace(told, answered=(*told.answered, (3, "other"))),
+        "2 answers of round 3 .* left for 1 charges",
+    ),
     "the statement leaves it out": (lambda told: replace(told, named=False), "does not say that it took part"),
     "the statement says less": (lambda told: replace(told, share=0.5), "its 3 rounds cost"),
     "the statement says more": (lambda told: replace(told, share=1.2), "the run says epsilon"),

@@ -30,7 +30,10 @@ def test_every_message_and_its_answer_stand_in_order_with_what_the_ledger_said(t
     assert [entry["event"] for entry in journal.entries] == EVENTS and journal.intact and not journal.torn
     assert asked["kind"] == answered["kind"] == "train" and asked["round"] == 1 and asked["bytes"] > 0
     assert answered["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=1e-3)
-    assert "smallest-noise-multiplier" in refused["why"]
+    assert "smallest-noise-multiplier" in refused["why"] and "digest" not in refused
+    assert train(hospital).has_content() and train(hospital, round=3).has_content()
+    again, other = [entry for entry in read_journal(tmp_path / "home").entries if entry["event"] == "answered"][1:]
+    assert again["digest"] == answered["digest"] != other["digest"]
     assert (tmp_path / "home" / NAME).stat().st_mode & 0o777 == 0o600
 
 

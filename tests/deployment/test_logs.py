@@ -220,7 +220,9 @@ def test_what_the_program_started_may_still_speak_after_it() -> None:
 def test_a_signal_goes_on_to_the_program(number: int) -> None:
     process = relay(
         "import signal, sys, time\nfor n in (2, 15): signal.signal(n, lambda n, _: sys.exit(f'told {n}'))\n"
-        "print('ready', flush=True)\nwhile True: time.sleep(60)"
+        "print('ready', flush=True)\nwhile True: time.sleep(60)",
+        # A shell that begins us in the background has its programs ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None and json.loads(process.stdout.readline())["message"] == "ready"
     process.send_signal(number)

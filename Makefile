@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: install demo test slow compose check lint types format generate clean
+.PHONY: install demo test slow compose check lint types format generate docs clean
 
 install: $(STAMP)
 
@@ -48,6 +48,9 @@ format: $(STAMP)
 
 generate: $(STAMP)
 	$(BIN)/python docs/generate.py
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

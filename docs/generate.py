@@ -1,14 +1,19 @@
-"""Write what follows from ``RunConfig``: the key reference in docs/ and Flower's default config in pyproject.toml.
+"""Write what follows from the code: the references of keys and of commands in docs/, and Flower's config in pyproject.toml.
 
-``python docs/generate.py`` writes both; a test compares them with what is committed.
+``python docs/generate.py`` writes them; a test compares them with what is committed.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import tomli_w
+import typer
 
+from polyclinic.cli import app
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,10 +58,37 @@ def needs() -> str:
     return "\n".join(rows) + "\n"
 
 
+def commands() -> str:
+    """Every command with its arguments and options, in Markdown."""
+    lines = ["# Commands", "", "Generated from the command line. `polyclinic COMMAND --help` says the same in the terminal. "
+             "Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 3 a privacy budget refused it."]  # fmt: skip
+    for path, command in _walk("polyclinic", typer.main.get_command(app)):
+        context = click.Context(command, info_name=path)
+        lines += ["", f"## {path}", "", inspect.cleandoc(command.help or "").replace("\f", ""), ""]
+        lines += ["```text", f"{path} {' '.join(command.collect_usage_pieces(context))}", "```"]
+        records = [param.get_help_record(context) for param in command.params if not getattr(param, "hidden", False)]
+        rows = [f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in filter(None, records)]
+        if rows:
+            lines += ["", "| argument or option | meaning |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    shown = {name: below for name, below in getattr(command, "commands", {}).items() if not below.hidden}
+    for name, below in shown.items():
+        yield from _walk(f"{path} {name}", below)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("\\[", "[").split()).replace("|", "\\|")
+
+
 def main() -> None:
     path = ROOT / "pyproject.toml"
     path.write_text(pyproject(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/reference/configuration.md").write_text(reference(), encoding="utf-8")
+    (ROOT / "docs/reference/commands.md").write_text(commands(), encoding="utf-8")
 
 
 if __name__ == "__main__":

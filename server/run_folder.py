@@ -27,6 +27,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report, write_report
 from polyclinic.server.state import RunState
+from polyclinic.synthesis.release import run_in
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, save
 
 _PACKAGES = ("flwr", "torch", "opacus", "dp-accounting", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
@@ -60,10 +61,8 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """Raises ConfigError when ``path`` is not a run's folder."""
-        if not (path / "config.toml").is_file():
-            raise ConfigError(f"{path} is not a run's folder: it holds no config.toml.")
-        return cls(path.resolve())
+        """The run's folder: ``path``, or the only run in it. Raises ConfigError where it holds none, or several."""
+        return cls(run_in(path).resolve())
 
     @classmethod
     def to_resume(cls, config: RunConfig) -> RunFolder:

@@ -24,7 +24,6 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.attacks.membership import Membership
 from polyclinic.plugins import build_model, dataset_of
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.release import run_in
 from polyclinic.training.preparation import imputed, standardised
 from polyclinic.training.shadows import joined
 from polyclinic.training.task import Arrays, TrainSettings
@@ -79,7 +78,7 @@ def read_target(path: Path, seed: int = 0) -> Target:
     """The run in ``path``, its folder or one that holds it alone.
 
     Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
-    folder = RunFolder.existing(run_in(path))
+    folder = RunFolder.existing(path)
     config, summary = folder.config(), folder.summary()
     if not summary["simulation"]:
         raise ConfigError(

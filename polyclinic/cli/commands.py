@@ -156,7 +156,10 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
 
 
 @app.command()
-def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with one.", show_default=False)],
+    as_json: Json = False,
+) -> None:
     """Print a finished run."""
     with loading():
         from polyclinic.server.run_folder import RunFolder

@@ -16,7 +16,12 @@ from polyclinic.evaluation.privacy_text import risk_sentence, share
 
 app = typer.Typer(no_args_is_help=True, help="A hospital's privacy ledger.")
 
-File = Annotated[Path, typer.Argument(help="The ledger's SQLite file.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="The ledger's SQLite file, or the folder of a hospital or run that has it.", show_default=False
+    ),
+]
 OneSite = Annotated[str | None, typer.Option(help="One hospital of a simulation's ledger.", show_default=False)]
 
 
@@ -35,6 +40,7 @@ def show(
         from polyclinic.privacy.ledger import Ledger
         from polyclinic.privacy.statements import detailed, statement_of, statements
 
+    path = _file(path)
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     found = statements(ledgers)
     if as_json or len(found) == 1 or delta:
@@ -66,6 +72,7 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
         from polyclinic.privacy.ledger_verify import Finding, verify_all
         from polyclinic.privacy.statements import statement_of
 
+    path = _file(path)
     found = verify_all(path, site)
     if as_json:
         print_json(statement_of(found))
@@ -96,6 +103,7 @@ def export(
         from polyclinic.privacy.ledger import Ledger
         from polyclinic.privacy.ledger_export import export as write
 
+    path = _file(path)
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     statements = write(ledgers, out, force)
     charges, intact = sum(len(one["events"]) for one in statements), all(one["intact"] for one in statements)
@@ -107,6 +115,16 @@ def export(
     sites = f"{len(statements)} {'hospital' if len(statements) == 1 else 'hospitals'}"
     record = "intact" if intact else "with findings, see `polyclinic ledger verify`"
     console().print(f"{out}: {charges} charges of {sites}; {record}", soft_wrap=True)
+
+
+def _file(path: Path) -> Path:
+    """The ledger's file: ``path``, or the one in a hospital's folder or a run's. Raises ConfigError where a folder has none."""
+    if not path.is_dir():
+        return path
+    from polyclinic.synthesis.release import run_in
+
+    places = [path / "ledger.sqlite", path / "home" / "ledger.sqlite"]
+    return next((place for place in places if place.is_file()), None) or run_in(path) / "sites" / "ledger.sqlite"
 
 
 def _print_details(screen: Console, statement: dict[str, Any]) -> None:

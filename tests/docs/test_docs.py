@@ -106,6 +106,8 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
     """The files that the page tells its reader to write."""
     if page.endswith("researcher.md"):
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
+    if page.endswith("start.md"):
+        (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
     if page.endswith("method-developer.md"):
         (folder / "mymethods.py").write_text("\n".join(text for _, text in blocks(page, "python")))
     if page.endswith("administrator.md"):

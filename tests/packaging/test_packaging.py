@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
-from generate import pyproject, reference  # noqa: E402
+from generate import commands, pyproject, reference  # noqa: E402
 
 ROOMS = ("server", "client", "strategies", "sim")
 
@@ -74,6 +74,7 @@ def test_generated_files_are_current() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert pyproject(text) == text, "run `make generate`"
     assert (ROOT / "docs/reference/configuration.md").read_text() == reference(), "run `make generate`"
+    assert (ROOT / "docs/reference/commands.md").read_text() == commands(), "run `make generate`"
 
 
 def test_every_fault_in_the_list_has_its_test() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.errors import ConfigError
+from polyclinic.messages import SiteName
 
 
 class Policy(BaseModel):
@@ -78,7 +79,7 @@ class HospitalFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    site: str = Field(min_length=1)
+    site: SiteName
     data: str
     source: dict[str, str] = Field(default_factory=dict)
     schema_: str = Field(alias="schema")

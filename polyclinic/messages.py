@@ -7,11 +7,11 @@ to know nothing of privacy. A hospital checks a request against its own policy; 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.arrays import filled
 from polyclinic.errors import ConfigError
@@ -34,6 +34,16 @@ BESIDE = (STANDARDISER, LOCAL, CONTROL, QUESTION)
 # Codes of Flower's Error replies; Flower itself uses codes below 100.
 REFUSED = 403
 FAILED = 500
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or text in ("pooled", "macro"):
+        raise ValueError("a hospital's name is printed text on one line, and neither 'pooled' nor 'macro'")
+    return text
+
+
+# A hospital's name, which is printed in logs and stands in tables beside the rows "pooled" and "macro".
+SiteName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)]
 
 
 class Request(BaseModel):

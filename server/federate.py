@@ -26,6 +26,7 @@ from polyclinic.server.central import FEDERATION, central_plan, central_statemen
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.distributed import secure_ledger, secure_statement
+from polyclinic.server.enrolment import enrol
 from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
 from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
@@ -34,7 +35,7 @@ from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
-from polyclinic.server.sites import Site, enrol
+from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import ask_statistics
 from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
@@ -120,7 +121,8 @@ def federate(
     # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
     own = {int(told["node"]) for told in begun[0].hospitals.values()} if begun else set()
     wanted = config.min_sites if own else max(config.sites, config.min_sites)
-    enrolled, absent = enrol(grid, run, str(home), wanted, config.timeout, own or None)
+    simulates = not own and getattr(grid, "simulates", True)
+    enrolled, absent = enrol(grid, run, str(home), wanted, config.timeout, own or None, simulates)
     unfit = {site.name: why for site in enrolled if (why := unlike(site, config)) is not None}
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
@@ -240,10 +242,9 @@ def _returned(sites: Sequence[Site], state: RunState) -> list[Site]:
     A real hospital that was not in it before waits for the next round like any that comes late, as does one that was lost
     before it told how many patients it has.
     """
-    if any(site.simulated for site in sites) == bool(state.hospitals):
-        kind, others = ("real", "simulated") if state.hospitals else ("simulated", "real")
-        raise ConfigError(f"The run was begun with {kind} hospitals and cannot go on with {others} ones.")
     if not state.hospitals:
+        if not all(site.simulated for site in sites):
+            raise ConfigError("The run was begun with simulated hospitals and cannot go on with real ones.")
         return list(sites)
     again = [state.welcome(site) for site in sites if site.name in state.hospitals and not state.impostor(site)]
     if not again:

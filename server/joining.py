@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
-from polyclinic.server.sites import Site, enrol_more
+from polyclinic.server.enrolment import ask_to_enrol, newcomers
+from polyclinic.server.sites import Site, silence
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import count_patients
 
@@ -25,23 +26,49 @@ def may_join(config: RunConfig) -> bool:
 def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunState], None]) -> Run:
     """The run as it is in round ``number``: with the real hospitals that have come since it last looked.
 
-    Those that do not go with the run are told in ``state.dropouts``; a node is asked until it answers. ``keep`` writes the state
-    before a newcomer is asked for anything that it pays for.
+    Those that do not go with the run are told in ``state.dropouts``. A node that answered with an error is asked again, one
+    that was silent not: its answer is looked for each time. ``keep`` writes the state before a newcomer is asked for anything
+    that it pays for.
     """
-    if not may_join(run.config) or any(site.simulated for site in run.sites):
+    if not _grows(run):
         return run
-    answered, found, absent = enrol_more(run.grid, run.name, run.home, run.known, run.config.timeout)
+    new = sorted(set(run.grid.get_node_ids()) - run.known - set(run.pending))
+    late = newcomers(run.grid, ask_to_enrol(run.grid, run.name, run.home, new), run.config.timeout)
+    back = newcomers(run.grid, run.pending, 0.0)
+    found = late.found + back.found
     names = Counter(site.name for site in (*run.sites, *found))
     named = [(site, _stranger(site, run, names) or state.impostor(site)) for site in found]
-    absent += [(site.name, why) for site, why in named if why]
-    state.dropouts += [{"round": number, "site": name, "reason": why} for name, why in absent]
+    absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
+    absent += [(f"node {node}", silence(run.config.timeout)) for node in late.pending]
+    state.tell(number, absent)
     fit = [state.welcome(site) for site, why in named if not why]
     if fit:
         keep(state)
     joined = _counted(run, state, number, fit)
     uncounted = {site.node for site in fit} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
-    return replace(run, sites=sites, known=run.known | (answered - uncounted))
+    known = run.known | ((late.answered | back.answered) - uncounted)
+    return replace(run, sites=sites, known=known, pending=late.pending | back.pending)
+
+
+def without_silent(run: Run, state: RunState, number: int) -> Run:
+    """The run without the real hospitals that did not reply in round ``number``: they are waited for no longer.
+
+    Each is asked to enrol, and is back in the round before which its answer has come. It stays in the run's privacy statement.
+    A run that would be left with fewer than ``min-sites`` waits for all, and so does one that nobody joins.
+    """
+    gone = {drop["site"] for drop in state.dropouts
+            if drop["round"] == number and drop["reason"] == silence(run.config.timeout)}  # fmt: skip
+    silent = [site.node for site in run.sites if site.name in gone]
+    rest = [site for site in run.sites if site.name not in gone]
+    if not silent or not _grows(run) or len(rest) < run.config.min_sites:
+        return run
+    asked = ask_to_enrol(run.grid, run.name, run.home, silent)
+    return replace(run, sites=rest, known=run.known - set(silent), pending={**run.pending, **asked})
+
+
+def _grows(run: Run) -> bool:
+    return may_join(run.config) and not any(site.simulated for site in run.sites)
 
 
 def unlike(site: Site, config: RunConfig) -> str | None:
@@ -64,8 +91,6 @@ def unlike(site: Site, config: RunConfig) -> str | None:
 
 
 def _stranger(site: Site, run: Run, names: Mapping[str, int]) -> str | None:
-    if site.simulated:
-        return "it says that it is simulated, and the run's hospitals are real"
     if names[site.name] > 1:
         return "another hospital has the same name; every hospital needs its own"
     if site.schema != run.sites[0].schema:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from polyclinic.passing import PassingGrid
 
@@ -18,15 +19,20 @@ class PromptGrid(PassingGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """The replies that came within ``timeout`` seconds (None: however long it takes), in order of arrival."""
-        missing = set(self.push_messages(messages))
-        began, replies = time.monotonic(), list[Message]()
-        while True:
-            came = list(self.pull_messages(missing)) if missing else []
-            replies += came
-            missing -= {reply.metadata.reply_to_message_id for reply in came}
-            waited = time.monotonic() - began
-            left = None if timeout is None else timeout - waited
-            if not missing or (left is not None and left <= 0):
-                return replies
-            pause = min(3.0, max(0.1, waited / 10))
-            time.sleep(pause if left is None else min(pause, left))
+        return replies_to(self, self.push_messages(messages), timeout)
+
+
+def replies_to(grid: Grid, messages: Iterable[str], timeout: float | None) -> list[Message]:
+    """The replies to messages that were pushed which come within ``timeout`` seconds (None: however long it takes)."""
+    missing = set(messages)
+    began, replies = time.monotonic(), list[Message]()
+    while True:
+        came = list(grid.pull_messages(missing)) if missing else []
+        replies += came
+        missing -= {reply.metadata.reply_to_message_id for reply in came}
+        waited = time.monotonic() - began
+        left = None if timeout is None else timeout - waited
+        if not missing or (left is not None and left <= 0):
+            return replies
+        pause = min(3.0, max(0.1, waited / 10))
+        time.sleep(pause if left is None else min(pause, left))

@@ -22,7 +22,8 @@ from polyclinic.messages import QUERY, RECORD, QueryRequest, Request
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
 from polyclinic.privacy.statements import finite
 from polyclinic.privacy.streams import Floats
-from polyclinic.server.sites import Dropped, Site, SiteGrid, enrol
+from polyclinic.server.enrolment import enrol
+from polyclinic.server.sites import Dropped, Site, SiteGrid
 from polyclinic.training.queries import plan
 from polyclinic.training.question import Question, conclude
 

@@ -18,7 +18,7 @@ from polyclinic.errors import BudgetRefused
 from polyclinic.messages import TrainRequest
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.evaluation import METRICS, evaluate
-from polyclinic.server.joining import with_newcomers
+from polyclinic.server.joining import with_newcomers, without_silent
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import RunFailed, TooFew, accept, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
@@ -59,6 +59,7 @@ def run_rounds(
                 raise
             state.leave(number, str(shortfall))
             told = {}
+        run = without_silent(run, state, number)
         if number % config.evaluate_every == 0 or number == config.rounds:
             rows = evaluate(run, state, number)
         else:

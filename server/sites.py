@@ -1,4 +1,4 @@
-"""Which hospitals take part, and a Grid that shows a strategy sites instead of Flower's nodes.
+"""The hospitals that take part, and a Grid that shows a strategy sites instead of Flower's nodes.
 
 Flower's node ids are new random numbers in every run, and one simulated node can host several sites. A strategy sees
 stable ids (1, 2, ... in order of the sites' names or partitions), and replies come back in that order, so that sums
@@ -7,12 +7,8 @@ do not depend on who answered first.
 
 from __future__ import annotations
 
-import json
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -20,10 +16,10 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError, several
-from polyclinic.messages import ENROL, RECORD, REFUSED, EnrolRequest, Request
+from polyclinic.messages import RECORD, REFUSED, Request
 
 NO_REPLY = 504
+_LONGEST, _LONGEST_NUMBER = 500, 25
 
 
 @dataclass(frozen=True)
@@ -64,126 +60,33 @@ class Site:
 Dropped = list[tuple[str, str]]
 
 
-def enrol(
-    grid: Grid, run: str, home: str, wanted: int, timeout: float, only: Collection[int] | None = None
-) -> tuple[list[Site], Dropped]:
-    """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
-
-    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
-    nodes that are asked, None for all. Of real hospitals those that share a name, or whose schema is not that of most, are left
-    out. Raises PolyclinicError when none enrols, ConfigError when simulated and real hospitals are mixed.
-    """
-    deadline = time.monotonic() + timeout
-    nodes = _wait_for_nodes(grid, 1, deadline, only)
-    good, dropped = _ask(grid, [(nodes[0], EnrolRequest(run=run, site=0, home=home))], timeout)
-    if good and good[0][1].get("simulated"):
-        total, hosts = int(good[0][1]["sites"]), sorted(nodes)
-        good, dropped = _ask(
-            grid, [(hosts[i % len(hosts)], EnrolRequest(run=run, site=i, home=home)) for i in range(total)], timeout
-        )
-    else:
-        nodes = _wait_for_nodes(grid, wanted, deadline, only)
-        requests = [(node, EnrolRequest(run=run, site=i, home=home)) for i, node in enumerate(nodes)]
-        good, dropped = _ask(grid, requests, timeout)
-        good.sort(key=lambda found: str(found[1].get("site")))
-    if not good:
-        raise PolyclinicError(
-            f"No hospital could enrol: {several(sorted({why for _, why in dropped}), between='; ') or 'no reply'}"
-        )
-    if len({bool(record.get("simulated")) for _, record in good}) > 1:
-        raise ConfigError(
-            "Simulated and real hospitals answered in one run; every node needs a hospital file, or none."
-        )
-    sites, unread = _sites(good)
-    if not sites:
-        raise PolyclinicError("No hospital could enrol: what they say of themselves cannot be read.")
-    fit, unlike = _alike(sites)
-    return fit, dropped + unread + unlike
-
-
-def enrol_more(
-    grid: Grid, run: str, home: str, known: Collection[int], timeout: float
-) -> tuple[frozenset[int], list[Site], Dropped]:
-    """Of the nodes that are there and were not ``known`` those that answered, the hospitals among them, and why others are none.
-
-    A node that was silent is not among those that answered, and may be asked again.
-    """
-    nodes = sorted(set(grid.get_node_ids()) - set(known))
-    good, dropped = _ask(grid, [(node, EnrolRequest(run=run, site=node, home=home)) for node in nodes], timeout)
-    found, unread = _sites(good)
-    silent = {name for name, why in dropped if why == _silence(timeout)}
-    answered = frozenset(node for node in nodes if f"site {node}" not in silent)
-    return answered, found, [(name.replace("site", "node"), why) for name, why in dropped] + unread
-
-
-def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Collection[int] | None) -> list[int]:
-    while len(nodes := [node for node in grid.get_node_ids() if only is None or node in only]) < needed:
-        if time.monotonic() >= deadline:
-            raise PolyclinicError(f"{len(nodes)} nodes connected in time; the run needs {needed}.")
-        time.sleep(0.5)
-    return nodes
-
-
-def _ask(grid: Grid, requests: Sequence[tuple[int, Request]], timeout: float) -> tuple[list[tuple[int, Any]], Dropped]:
-    """The replies' records in order of the requests, and who gave none."""
-    messages = [
-        Message(RecordDict({RECORD: request.record()}), node, ENROL, group_id=str(request.site))
-        for node, request in requests
-    ]
-    answers = sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: _number(m.metadata.group_id))
-    good = [(m.metadata.src_node_id, m.content.get(RECORD, ConfigRecord())) for m in answers if m.has_content()]
-    dropped = [(f"site {m.metadata.group_id}", m.error.reason or "no reason given") for m in answers if m.has_error()]
-    silent = {str(request.site) for _, request in requests} - {m.metadata.group_id for m in answers}
-    return good, dropped + [(f"site {name}", _silence(timeout)) for name in sorted(silent)]
-
-
-def _silence(timeout: float | None) -> str:
+def silence(timeout: float | None) -> str:
+    """The reason of who did not reply in time."""
     return f"no reply within {timeout or 0:g} seconds"
 
 
-def _sites(good: Sequence[tuple[int, Any]]) -> tuple[list[Site], Dropped]:
-    """The hospitals, in order, and the nodes whose word cannot be read."""
-    schema = cache(lambda text: Schema.from_dict(json.loads(text)))
-    sites: list[Site] = []
-    dropped: Dropped = []
-    for node, record in good:
-        try:
-            sites.append(_site(len(sites), node, record, schema))
-        except (ConfigError, KeyError, TypeError, ValueError):
-            dropped.append((f"node {node}", "what it says of itself when it enrols cannot be read"))
-    return sites, dropped
+def reason_of(reply: Message) -> str:
+    """Why a reply is an error, as one line of printed text that is not too long to read."""
+    said = (reply.error.reason or "")[:_LONGEST]
+    said = " ".join("".join(char if char.isprintable() else " " for char in said).split())
+    return said or "no reason given"
 
 
-def _site(index: int, node: int, record: Mapping[str, Any], schema: Callable[[str], Schema]) -> Site:
-    return Site(
-        int(record["index"]) if record["simulated"] else index, str(record["site"]), node, bool(record["simulated"]),
-        schema(str(record["schema"])),
-        float(record["delta"]), float(record["budget"]) or None, str(record["relation"]), str(record["accountant"]),
-        int(record["elsewhere"]), bool(record["knows_others"]),
-    )  # fmt: skip
-
-
-def _alike(sites: Sequence[Site]) -> tuple[list[Site], Dropped]:
-    """The sites with a name of their own and the schema of most of them (of the first of those, in a tie), and the others."""
-    names = Counter(site.name for site in sites)
-    own = [site for site in sites if names[site.name] == 1]
-    dropped = [(site.name, "another hospital has the same name; every hospital needs its own") for site in sites
-               if names[site.name] > 1]  # fmt: skip
-    schemas: list[Schema] = []
-    for site in own:
-        schemas.append(
-            next((schema for schema in schemas if schema is site.schema or schema == site.schema), site.schema)
-        )
-    common = max(schemas, key=lambda schema: sum(schema is other for other in schemas), default=None)
-    fit = [site for site, schema in zip(own, schemas, strict=True) if schema is common]
-    strangers = [site.name for site, schema in zip(own, schemas, strict=True) if schema is not common]
-    return fit, dropped + [
-        (name, "its schema is not that of most hospitals; all need the same one") for name in strangers
-    ]
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else -1
+def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, Message]:
+    """The replies by the index for which their nodes were asked; ``asked``: the node of each index."""
+    hosted: dict[int, list[int]] = {}
+    for index, node in asked.items():
+        hosted.setdefault(node, []).append(index)
+    found: dict[int, Message] = {}
+    for reply in replies:
+        group, hosts = reply.metadata.group_id, hosted.get(reply.metadata.src_node_id, [])
+        index = int(group) if group.isascii() and group.isdigit() and len(group) < _LONGEST_NUMBER else -1
+        # The SuperLink knows the node by its key; the group is the node's own word, and Flower's errors may have lost it.
+        if index not in asked or (hosts and index not in hosts):
+            index = hosts[0] if len(hosts) == 1 else -1
+        if index >= 0:
+            found[index] = reply
+    return found
 
 
 @dataclass(frozen=True)
@@ -245,28 +148,16 @@ class SiteGrid(Grid):
     def exchange(self, messages: Iterable[Message], timeout: float | None) -> Exchange:
         """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""
         addressed = sorted((self._addressed(message) for message in messages), key=lambda pair: pair[0].index)
-        by_index = {site.index: site for site, _ in addressed}
-        by_node: dict[int, list[Site]] = {}
-        for site, _ in addressed:
-            by_node.setdefault(site.node, []).append(site)
-        found: dict[int, Message] = {}
-        for reply in self._grid.send_and_receive([message for _, message in addressed], timeout=timeout):
-            index = _number(reply.metadata.group_id)
-            hosts = by_node.get(reply.metadata.src_node_id, [])
-            sender = by_index.get(index)
-            # The SuperLink knows the node by its key; the group is the node's own word, and Flower's errors may have lost it.
-            if sender is None or (hosts and sender not in hosts):
-                sender = hosts[0] if len(hosts) == 1 else None
-            if sender is not None:
-                reply.metadata.__dict__["_src_node_id"] = sender.id
-                found[sender.index] = reply
+        replies = self._grid.send_and_receive([message for _, message in addressed], timeout=timeout)
+        found = by_index(replies, {site.index: site.node for site, _ in addressed})
         exchange = Exchange([])
         for site, message in addressed:
-            reply = found.get(site.index) or Message(Error(NO_REPLY, _silence(timeout)), reply_to=message)
+            reply = found.get(site.index) or Message(Error(NO_REPLY, silence(timeout)), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = site.id
             if reply.has_error():
                 if reply.error.code == REFUSED:
                     exchange.refusals.append(site)
-                exchange.dropped.append((site, reply.error.reason or "no reason given"))
+                exchange.dropped.append((site, reason_of(reply)))
             elif why := unreadable(reply.content):
                 exchange.dropped.append((site, why))
             else:

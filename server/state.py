@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -27,7 +27,8 @@ from polyclinic.server.sites import Site
 class Run:
     """What all rounds have in common. ``home``: where simulated hospitals keep what they keep; ``ledger``: charged for what
     secure sums tell of whole hospitals, None where they tell nothing that is paid for; ``privacy``: None without noise;
-    ``known``: nodes that were asked to enrol, which only hospitals that join make more."""
+    ``known``: nodes that told who they are and are not asked again; ``pending``: messages to others that may yet be answered,
+    by node."""
 
     grid: Grid
     sites: Sequence[Site]
@@ -38,6 +39,7 @@ class Run:
     ledger: Ledger | None = None
     privacy: PrivacyPlan | None = None
     known: frozenset[int] = frozenset()
+    pending: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,6 +107,13 @@ class RunState:
         if told is None or told["node"] == site.node:
             return None
         return "another node took part in this run under that name; one that has a new key is in the next run again"
+
+    def tell(self, number: int, absent: Sequence[tuple[str, str]]) -> None:
+        """Note who cannot take part from round ``number`` on, and why; what was said of it last is not said again."""
+        last = {drop["site"]: drop["reason"] for drop in self.dropouts}
+        self.dropouts += [
+            {"round": number, "site": name, "reason": why} for name, why in absent if last.get(name) != why
+        ]
 
     def drop(self, number: int, dropped: Sequence[tuple[Site, str]]) -> None:
         """Note who dropped out of round ``number``, and why."""

@@ -1,7 +1,6 @@
 """Hospitals that come late, or back, while a run goes on: what they join, what they pay, and what the run says of them."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.app import coordinate
 from polyclinic.server.federate import Outcome
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.server.sites import enrol_more
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from tests.client.test_hospital import make_hospital
@@ -33,6 +31,7 @@ class Hospitals(Grid):
 
     def __init__(self, folder: Path, config: RunConfig, here: Here) -> None:
         self.here, self.trainings, self.asked = here, 0, list[tuple[str, str]]()
+        self.replies: dict[str, Message] = {}
         self._grids = {}
         for node, name in enumerate(NAMES, 1):
             path = folder / name / "hospital.toml"
@@ -45,25 +44,28 @@ class Hospitals(Grid):
         return [node for node, name in enumerate(NAMES, 1) if name in self.here(self.trainings)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        found, asked = [], list(messages)
-        for message in asked:
-            node = message.metadata.dst_node_id
-            self.asked.append((NAMES[node - 1], message.metadata.message_type))
-            if node in self.get_node_ids():
-                message.metadata.__dict__["_dst_node_id"] = 1
-                found += self._grids[node].send_and_receive([message])
-                found[-1].metadata.__dict__["_src_node_id"] = node
-        self.trainings += any(message.metadata.message_type == "train" for message in asked)
-        return found
+        return self.pull_messages(self.push_messages(messages))
 
     def create_message(self, *arguments: Any, **named: Any) -> Message:
         return self._grids[1].create_message(*arguments, **named)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        asked, kinds = [], set()
+        for message in messages:
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            self.asked.append((NAMES[node - 1], kind))
+            kinds.add(kind)
+            asked.append(f"{len(self.asked)}")
+            if node in self.get_node_ids():
+                message.metadata.__dict__["_dst_node_id"] = 1
+                [reply] = self._grids[node].send_and_receive([message])
+                reply.metadata.__dict__ |= {"_src_node_id": node, "_reply_to_message_id": asked[-1]}
+                self.replies[asked[-1]] = reply
+        self.trainings += "train" in kinds
+        return asked
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
 
     def set_run(self, run: Any) -> None:
         pass
@@ -188,18 +190,6 @@ def test_one_that_joined_and_left_in_a_round_that_was_lost_is_in_the_statement(h
     assert any("its own ledger has the figure that counts" in note for note in summary["notes"])
 
 
-def test_nobody_joins_as_a_simulated_hospital(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lying(*arguments: Any) -> Any:
-        answered, found, absent = enrol_more(*arguments)
-        return answered, [replace(site, simulated=True) for site in found], absent
-
-    monkeypatch.setattr("polyclinic.server.joining.enrol_more", lying)
-    _, summary, _ = run(hospitals, lambda done: set(NAMES) if done else set(NAMES[:2]), rounds=2)
-    assert (
-        "says that it is simulated" in summary["dropouts"][0]["reason"] and "west" not in summary["statement"]["sites"]
-    )
-
-
 @pytest.mark.parametrize(
     "keys", [{"strategy": "scaffold"}, {"central-epsilon": 50.0, "central-delta": 0.01, "patients-per-site": 150}]
 )
@@ -251,7 +241,7 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     with folder.held(), pytest.raises(ConfigError, match="by another process"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
     simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())
-    with pytest.raises(ConfigError, match="simulated"):
+    with pytest.raises(PolyclinicError, match="says that it is simulated, and the run's hospitals are real"):
         coordinate(simulated, config, folder, resume=True)
 
 

@@ -62,6 +62,7 @@ def run_rounds(
         run = without_silent(run, state, number)
         if number % config.evaluate_every == 0 or number == config.rounds:
             rows = evaluate(run, state, number)
+            run = without_silent(run, state, number)
         else:
             rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in told]
         state.round = number

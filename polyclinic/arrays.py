@@ -19,7 +19,7 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 # In a reply whose model went into the mean that one reply carries: how many bytes it was. In that one: whose weight it has.
 MERGED, WEIGHT = "merged-bytes", "merged-weight"
-_MODELS_AT_ONCE = 256
+_MODELS_AT_ONCE, _SHOWN = 256, 100
 
 
 class HeldArray(Array):
@@ -83,14 +83,20 @@ def from_record(record: ArrayRecord) -> Arrays:
 
 
 def unreadable(content: RecordDict) -> str | None:
-    """Which array of a message is not one, or None. Nothing is ever unpickled; what a header claims is not allocated."""
+    """Which array of a message is not what it says, or None. Nothing is ever unpickled; what a header claims is not allocated."""
     for record in content.array_records.values():
         for name, array in record.items():
-            try:
-                array if isinstance(array, HeldArray) else array.numpy()
-            except (ValueError, TypeError, EOFError, OverflowError, MemoryError, SyntaxError):
-                return f"array {name!r} cannot be read as an array"
+            if not (isinstance(array, HeldArray) or _sound(array)):
+                return f"array {name[:_SHOWN]!r} cannot be read as an array"
     return None
+
+
+def _sound(array: Array) -> bool:
+    try:
+        value = array.numpy()
+    except Exception:  # NumPy's readers raise what they please for bytes of another's making
+        return False
+    return isinstance(value, np.ndarray) and (str(value.dtype), value.shape) == (array.dtype, tuple(array.shape))
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:

@@ -77,9 +77,15 @@ def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:
     sent = upload.get("values", np.empty(0))
     if set(upload) != expected or sent.dtype != _PRECISIONS[how.precision] or sent.ndim != 1:
         raise ConfigError(f"the upload's arrays are not {', '.join(sorted(expected))} in {_PRECISIONS[how.precision]}")
+    if "scale" in expected and (upload["scale"].shape != (1,) or upload["scale"].dtype.kind != "f"):
+        raise ConfigError("the upload's scale is not one number")
     if how.share < 1:
         indices = upload["indices"]
-        if indices.shape != sent.shape or (len(indices) and not (indices.min() >= 0 and indices.max() < size)):
+        if (
+            indices.shape != sent.shape
+            or indices.dtype.kind not in "iu"
+            or (len(indices) and not (indices.min() >= 0 and indices.max() < size))
+        ):
             raise ConfigError("the upload's indices are not those of the model")
     elif len(sent) != size:
         raise ConfigError(f"the upload has {len(sent)} numbers, the model has {size}")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,11 @@ def _short(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
+def simulates(environment: Mapping[str, str]) -> bool:
+    """Whether nodes may host simulated hospitals: not at a SuperLink that `polyclinic coordinator start` made."""
+    return environment.get("POLYCLINIC_HOSPITALS") != "real"
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that Flower's run-config describes; the results are in the run's folder."""
@@ -102,7 +109,9 @@ def main(grid: Grid, context: Context) -> None:
             calibrate(config)
         folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
-        _, summary = coordinate(PromptGrid(grid), config, folder, resume=bool(config.resume), progress=_Logged())
+        _, summary = coordinate(
+            PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
+        )
         if summary["posterior"] and summary["posterior"]["refused"]:
             raise PolyclinicError(
                 f"{summary['posterior']['refused']} What was spent is in {folder.path / 'ledger.json'}."

@@ -14,7 +14,7 @@ from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.messages import EvaluateRequest
 from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import accept, alike, problem
+from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import judge, synthesizer_of
@@ -44,15 +44,17 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
         metrics = metrics_of(reply)
         rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "patients" in metrics:
-            state.patients[site.name] = int(metrics["patients"])  # type: ignore[arg-type]
+            state.patients[site.name] = max(int(metrics["patients"]), 0)  # type: ignore[arg-type]
         if "predictions" in reply.content:
             record = reply.content.pop("predictions")
             try:
                 state.predictions[site.name] = _predictions(record, site.schema.num_classes)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
-    if replies:
-        run.strategy.aggregate_evaluate(number, alike([reply for _, reply in replies]))
+    weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
+    weighed = [reply for _, reply in replies if misplaced(reply, (), weight) is None]
+    if weighed:
+        run.strategy.aggregate_evaluate(number, alike(weighed))
     if any(len(part.labels) for part in state.predictions.values()):
         together = pool(state.predictions)
         pooled = classification_metrics(together.labels, together.scores)

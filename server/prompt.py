@@ -14,8 +14,13 @@ from polyclinic.passing import PassingGrid
 class PromptGrid(PassingGrid):
     """``grid``, with a pause between two pulls of a tenth of what was waited, of 0.1 to 3 seconds.
 
-    A grid of Flower's runtimes pauses 3 seconds, which is most of a small round.
+    A grid of Flower's runtimes pauses 3 seconds, which is most of a small round. ``simulates``: whether its nodes may host
+    simulated hospitals.
     """
+
+    def __init__(self, grid: Grid, simulates: bool = True) -> None:
+        super().__init__(grid)
+        self.simulates = simulates
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """The replies that came within ``timeout`` seconds (None: however long it takes), in order of arrival."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,6 +19,7 @@ from polyclinic.server.state import RunState
 
 #: What Flower's strategies weigh by.
 EXAMPLES = "num-examples"
+_SHOWN = 100
 
 
 class RunFailed(PolyclinicError):
@@ -94,9 +95,14 @@ def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:
 
 def problem(reply: Message, like: Arrays | None = None) -> str | None:
     """Why a reply cannot be aggregated, or None; ``like``: the model that one with a model must be like."""
-    records = list(reply.content.values())
-    if not any(isinstance(record, MetricRecord) for record in records):
+    records = [(name, record) for name, record in reply.content.items() if isinstance(record, MetricRecord)]
+    if not records:
         return "the reply carries no MetricRecord"
+    if [name for name, _ in records] != ["metrics"]:
+        return "the reply does not carry exactly one MetricRecord, named 'metrics'"
+    for name, value in records[0][1].items():
+        if isinstance(value, list) or not math.isfinite(value):
+            return f"metric {name[:_SHOWN]!r} is not a finite number"
     if like is None:
         return None
     array_records = arrays_of(reply)
@@ -110,11 +116,25 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
     return next(filter(None, (_misfit(models[0], like), *(_misfit(change, floats) for change in changes))), None)
 
 
+def misplaced(reply: Message, asked: Iterable[str], weight: str) -> str | None:
+    """Why a strategy cannot average a reply with the others, or None: its arrays are in records that were not ``asked``, or
+    it has no ``weight``, which is a metric above 0."""
+    if is_merged(reply):
+        return None
+    if not {name for name, _ in arrays_of(reply)} <= set(asked):
+        return "the reply's arrays are not in the records in which they were sent"
+    if not metrics_of(reply).get(weight, 0.0) > 0:  # type: ignore[operator]
+        return f"its metric {weight!r} is not a number above 0"
+    return None
+
+
 def _misfit(arrays: Arrays, like: Arrays) -> str | None:
     """How a reply's arrays are not those that it should carry, or None."""
     for name, value in like.items():
         if name not in arrays or arrays[name].shape != value.shape:
             return f"array {name!r} is missing or does not have shape {value.shape}"
+        if arrays[name].dtype.kind not in "biuf":
+            return f"array {name!r} does not hold numbers"
         if not np.isfinite(arrays[name]).all():
             return f"array {name!r} holds values that are not finite"
     if set(arrays) != set(like):

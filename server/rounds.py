@@ -15,12 +15,12 @@ from flwr.app import ConfigRecord
 
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.errors import BudgetRefused
-from polyclinic.messages import TrainRequest
+from polyclinic.messages import BESIDE, CONTROL, TrainRequest
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.evaluation import METRICS, evaluate
 from polyclinic.server.joining import with_newcomers, without_silent
 from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import RunFailed, TooFew, accept, too_few
+from polyclinic.server.replies import EXAMPLES, RunFailed, TooFew, accept, misplaced, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.updates import Replies, Updates, never_skips, updates_of
@@ -120,12 +120,16 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
     told = ConfigRecord(state.told)
-    messages = run.strategy.configure_train(number, to_record(state.model), told, view)
+    messages = list(run.strategy.configure_train(number, to_record(state.model), told, view))
     state.told = {key: value for key, value in told.items() if isinstance(value, bool | int | float | str)}
     exchange = view.exchange(messages if parties else [], config.timeout)
     # In a secure sum the weights are in the sum already.
     counted = {} if config.secure_aggregation else state.public_patients
-    replies = accept(exchange, state, number, updates.problem, counted)
+    asked = {name for message in messages for name in message.content.array_records} - (set(BESIDE) - {CONTROL})
+    weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
+    replies = accept(
+        exchange, state, number, lambda reply: updates.problem(reply) or misplaced(reply, asked, weight), counted
+    )
     if parties and len(replies) < max(min(config.min_sites, len(parties)), updates.fewest):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config, updates.fewest)
         if isinstance(shortfall, BudgetRefused) or not (never_skips(run) and config.loses_replies):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
@@ -176,7 +176,6 @@ class SiteGrid(Grid):
 
 def _speak_for_itself(reply: Message) -> None:
     """Take back a claim to be merged with others, which no real hospital's reply is."""
-    told = reply.content.get(RECORD)
-    if isinstance(told, ConfigRecord):
+    for told in reply.content.config_records.values():
         for claim in (MERGED, WEIGHT):
             told.pop(claim, None)

@@ -11,8 +11,10 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
 from polyclinic.config import RunConfig
-from polyclinic.messages import STATISTICS, StatisticsRequest
+from polyclinic.ehr.schema import Schema
+from polyclinic.messages import CONTROL, STATISTICS, StatisticsRequest
 from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.merging import arrays_of
 from polyclinic.server.replies import accept, problem, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import RunState
@@ -21,6 +23,8 @@ from polyclinic.training.preparation import contribution_size, measured_standard
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
 _FEWEST_PATIENTS = 10.0
+# What a training message may say of them.
+_MOST_PATIENTS = 1e9
 Sums = list[tuple[Site, np.ndarray]]
 
 
@@ -63,17 +67,38 @@ def _sums(
     exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
     schema, measured = sites[0].schema, config.standardise == "measured"
     like = {"sums": np.zeros(schema.num_classes if config.synthesis else contribution_size(schema, measured))}
-    replies = accept(exchange, state, round, lambda reply: problem(reply, like))
-    return exchange, [(site, from_record(reply.content.array_records["arrays"])["sums"]) for site, reply in replies]
+    found: dict[int, np.ndarray] = {}
+
+    def wrong(reply: Message) -> str | None:
+        if why := problem(reply, like):
+            return why
+        total = next(from_record(record) for name, record in arrays_of(reply) if name != CONTROL)["sums"]
+        found[reply.metadata.src_node_id] = total
+        return _impossible(total, schema, config)
+
+    replies = accept(exchange, state, round, wrong)
+    return exchange, [(site, found[site.id]) for site, _ in replies]
+
+
+def _impossible(total: np.ndarray, schema: Schema, config: RunConfig) -> str | None:
+    """Why these can be no hospital's sums, or None."""
+    count = _counts([total], schema, config)[0]
+    if np.abs(total).max() > _MOST_PATIENTS or count > _MOST_PATIENTS:
+        return f"its sums are not those of {_MOST_PATIENTS:g} patients or fewer"
+    if not config.dp and count < 1:
+        return f"it says that it has {count:g} patients"
+    return None
+
+
+def _counts(totals: list[np.ndarray], schema: Schema, config: RunConfig) -> list[float]:
+    if config.synthesis:
+        return [float(total.sum()) for total in totals]
+    return patient_counts(totals, schema, config.standardise == "measured")
 
 
 def _count(found: Sums, state: RunState, config: RunConfig) -> None:
     if not found:
         return
-    totals = [total for _, total in found]
-    if config.synthesis:
-        counts = [float(total.sum()) for total in totals]
-    else:
-        counts = patient_counts(totals, found[0][0].schema, config.standardise == "measured")
+    counts = _counts([total for _, total in found], found[0][0].schema, config)
     for (site, _), count in zip(found, counts, strict=True):
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if config.dp else count

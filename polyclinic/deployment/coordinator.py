@@ -99,8 +99,9 @@ class Coordinator:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment of its SuperLink; the gate's networks travel in it."""
-        return flower_settings(self.folder / "flwr") | {"POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from)}
+        """The environment of its SuperLink and ServerApps; the gate's networks travel in it."""
+        told = {"POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from), "POLYCLINIC_HOSPITALS": "real"}
+        return flower_settings(self.folder / "flwr") | told
 
     def command(self) -> list[str]:
         """The SuperLink's arguments, with TLS, node authentication and its database on disk.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from logging import ERROR
 
-from flwr.app import Message
+import httpx
+from flwr.app import Error, Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from polyclinic.messages import FAILED
 from polyclinic.passing import PassingGrid
 
 
@@ -21,6 +25,33 @@ class PromptGrid(PassingGrid):
     def __init__(self, grid: Grid, simulates: bool = True) -> None:
         super().__init__(grid)
         self.simulates = simulates
+        self._asked: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        pending = list(messages)
+        names = list(self._grid.push_messages(pending))
+        if not self.simulates:
+            self._asked |= {name: _without_content(message, name) for name, message in zip(names, pending, strict=True)}
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that are there; of real hospitals each by itself, for Flower fails on all at once if it cannot read one."""
+        if self.simulates:
+            return list(self._grid.pull_messages(message_ids))
+        found: list[Message] = []
+        for name in message_ids:
+            try:
+                found += self._grid.pull_messages([name])
+            except (httpx.HTTPError, OSError):  # the SuperLink's, not the hospital's
+                raise
+            except Exception as error:
+                log(ERROR, "Polyclinic: a reply cannot be read.", exc_info=error)
+                found.append(
+                    Message(Error(FAILED, "its reply is no message that can be read"), reply_to=self._asked[name])
+                )
+        for reply in found:
+            self._asked.pop(reply.metadata.reply_to_message_id, None)
+        return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """The replies that came within ``timeout`` seconds (None: however long it takes), in order of arrival."""
@@ -41,3 +72,10 @@ def replies_to(grid: Grid, messages: Iterable[str], timeout: float | None) -> li
             return replies
         pause = min(3.0, max(0.1, waited / 10))
         time.sleep(pause if left is None else min(pause, left))
+
+
+def _without_content(message: Message, name: str) -> Message:
+    asked = message.metadata
+    found = Message(RecordDict(), asked.dst_node_id, asked.message_type, group_id=asked.group_id)
+    found.metadata.__dict__["_message_id"] = name
+    return found

@@ -193,7 +193,8 @@ def submit(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a run that goes on from its checkpoint, as it was configured.", show_default=False
+            help="A run that goes on from its checkpoint, as it was configured: its folder, its name, or `latest`.",
+            show_default=False,
         ),
     ] = None,
     address: Address = "",

@@ -33,15 +33,14 @@ def submit(
     """The run's id, status, bundle and folder of results; with ``stream`` after its end, its log told line by line.
 
     values: configuration keys; ``out`` is relative to the coordinator's folder. app_dir: an app whose code is sent;
-    None sends none. address: the SuperLink's, "" where it runs on this machine. resume: folder of a run that goes on from
-    its checkpoint as it was configured; of ``values`` only what does not decide its result may differ.
+    None sends none. address: the SuperLink's, "" where it runs on this machine. resume: the run that goes on from its
+    checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
     given = {"out": "runs"} | values
     if resume is not None:
-        given = RunFolder.existing(resume).config().flat() | values | {
-            "out": str(resume.resolve().parent), "resume": resume.resolve().name,
-        }  # fmt: skip
+        begun = RunFolder.existing(run_to_resume(found.folder / "runs", resume))
+        given = begun.config().flat() | values | {"out": str(begun.path.parent), "resume": begun.name}
     config, usual = RunConfig.build(given), RunConfig().flat()
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:
@@ -62,6 +61,19 @@ def submit(
         why = said or result["details"] or "no details given"
         raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
     return result
+
+
+def run_to_resume(runs: Path, named: Path) -> Path:
+    """The folder of a run that is named by its path, by its name in ``runs``, or as ``latest``, the newest that began there.
+
+    Raises ConfigError when none began there.
+    """
+    if str(named) == "latest":
+        try:
+            return Path((runs / "latest.txt").read_text(encoding="utf-8"))
+        except OSError:
+            raise ConfigError(f"No run has begun in {runs}; name the folder of the one that shall go on.") from None
+    return named if named.exists() else runs / named
 
 
 def _own_app(home: Path) -> Path:

@@ -187,7 +187,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         )
 
 
-@pytest.mark.parametrize("service", ["superlink", "hospital-a", "submit"])
+@pytest.mark.parametrize("service", ["superlink", "hospital-a", "submit", "resume"])
 def test_services_use_commands_and_options_that_there_are(service: str) -> None:
     program, group, name, *rest = SERVICES[service].get("entrypoint", SERVICES[service]["command"])
     shown = CliRunner().invoke(app, [group, name, "--help"], terminal_width=200)
@@ -214,6 +214,33 @@ def test_a_run_goes_to_its_end_with_a_fourth_hospital_that_comes_while_it_is_on(
             demo("exec", "-T", f"hospital-{site}", "polyclinic", "hospital", "journal", "/hospital", "--json")
         )
         assert journal["intact"] and {"asked", "answered"} == {entry["event"] for entry in journal["entries"]}
+
+
+KILL_SERVERAPP = """
+import os, pathlib, signal
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    if b"flwr-serverapp" in path.read_bytes():
+        os.kill(int(path.parent.name), signal.SIGKILL)
+"""
+
+
+@pytest.mark.compose
+def test_a_run_whose_serverapp_and_then_superlink_were_killed_goes_on_to_its_end(demo: Demo) -> None:
+    newest = 'cat "$(cat /coordinator/runs/latest.txt)"/checkpoint.safetensors >/dev/null && cat /coordinator/runs/latest.txt'
+    before = demo("exec", "-T", "superlink", "sh", "-c", newest, check=False)
+    running = demo.submitted("-c", "rounds=1", "-c", "epsilon=0.5", "-c", "delta=1e-4")
+    with demo.slow_records("a"):  # so that it is in its first round for as long as is needed
+        wait_for(lambda: demo("exec", "-T", "superlink", "sh", "-c", newest, check=False) not in ("", before))
+        demo("exec", "-T", "superlink", "python", "-c", KILL_SERVERAPP)
+        assert running.wait(timeout=300) != 0
+    spent = demo.status("b")["epsilon"]
+    demo("kill", "superlink")
+    demo("up", "--detach", "--wait", "superlink")
+    demo("run", "--rm", "-T", "resume")
+    again = demo("exec", "-T", "superlink", "sh", "-c", 'cat "$(cat /coordinator/runs/latest.txt)"/summary.json')
+    summary = json.loads(again)
+    assert summary["rounds"] == 1 and set(HOSPITALS) <= set(summary["metrics"]["sites"])
+    assert spent < demo.status("b")["epsilon"] <= spent + 0.5
 
 
 @pytest.mark.compose

@@ -11,9 +11,12 @@ from cryptography import x509
 
 from polyclinic.deployment.certificates import check_host, make_authority
 from polyclinic.deployment.control import control
+from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.files import NewFile, write_new
+from polyclinic.deployment.submitting import run_to_resume
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.server.app import simulates
 
 from .conftest import Cli, Done
 
@@ -190,3 +193,17 @@ def test_what_is_no_host(host: str) -> None:
 def test_a_missing_authority_is_a_wrong_input(tmp_path: Path) -> None:
     with pytest.raises(PolyclinicError, match="cannot be read"), control("localhost:1", tmp_path / "none"):
         pass
+
+
+def test_a_run_is_resumed_by_its_folder_its_name_or_as_the_latest(tmp_path: Path) -> None:
+    runs, run = tmp_path / "runs", tmp_path / "runs" / "20261122-101500-1a2b3c"
+    with pytest.raises(ConfigError, match="No run has begun in .*runs; name the folder"):
+        run_to_resume(runs, Path("latest"))
+    run.mkdir(parents=True)
+    (runs / "latest.txt").write_text(str(run))
+    assert {run_to_resume(runs, named) for named in (run, Path(run.name), Path("latest"))} == {run}
+
+
+def test_a_coordinators_serverapps_take_no_simulated_hospital(coordinator: Path) -> None:
+    """At a SuperLink that Flower made by itself a simulation may run; ``enrol`` has what becomes of a hospital that says so."""
+    assert simulates({}) and not simulates(Coordinator.read(coordinator).settings)

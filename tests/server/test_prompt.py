@@ -42,3 +42,20 @@ def test_replies_are_those_of_the_grid_however_they_come() -> None:
         assert sorted(reply.metadata.src_node_id for reply in replies) == [1, 3]
         assert time.monotonic() - began >= 0.5  # all of the time that a hospital has
         assert PromptGrid(grid).send_and_receive([], timeout=60.0) == []
+
+
+class Garbled(LocalGrid):
+    """Fails, as Flower's does, on every pull that has a reply which cannot be read; what came with it is lost."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = super().pull_messages(message_ids)
+        if any(reply.metadata.src_node_id == 2 for reply in found):
+            raise ValueError("no object")
+        return found
+
+
+def test_a_reply_that_flower_cannot_read_is_its_hospitals_alone() -> None:
+    with Garbled(AppReference(__name__), 3, {}) as grid:
+        replies = PromptGrid(grid, simulates=False).send_and_receive(asked(), timeout=5.0)
+        said = {reply.metadata.src_node_id: reply.error.reason if reply.has_error() else "" for reply in replies}
+        assert said == {1: "", 2: "its reply is no message that can be read", 3: ""}

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import polyclinic
-from polyclinic.cli import coordinator, hospital, ledger, schema
+from polyclinic.cli import coordinator, hospital, ledger, review, schema
 from polyclinic.cli.account import account
 from polyclinic.cli.anonymize import anonymize, coarsen
 from polyclinic.cli.attack import attack
@@ -42,6 +42,7 @@ flower_app = typer.Typer(no_args_is_help=True, help="The same run under Flower's
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(schema.app, name="schema")
+app.add_typer(review.app, name="review")
 app.add_typer(flower_app, name="flower")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(hospital.app, name="hospital")

@@ -1,0 +1,162 @@
+"""Which patients a packet shows and in what order, and its folder: the form, its answer key, and who gets what.
+
+A packet holds real records. It is no release with differential privacy and spends no epsilon, because it stays inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Checked
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.review.form import render_form
+from polyclinic.evaluation.review.grid import Ints, Table, on_grid, steps
+from polyclinic.privacy.streams import generator
+
+PACKET, KEY, README = "packet.html", "answer-key.json", "README.txt"
+KEY_FORMAT = "polyclinic-review-key/1"
+FEWEST, MOST = 4, 1000
+STAYS = (
+    "This packet contains real patients' records. It stays at the hospital: it is no release with differential privacy and "
+    "spends no epsilon, because it does not leave."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Packet:
+    """The patients in the order of their packet numbers, from 1: their cells on one grid, and which are real.
+
+    patients: each (records, width) as in a ``Table``.  real: for each.  copies: synthetic patients left out because they
+    equal a real one.  one_record: of each patient with several records one was drawn, since synthetic ones have one each.
+    """
+
+    patients: tuple[Ints, ...]
+    real: tuple[bool, ...]
+    grid: Mapping[str, float]
+    copies: int
+    one_record: bool
+
+
+def choose(
+    real: Checked, synthetic: Checked, schema: Schema, patients: int, seed: int, leave_out_copies: bool = False
+) -> Packet:
+    """Half real patients and half synthetic ones, each drawn without replacement, in an order that says nothing.
+
+    schema: ``bare``; both are checked against it. The same seed and records give the same packet. Raises ConfigError for a
+    number of patients that is odd or not from 4 to 1000 and a negative seed; DataError for too few patients, and for
+    synthetic patients that equal a real one on the common grid, unless they are to be left out.
+    """
+    if patients % 2 or not FEWEST <= patients <= MOST:
+        raise ConfigError(f"--patients is {patients}; allowed are even numbers from {FEWEST} to {MOST}: half are real.")
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
+    rng, half = generator(seed, "review"), patients // 2
+    grid = steps(real, schema)
+    tables = [on_grid(one, schema, grid) for one in (real, synthetic)]
+    given, made = tables
+    one_record = given.patients < len(given.patient) and made.patients == len(made.patient)
+    known = {given.cells[row].tobytes() for row in range(len(given.cells))} if one_record else set(_keys(given))
+    original = [number for number, key in enumerate(_keys(made)) if key not in known]
+    copies = made.patients - len(original)
+    if copies and not leave_out_copies:
+        raise DataError(
+            f"{copies:,} of {made.patients:,} synthetic patients equal a real one as reviewers would see them, so that no "
+            "answer could be right; --leave-out-copies leaves them out and says so in the answer key."
+        )
+    for what, number in (("real", given.patients), ("synthetic", len(original))):
+        if number < half:
+            more = f" that equal no real one ({copies:,} do)" if what == "synthetic" and copies else ""
+            raise DataError(f"There are {number:,} {what} patients{more}; a packet of {patients} needs {half}.")
+    chosen = [
+        _records(given, int(number), one_record, rng) for number in rng.choice(given.patients, half, replace=False)
+    ]
+    chosen += [made.cells[made.rows_of(int(number))] for number in rng.choice(original, half, replace=False)]
+    order = rng.permutation(patients)
+    return Packet(tuple(chosen[i] for i in order), tuple(bool(i < half) for i in order), grid, copies, one_record)
+
+
+def _records(table: Table, patient: int, one: bool, rng: np.random.Generator) -> Ints:
+    rows = table.rows_of(patient)
+    return table.cells[rng.choice(rows, 1) if one else rows]
+
+
+def _keys(table: Table) -> list[bytes]:
+    """What tells a patient from another: the rows, in whatever order."""
+    order = np.argsort(table.patient, kind="stable")
+    parts = np.split(table.cells[order], np.flatnonzero(np.diff(table.patient[order])) + 1)
+    return [b"".join(sorted(row.tobytes() for row in part)) for part in parts]
+
+
+def write_packet(
+    packet: Packet, schema: Schema, seed: int, out: Path, names: Mapping[str, str] | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes the packet's folder, all or nothing, and returns the answer key.
+
+    names: what codes and categories mean.  sources: whence the tables are, for the key alone. The files can be read by
+    their owner alone. Raises ConfigError where ``out`` exists or cannot be made.
+    """
+    if out.exists():
+        raise ConfigError(
+            f"{out} exists already; a packet is never replaced, since scores may be on their way: give another."
+        )
+    page, digest = render_form(packet.patients, schema, packet.grid, names or {})
+    numbered = list(enumerate(packet.real, start=1))
+    key = {
+        "format": KEY_FORMAT, "packet": digest, "packet_sha256": sha256(page.encode()).hexdigest(), "seed": seed,
+        "schema": {"name": schema.name, "sha256": schema.digest()}, "patients": len(packet.patients),
+        "real": [number for number, real in numbered if real],
+        "synthetic": [number for number, real in numbered if not real],
+        "copies_left_out": packet.copies, "one_record_each": packet.one_record, "grid": dict(packet.grid),
+        "sources": dict(sources or {}),
+    }  # fmt: skip
+    readme = README_TEXT.format(patients=len(packet.patients), half=len(packet.patients) // 2, digest=digest)
+    files = {PACKET: page, KEY: json.dumps(key, indent=2, allow_nan=False), README: readme}
+    try:
+        beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))  # for its owner alone
+        try:
+            for name, text in files.items():
+                with open(beside / name, "w", encoding="utf-8", opener=_for_its_owner) as file:
+                    file.write(text)
+            beside.rename(out)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror or 'no reason given'}.") from None
+    return key
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+README_TEXT = """A blinded review of {patients} patients, {half} real and {half} synthetic.
+
+packet.html CONTAINS REAL PATIENTS' RECORDS. It stays at the hospital, and so do printed copies.
+
+packet.html        for each reviewer, on a computer of the hospital or on paper. It is one file and needs no network.
+                   A reviewer opens it in a browser, gives a score and a guess for each patient and saves a small file,
+                   scores-INITIALS-....json, which comes back here.
+answer-key.json    for whoever runs the review, and for no reviewer: it says which patients are real. Copy packet.html
+                   alone, never this folder.
+scores-*.json      what reviewers send back: initials, scores and guesses by the patient's number; no record.
+
+When all are back:  polyclinic review score THIS-FOLDER scores-*.json
+
+The packet is no release with differential privacy and spends no epsilon, because it does not leave the hospital. What the
+scores say is computed from {half} real patients' records without noise: ask whoever answers for privacy before the result
+leaves. Delete packet.html, its copies and its printouts when the review is over.
+
+Packet {digest}
+"""

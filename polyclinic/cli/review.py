@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Json, console, loading, number, print_json
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,6 +91,53 @@ def make(
     if packet.one_record:
         screen.print("Synthetic patients have one record each, so of each real one a single record was drawn.")
     screen.print(STAYS, style="yellow", soft_wrap=True)
+
+
+@app.command()
+def score(
+    folder: Annotated[Path, typer.Argument(help="The packet's folder, with its answer key.", show_default=False)],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="SCORES...", help="What reviewers saved, a file each.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Compare the scores and guesses of real and synthetic patients; writes review.json and review.html into FOLDER."""
+    with loading():
+        from polyclinic.evaluation.review.answers import read_key, read_reviews
+        from polyclinic.evaluation.review.result_page import write_results
+        from polyclinic.evaluation.review.scores import analyse
+
+    key = read_key(folder)
+    found = analyse(read_reviews(files, key), key)
+    write_results(found, folder)
+    if as_json:
+        print_json(found)
+        return
+    screen = console()
+    table = Table(box=None)
+    table.add_column("reviewer", overflow="fold")
+    for heading in ("real, mean (sd)", "synthetic", "difference", "p", "real above synthetic", "guesses right"):
+        table.add_column(heading, justify="right")
+    for name, one in [*((one["reviewer"], one) for one in found["reviewers"]), ("pooled", found["pooled"])]:
+        scores = one["scores"]
+        means = (
+            f"{number(scores[kind]['mean'], 2)} ({number(scores[kind]['sd'], 2)})" for kind in ("real", "synthetic")
+        )
+        table.add_row(
+            name, *means, interval(scores["difference"], 2), number(scores["p"]), interval(scores["auc"], 2),
+            interval(one["guesses"]["accuracy"], 2),
+        )  # fmt: skip
+    screen.print(table)
+    for sentence in [*found["verdict"], *found["notes"]]:
+        screen.print(sentence, style="dim" if sentence in found["notes"] else None, soft_wrap=True)
+    screen.print(f"Page: {folder / 'review.html'}", soft_wrap=True)
+
+
+def interval(found: Mapping[str, float | None], digits: int) -> str:
+    """A value with its interval, where it has one."""
+    if found["low"] is None:
+        return number(found["value"], digits)
+    return f"{number(found['value'], digits)} ({number(found['low'], digits)} to {number(found['high'], digits)})"
 
 
 def _schema(given: Path | None, dataset: str | None, own: Schema | None) -> Schema:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from polyclinic.evaluation.report.style import STYLE, policy
 
 MOST_SCORE = 10
+LONGEST_INITIALS = 12
 SCORES_FORMAT = "polyclinic-review-scores/1"
 WARNING = "This packet contains real patients' records. It stays at the hospital."
 
 _STYLE = """
+[hidden] { display: none !important; }
 .stays { position: sticky; top: 0; z-index: 1; background: var(--warn); color: var(--paper); font-size: .875rem; line-height: 1.4;
   font-weight: 600; padding: .25rem 1rem; text-align: center; }
 fieldset { border: 0; margin: 0; padding: 0; min-width: 0; }
@@ -58,7 +60,7 @@ ul.codes { columns: 15rem; margin: .25rem 0 1rem; } ul.codes li { break-inside: 
   article::before { content: "WARNING"; display: block; font-size: 8pt; font-weight: 600; }
   article h2 { font-size: 11pt; margin: 0 0 .3rem; } article table { font-size: 8pt; margin: 0; }
   article dl.values { columns: 10rem; margin-bottom: .4rem; } article dl.values div { padding: 0; }
-  .charts figure { max-width: 30%; flex-basis: 28%; margin: 0; }
+  .charts figure { max-width: 30%; flex-basis: 28%; margin: 0; } .charts figcaption { font-size: 8pt; }
   .score, .guess { margin-top: .4rem; } :is(.score, .guess) label { margin-bottom: 0; }
   :is(.score, .guess) label span { color: #000 !important; border: 1px solid #777 !important; padding: .1rem .5rem; }
 }
@@ -188,10 +190,10 @@ def page(title: str, digest: str, patients: int, glossary: Sequence[tuple[str, s
 </header>
 <p>Half of the {patients} patients below are real ones of this hospital, the other half were made by a computer; they are mixed in
 an order that says nothing. For each, please say how realistic it looks to you, from 0 (certainly not real) to {MOST_SCORE}
-(certainly real), and whether you think it is real. Judge each for itself, as it comes to your mind; nobody can know, and
-there is nothing to look up. Please do not talk about it with other reviewers before all have answered.</p>
-<p>All numbers are rounded in the same way, for real and made-up patients alike, so digits tell nothing. Charts of one
-measurement have the same scale for all patients.</p>
+(certainly real), and whether you think it is real. Judge each for itself, as it comes to your mind; please look
+nobody up in the hospital's own records, and do not talk about it with other reviewers before all have answered.</p>
+<p>All numbers are rounded in the same way, for real and made-up patients alike, so how many digits one has tells nothing.
+Charts of one measurement have the same scale for all patients.</p>
 <details class="screen"><summary>What the values are</summary><div class="scroll"><table class="facts"><thead><tr>
 <th>value</th><th>meaning</th><th>allowed</th></tr></thead><tbody>{rows}</tbody></table></div></details>
 <p class="printed">Reviewer's initials: ____________ Circle one number and one guess for each patient.</p>
@@ -199,8 +201,8 @@ measurement have the same scale for all patients.</p>
 </noscript>
 <form id="begin" class="screen notice">
 <p><label for="initials">Your initials</label>
-<input type="text" id="initials" required maxlength="12" pattern="[A-Za-z0-9]{{1,12}}" autocomplete="off" size="8"
- title="1 to 12 letters or digits"> <button class="main">Begin</button></p>
+<input type="text" id="initials" required maxlength="{LONGEST_INITIALS}" pattern="[A-Za-z0-9]+" autocomplete="off" size="8"
+ title="1 to {LONGEST_INITIALS} letters or digits"> <button class="main">Begin</button></p>
 <p class="small muted">Answers stay in this browser (scores and guesses only, no record), under this packet and these initials, so
 that you can close the page and go on later. Keys: Tab to the next question, digits or arrows within it.</p>
 </form>

@@ -176,7 +176,7 @@ def test_nothing_but_values_tells_real_from_synthetic(tmp_path: Path) -> None:
     packet = choose(real, made, SHOWN, 40, 6)
     page, _ = render_form(packet.patients, SHOWN, packet.grid, {"401": "Essential hypertension"})
     kinds = {
-        without_values([re.sub(r"^(text \d+\.)\d$", r"\g<1>0", text) for text in one])
+        without_values([re.sub(r"^(text \d+\.)\d $", r"\g<1>0", text) for text in one])
         for one in Articles(page).articles
     }
     assert len(Articles(page).articles) == 40 and len(kinds) == 1

@@ -90,6 +90,8 @@ def make(
         screen.print(f"Left out: {packet.copies:,} synthetic patients that equal a real one.", style="yellow")
     if packet.one_record:
         screen.print("Synthetic patients have one record each, so of each real one a single record was drawn.")
+    if not known and any(column.kind == "code_set" for column in described.columns):
+        screen.print("Codes are shown as they are; --names FILE gives them names.")
     screen.print(STAYS, style="yellow", soft_wrap=True)
 
 

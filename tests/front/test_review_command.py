@@ -82,6 +82,30 @@ def test_codes_have_their_names_and_wrong_names_are_refused(tables: Path) -> Non
     assert "columns 'code' and 'name'" in str(done.exception)
 
 
+def test_a_hospitals_own_file_gives_its_records(tables: Path) -> None:
+    records = pd.read_csv(tables / "records.csv").rename(columns={"age": "years"})
+    records.to_csv(tables / "own.csv", index=False)
+    (tables / "mapping.toml").write_text('[columns.age]\nfrom = "years"\n')
+    (tables / "hospital.toml").write_text(
+        'site = "North"\ndata = "own.csv"\nschema = "schema.toml"\nmapping = "mapping.toml"\nhome = "home"\n'
+        "[policy]\nbudget = 2.0\ndelta = 1e-4\n"
+    )
+    packets = [
+        make(tables, "--records", tables / name, "--seed", 5, "--out", tables / name.split(".")[0], "--json")
+        for name in ("records.csv", "hospital.toml")
+    ]
+    assert packets[0].exit_code == 0 == packets[1].exit_code, packets[1].exception
+    assert json.loads(packets[0].stdout)["packet"] == json.loads(packets[1].stdout)["packet"]
+
+
+def test_a_table_drawn_for_another_schema_is_refused(tables: Path) -> None:
+    certificate = {"schema": {"name": "trial"}, "columns": ["patient", "age", "controlled"]}
+    (tables / "made.certificate.json").write_text(json.dumps(certificate))
+    assert "was drawn for the schema 'trial' with other columns" in str(make(tables).exception)
+    (tables / "made.certificate.json").write_text("{}")
+    assert "cannot be read as a certificate" in str(make(tables).exception)
+
+
 def test_wrong_use_is_one_sentence_and_leaves_nothing(tables: Path) -> None:
     made = pd.read_parquet(tables / "made.parquet")
     made.assign(height=1.0).to_csv(tables / "more.csv", index=False)

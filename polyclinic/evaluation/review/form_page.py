@@ -40,7 +40,7 @@ svg { display: block; width: 100%; } svg path { fill: none; stroke: var(--accent
   fill: var(--accent); } svg line { stroke: var(--line); } svg text { font-size: 11px; fill: var(--muted); }
 article table { margin-bottom: .75rem; table-layout: fixed; min-width: 36rem; } article td, article th { padding: .25rem .4rem; }
 article thead th:first-child { width: 10rem; }
-ul.codes { columns: 15rem; margin: .25rem 0 1rem; } ul.codes li { break-inside: avoid; margin: .1rem 0; }
+ul.codes { columns: 15rem; margin: .25rem 0 1rem; } ul.codes li { break-inside: avoid; margin: 0 0 .2rem; }
 .score, .guess { margin-top: 1rem; } .score label, .guess label { display: inline-block; margin: 0 .35rem .35rem 0; }
 :is(.score, .guess) label span { display: inline-block; border: 1px solid var(--rule); border-radius: 5px; padding: .3rem .7rem;
   min-width: 2.6rem; text-align: center; }

@@ -196,6 +196,11 @@ def simulated_patients(config: RunConfig) -> list[int]:
     return [shard.train.patients for shard in _simulated_shards(*_dataset_key(config)).values()]
 
 
+def simulated_shards(config: RunConfig) -> list[Shard]:
+    """The records of the simulated hospitals, in the same order."""
+    return list(_simulated_shards(*_dataset_key(config)).values())
+
+
 def _dataset_key(config: RunConfig) -> tuple[str, ...]:
     return (*_schema_key(config), str(config.sites), config.partitioner, str(config.seed), repr(config.alpha))
 

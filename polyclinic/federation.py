@@ -278,6 +278,11 @@ class Federation:
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 folder.add_comparison(summary)
+        if config.synthesis and config.quality and folder.synthesizer.is_file():
+            from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
+
+            (progress or Silent()).doing("judging synthetic patients")
+            judge_run(folder.path, full=False, seed=config.seed)
         return RunResult(folder, summary)
 
     @staticmethod

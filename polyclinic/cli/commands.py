@@ -23,6 +23,7 @@ from polyclinic.cli.identity import identity
 from polyclinic.cli.new import new
 from polyclinic.cli.plugin import plugins
 from polyclinic.cli.prepare import prepare
+from polyclinic.cli.quality import quality
 from polyclinic.cli.query import query
 from polyclinic.cli.report import report
 from polyclinic.cli.reproduce import reproduce
@@ -52,6 +53,7 @@ app.command()(query)
 app.command()(cohort)
 app.command()(prepare)
 app.command()(synthesize)
+app.command()(quality)
 app.command()(report)
 app.command()(serve)
 app.command()(reproduce)

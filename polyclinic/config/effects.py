@@ -45,7 +45,7 @@ EFFECTS = (
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner,
     ),
     Effect(("method-options",), "the task synthesis or posterior", lambda c: c.synthesis or c.posterior),
-    Effect(("method-kind", "synthetic-rows", "condition-hospitals"), "the task synthesis", lambda c: c.synthesis),
+    Effect(("method-kind", "synthetic-rows", "condition-hospitals", "quality"), "the task synthesis", lambda c: c.synthesis),
     Effect(("columns", "prior-mean", "prior-sd"), "the task posterior", lambda c: c.posterior),
     Effect(("evaluate-every", "groups"), "a task whose result is judged on held-out patients", lambda c: not c.posterior),
     Effect(("preset", "candidates"), "task synthesis with a game, as gan", lambda c: c.game),

@@ -23,7 +23,7 @@ from polyclinic.errors import ConfigError, nearest
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
 _INDECISIVE = {
     "out", "timeout", "workers", "ray-address", "evaluate-every", "groups", "checkpoint-every", "checkpoints-kept",
-    "overlap", "resume", "meant", "tracker", "tracker-place",
+    "overlap", "resume", "meant", "tracker", "tracker-place", "quality",
 }  # fmt: skip
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -101,6 +101,11 @@ class Synthesis(Keys):
         description="Games and densities in a simulation: show moments and independent at the same epsilon beside them; extra "
         "training that no budget of the run covers.",
     )
+    quality: bool = Field(
+        True,
+        description="In a simulation: show in the report how like held-out patients synthetic ones are "
+        "(docs/synthesis/quality.md): exact figures, which epsilon does not cover.",
+    )
     synthetic_rows: int = Field(
         2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyclinic.ehr.rules import kept_rules
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, several
 
@@ -108,7 +109,8 @@ def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tu
         told[column.name] = found
     if all(column.role != "feature" for column in columns):
         raise DataError("Every feature column has more missing cells than most_missing allows; allow more.")
-    return Schema(name=schema.name, unit=schema.unit, columns=tuple(columns)), told
+    still = kept_rules(schema.rules, columns)
+    return Schema(name=schema.name, unit=schema.unit, columns=tuple(columns), rules=still), told
 
 
 def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, dict[str, Any]]:

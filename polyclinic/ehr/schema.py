@@ -150,7 +150,10 @@ class Schema(BaseModel):
     """The columns of a table of records and the unit of privacy.
 
     unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a unit).
-    Raises DataError unless there is exactly one label, at most one patient_id and site, and unique column names.
+    rules: conditions that no record should break, as ``dbp < sbp`` (``polyclinic.ehr.rules``). They refuse nothing: how often
+    they are broken is counted where synthetic records are judged.
+    Raises DataError unless rules can be read, there is exactly one label, at most one patient_id and site, and column names
+    are unique.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -158,6 +161,7 @@ class Schema(BaseModel):
     name: str
     columns: tuple[Column, ...]
     unit: Literal["patient", "record"] = "patient"
+    rules: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -176,6 +180,10 @@ class Schema(BaseModel):
                 f"Schema {self.name!r}: unit 'patient' needs a column with role 'patient_id'; declare one, or set "
                 'unit = "record" if each row is a unit of its own.'
             )
+        if self.rules:
+            from polyclinic.ehr.rules import check_rules  # which reads columns
+
+            check_rules(self.rules, self.columns)
         return self
 
     def _with_role(self, role: str) -> tuple[Column, ...]:
@@ -251,7 +259,8 @@ class Schema(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 (hex) of the canonical JSON: equal at all sites exactly if the schemas are equal."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        stated = self.model_dump(mode="json", exclude=None if self.rules else {"rules"})
+        canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -35,9 +35,16 @@ def plot_trajectories(
     tables: by name, values (n, V) by arm, NaN where missing.  visits: V names or times.  measure: with its unit.
     Raises DataError if a table has no arm or another number of visits, or if there is no value.
     """
-    courses = {
-        name: {arm: _course(values, len(visits)) for arm, values in arms.items()} for name, arms in tables.items()
-    }
+    return plot_courses(
+        {name: {arm: _course(values, len(visits)) for arm, values in arms.items()} for name, arms in tables.items()},
+        visits, measure,
+    )  # fmt: skip
+
+
+def plot_courses(
+    courses: Mapping[str, Mapping[str, NDArray[np.float64]]], visits: Sequence[str | float], measure: str
+) -> Figure:
+    """The same of quartiles over patients, (3, V) by table and arm: lower, median, upper, NaN at a visit without values."""
     if not courses or not all(courses.values()):
         raise DataError("trajectories need at least one table, and each table an arm.")
     arms = list(dict.fromkeys(arm for table in courses.values() for arm in table))
@@ -87,7 +94,7 @@ def plot_correlations(matrices: Mapping[str, ArrayLike], columns: Sequence[str])
             raise DataError(f"correlations of {name!r} are {np.shape(matrix)}, not {(len(names), len(names))}.")
     figure, row = panels(
         "Correlations of columns",
-        "Pearson; a synthetic table should show the same picture.",
+        "Pearson, all on one scale; a synthetic table should show the same picture. Grey: undefined.",
         list(matrices),
         1.85 + 2.9 * len(matrices),
         4.5,

@@ -107,7 +107,11 @@ def _schema(name: str, discharge: bool) -> Schema:
         features.append(choice("discharge", groups, "where the patient was discharged to"))
     patient = Column(name="patient", kind="categorical", role="patient_id", description="patient_nbr")
     label = Column(name="readmitted", kind="binary", role="label", description="1 if readmitted within 30 days")
-    return Schema(name=name, columns=(patient, *features, label))
+    rules = (
+        "diabetesMed == 'Yes' or (metformin == 'No' and insulin == 'No')",
+        "diabetesMed == 'Yes' or change == 'No'",
+    )
+    return Schema(name=name, columns=(patient, *features, label), rules=rules)
 
 
 SCHEMA = _schema("diabetes-130", discharge=True)

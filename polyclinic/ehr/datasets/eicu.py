@@ -148,6 +148,7 @@ def _schema() -> Schema:
             ),
             Column(name="died", kind="binary", role="label", description="1 if the patient died in this hospital stay"),
         ),
+        rules=("intubated == 0 or oobintubday1 == 1", "vent == 0 or oobventday1 == 1"),
     )  # fmt: skip
 
 

@@ -95,7 +95,8 @@ def _schema(name: str, label: Column) -> Schema:
     month = Column(
         name="randomised", kind="categorical", role="ignore", description="month, for partitioner time:randomised"
     )
-    return Schema(name=name, columns=(patient, site, country, month, *features, label))
+    rules = ("rct == 'Y' or rvisinf == 'N'",)
+    return Schema(name=name, columns=(patient, site, country, month, *features, label), rules=rules)
 
 
 SCHEMA = _schema(

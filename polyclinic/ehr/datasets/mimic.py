@@ -74,7 +74,7 @@ VITALS: dict[str, tuple[str, tuple[float, float], tuple[int, int]]] = {
 }
 
 
-def _schema(name: str, features: tuple[Column, ...], label: Column) -> Schema:
+def _schema(name: str, features: tuple[Column, ...], label: Column, rules: tuple[str, ...]) -> Schema:
     return Schema(
         name=name,
         columns=(
@@ -86,6 +86,7 @@ def _schema(name: str, features: tuple[Column, ...], label: Column) -> Schema:
             *features,
             label,
         ),
+        rules=rules,
     )
 
 
@@ -93,6 +94,7 @@ SCHEMA = _schema(
     "mimic-demo",
     (Column(name="diagnoses", kind="code_set", categories=CODES, description="ICD-9-CM categories, all admissions"),),
     Column(name="female", kind="binary", role="label", description="1 if female"),
+    ("female == 1 or not has(diagnoses, '63*', '64*', '65*', '66*', '67*')",),  # complications of pregnancy and birth
 )
 SCHEMA_VITALS = _schema(
     "mimic-demo-vitals",
@@ -101,6 +103,7 @@ SCHEMA_VITALS = _schema(
         for name, (unit, bounds, _) in VITALS.items()
     ),
     Column(name="heart_failure", kind="binary", role="label", description="1 if coded 428.x at discharge"),
+    tuple(f"{place}_diastolic < {place}_systolic" for place in ("arterial", "cuff")),
 )
 
 

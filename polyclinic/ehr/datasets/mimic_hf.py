@@ -71,6 +71,7 @@ SCHEMA = Schema(
         ),
         Column(name="heart_failure", kind="binary", role="label", description="1 if the patient has heart failure"),
     ),
+    rules=("diastolic < systolic", "diastolic <= mean_pressure <= systolic"),
 )
 
 

@@ -77,6 +77,7 @@ SCHEMA = Schema(
         ),
         Column(name="intensive", kind="binary", role="label", description="1 intensive arm, 0 standard arm"),
     ),
+    rules=("dbp < sbp",),
 )
 
 

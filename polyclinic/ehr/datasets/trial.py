@@ -40,6 +40,7 @@ SCHEMA = Schema(
         Column(name="medicines", kind="trajectory", whole=True, steps=VISITS, bounds=(0.0, 8.0), nullable=True),
         Column(name="controlled", kind="binary", role="label", description="1 if controlled at close-out"),
     ),
+    rules=("dbp < sbp",),
 )
 
 Floats = NDArray[np.float64]

@@ -23,6 +23,11 @@ ALT = {
     "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
     "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
     "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
+    "columns": "Shares by value of the columns that are least alike; the numbers are in quality.json.",
+    "correlations": "Correlations of held-out and of synthetic patients, and their difference; the numbers are in quality.json.",
+    "trajectory": "Median and middle half over visits by arm, held-out and synthetic patients; the numbers are in quality.json.",
+    "codes": "Share of patients with each code, synthetic against held-out; the numbers are in quality.json.",
+    "transfer": "AUROC of classifiers by what trained them; the numbers are in quality.json.",
     "flow": "Rows and patients left after each step; the numbers are in summary.json.",
 }
 
@@ -39,6 +44,11 @@ def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
         budgets = {name: finite(site.get("budget")) for name, site in sites.items()}
         figures["epsilon"] = plot_epsilon(rounds, budgets)
     return figures
+
+
+def alt(name: str) -> str:
+    """The text of a figure by its name, which may end in a number: ``codes-1``."""
+    return ALT[name.split("-")[0]]
 
 
 def embedded(svg: str, alt: str) -> dict[str, str]:

@@ -16,9 +16,11 @@ import pandas as pd
 
 from polyclinic.errors import DataError
 from polyclinic.evaluation.plots import to_png, to_svg
+from polyclinic.evaluation.quality_plots import quality_figures
 from polyclinic.evaluation.report import formats
 from polyclinic.evaluation.report.context import report_context
-from polyclinic.evaluation.report.figures import ALT, embedded, run_figures
+from polyclinic.evaluation.report.figures import alt, embedded, run_figures
+from polyclinic.evaluation.report.quality import read_quality
 from polyclinic.evaluation.report.sections import SECTIONS, Run, Section
 from polyclinic.evaluation.report.style import SCRIPT, STYLE, policy
 from polyclinic.evaluation.report.utility import utility_figures
@@ -98,11 +100,12 @@ def _read(run_dir: Path) -> Run:
 def _drawn(run: Run) -> Drawn:
     """The run's figures by section and name, each as SVG and as it was drawn."""
     sections = {"training": run_figures(run.summary, run.rounds), "utility": utility_figures(run.summary)}
+    sections["quality"] = quality_figures(read_quality(run.folder))
     return {name: {key: (to_svg(one), one) for key, one in figures.items()} for name, figures in sections.items()}
 
 
 def _render(run: Run, drawn: Drawn, page: Path) -> Path:
-    shown = {name: [embedded(svg, ALT[key]) for key, (svg, _) in one.items()] for name, one in drawn.items()}
+    shown = {name: [embedded(svg, alt(key)) for key, (svg, _) in one.items()] for name, one in drawn.items()}
     shared = report_context(run.summary, run.rounds) | {"figures": shown}
     parts = [(section, section.values(run)) for section in SECTIONS]
     return write_page(page, shared["title"], [(one, shared | values) for one, values in parts if values is not None])

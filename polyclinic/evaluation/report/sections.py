@@ -13,6 +13,7 @@ from polyclinic.evaluation.attacks.section import attack_section
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.cost import COST, cost
 from polyclinic.evaluation.report.formats import Summary
+from polyclinic.evaluation.report.quality import QUALITY, quality, read_quality
 from polyclinic.evaluation.report.utility import UTILITY, utility
 
 Values = dict[str, Any]
@@ -55,6 +56,7 @@ SECTIONS = (
     Section("utility", UTILITY, lambda run: utility(run.summary)),
     Section("posterior", templates.POSTERIOR),
     Section("synthesis", templates.SYNTHESIS),
+    Section("quality", QUALITY, lambda run: quality(read_quality(run.folder))),
     Section("patients", templates.PATIENTS),
     Section("training", templates.TRAINING),
     Section("cost", COST, lambda run: cost(run.summary, run.rounds)),

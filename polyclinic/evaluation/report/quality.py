@@ -1,0 +1,216 @@
+"""The section that says how like held-out patients the synthetic ones are, from ``quality.json`` in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyclinic.errors import DataError
+from polyclinic.evaluation.report.formats import finite
+
+FILE = "quality.json"
+MOST_COLUMNS = 40
+Found = Mapping[str, Any]
+
+QUALITY = """
+<h2>Quality of the synthetic patients</h2>
+{% if found.undefined %}
+<p>Undefined: {{ found.undefined }}.</p>
+{% else %}
+<p>{{ found.rows.synthetic | count }} synthetic patients beside {{ found.rows.held_out | count }} held-out real ones{% if
+found.hospital %} of {{ found.hospital }}{% endif %}, who took no part in training. Read each figure against the next column: the
+same, with {{ found.rows.training | count }} real training patients in place of the synthetic ones, which is what a perfect
+generator would reach. These are exact figures of patients' records, which epsilon does not cover.</p>
+<div class="scroll" role="region" tabindex="0" aria-label="Quality">
+<table><thead><tr><th>Measure</th><th class="num">Synthetic patients</th><th class="num">Real training patients</th>
+<th class="num">Best</th></tr></thead><tbody>
+{% for row in rows %}<tr><th scope="row">{{ row.name }}</th>
+{% for value in (row.synthetic, row.training) %}<td class="num{{ ' undefined' if value[0] == 'undefined' }}">{{ value[0] }}
+{%- if value[1] %} <small>{{ value[1] }}</small>{% endif %}</td>{% endfor %}<td class="num">{{ row.best }}</td></tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">Means over columns or pairs where there are several; with 95 % intervals of the bootstrap where there are
+two numbers. No cell lies outside the schema's bounds or categories: generated rows are brought within them.
+{% if not found.full %}Classifiers were not asked; <code>polyclinic quality</code> asks them too.{% endif %}</p>
+{% if found.rules %}
+<h3>Rules broken</h3>
+<div class="scroll" role="region" tabindex="0" aria-label="Rules">
+<table class="sortable"><thead><tr><th>Rule</th><th class="num">Synthetic patients</th><th class="num">Held-out patients</th>
+<th class="num">Training patients</th></tr></thead><tbody>
+{% for one in found.rules %}<tr><th scope="row"><code>{{ one.rule }}</code></th>
+{% for key in ("synthetic", "held_out", "training") %}<td class="num nowrap{{ ' undefined' if one[key].share is none }}">
+{%- if one[key].share is none %}undefined{% else %}{{ "%.2g" | format(100 * one[key].share) }} %
+<small>{{ one[key].broken | count }} of {{ one[key].asked | count }}</small>{% endif %}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">Of all cases in which what a rule names is recorded; a rule over trajectories is asked at each visit.</p>
+{% endif %}
+{% if transfer %}
+<h3>What they teach</h3>
+<p>Classifiers of <code>{{ label }}</code> that learned from synthetic patients or from real training patients, all judged on
+held-out real ones.</p>
+<div class="scroll" role="region" tabindex="0" aria-label="Transfer">
+<table class="sortable"><thead><tr><th>Classifier</th><th class="num">AUROC, by synthetic</th><th class="num">by real</th>
+<th class="num">Difference</th><th class="num first">Accuracy, by synthetic</th><th class="num">by real</th>
+<th class="num first">F1, by synthetic</th><th class="num">by real</th>
+<th class="num first">Same features matter</th></tr></thead><tbody>
+{% for row in transfer %}<tr><th scope="row">{{ row.name }}</th>
+{{ estimated(row.synthetic.auroc) }}{{ estimated(row.real.auroc) }}{{ estimated(row.less) }}
+{{ estimated(row.synthetic.accuracy, true) }}{{ estimated(row.real.accuracy) }}
+{{ estimated(row.synthetic.f1, true) }}{{ estimated(row.real.f1) }}
+{{ metric(row.importance, true) }}</tr>{% endfor %}
+</tbody></table></div>
+<p class="small muted">Same features matter: Spearman correlation of coefficients (logistic regression, SVM) or importances
+(forest) between the two; nearest neighbours have none, and so it is undefined.</p>
+{% endif %}
+{% if found.cutoff %}
+<h3>A cut-off from synthetic patients</h3>
+<table class="facts"><thead><tr><th>Logistic regression and cut-off of</th><th class="num">Cut-off</th>
+<th class="num">Fowlkes-Mallows index</th><th class="num">Sensitivity</th><th class="num">Specificity</th></tr></thead><tbody>
+{% for name, one in found.cutoff.items() %}<tr><th scope="row">{{ name }} patients</th>{{ metric(one.cutoff) }}
+{{ metric(one.index) }}{{ metric(one.sensitivity) }}{{ metric(one.specificity) }}</tr>
+{% endfor %}</tbody></table>
+<p class="small muted">The probability that is best by Fowlkes and Mallows' index (root of precision times recall) in five folds
+of the patients named; the index, sensitivity and specificity are of held-out real patients.</p>
+{% endif %}
+{{ pictures(figures.quality) }}
+{% if columns %}
+<h3>Columns</h3>
+<div class="scroll" role="region" tabindex="0" aria-label="Columns">
+<table class="sortable"><thead><tr><th>Column</th><th class="num">Alike</th><th class="num">Real training patients</th>
+<th class="num">Wasserstein</th><th class="num">Mean, synthetic</th><th class="num">Mean, held-out</th>
+<th class="num">Within held-out range</th><th class="num">Missing alike</th></tr></thead><tbody>
+{% for one in columns %}<tr><th scope="row">{{ one.name }}</th>
+{% for value in one.cells %}<td class="num{{ ' undefined' if value == 'undefined' }}">{{ value }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">Alike: one less the distance of Kolmogorov and Smirnov for numbers, one less the total variation distance
+for categories. Wasserstein in the column's unit. A dash: not for categories.
+{% if more %}{{ more | count }} more columns, which are more alike, are in <code>quality.json</code>.{% endif %}</p>
+{% endif %}
+{% endif %}
+"""
+
+
+def read_quality(folder: Path) -> dict[str, Any]:
+    """What ``quality.json`` holds, empty where there is none. Raises DataError for a damaged file."""
+    path = folder / FILE
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or "undefined" not in found:
+            raise ValueError
+    except (ValueError, OSError):
+        raise DataError(f"{path} cannot be read; write it again with `polyclinic quality`.") from None
+    return found
+
+
+def quality(found: Found) -> dict[str, Any] | None:
+    """What the section shows; None where nothing was judged."""
+    if not found:
+        return None
+    if found["undefined"]:
+        return {"found": found}
+    columns = _columns(found)
+    return {
+        "found": found,
+        "rows": quality_rows(found),
+        "columns": columns[:MOST_COLUMNS],
+        "more": len(columns[MOST_COLUMNS:]),
+        "transfer": _transfer(found["transfer"]),
+        "label": found["label"],
+    }
+
+
+def quality_rows(found: Found) -> list[dict[str, Any]]:
+    """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts."""
+    tables = found["tables"]
+
+    def row(name: str, best: str, value: Callable[[Found], Any]) -> dict[str, Any]:
+        told = {key: value(tables[key]) for key in ("synthetic", "training")}
+        return {"name": name, "best": best, **{key: (_figure(one), "") for key, one in told.items()}}
+
+    kinds = [set(one) for one in tables["synthetic"]["columns"].values()]
+    numbers, categories = any("ks" in one for one in kinds), any("tv" in one for one in kinds)
+    rows = []
+    if numbers:
+        rows += [
+            row("Numbers alike (Kolmogorov-Smirnov)", "1", lambda one: one["means"]["ks"]),
+            row("Numbers apart (Wasserstein, in standard deviations)", "0", lambda one: one["means"]["wasserstein_sd"]),
+            row("Numbers within the held-out range", "1", lambda one: one["means"]["boundary"]),
+        ]
+    if categories:
+        rows.append(row("Categories alike (total variation)", "1", lambda one: one["means"]["tv"]))
+    rows += [
+        row("Missing cells alike", "1", lambda one: one["means"]["missing"]),
+        row("Pairs of columns alike (total variation)", "1", lambda one: one["pairs"]),
+        row("Correlations alike (Spearman between the matrices)", "1", lambda one: one["correlations"]["spearman"]),
+        row("Correlations apart, the largest difference", "0", lambda one: one["correlations"]["largest"]),
+    ]
+    for name in tables["synthetic"]["codes"]:
+
+        def of(*keys: str, name: str = name) -> Callable[[Found], Any]:
+            def value(one: Found) -> Any:
+                found: Any = one["codes"][name]
+                for key in keys:
+                    found = found[key]
+                return found
+
+            return value
+
+        rows += [
+            row(f"{name}: shares of codes on the diagonal (R²)", "1", of("r2")),
+            row(f"{name}: shares of codes apart (RMSE)", "0", of("rmse")),
+            row(f"{name}: codes together apart, relative", "0", of("co_occurrence", "l1")),
+            row(f"{name}: codes together beyond chance apart, relative", "0", of("co_occurrence", "excess_l1")),
+            row(f"{name}: codes a patient has apart (Wasserstein)", "0", of("per_patient", "wasserstein")),
+        ]
+    if prediction := found["prediction"]:
+        rows += [
+            {"name": f"{name}: code told from the others, mean F1", "best": "as real",
+             "synthetic": (_figure(one["mean_synthetic"]), ""), "training": (_figure(one["mean_real"]), "")}
+            for name, one in prediction.items()
+        ]  # fmt: skip
+    for judge in (found["two_sample"] or {}).get("synthetic", ()):
+        told = {key: _with_interval(found["two_sample"][key][judge]) for key in ("synthetic", "training")}
+        rows.append({"name": f"Told from held-out patients by {judge} (AUROC)", "best": "0.5", **told})
+    return rows
+
+
+def _columns(found: Found) -> list[dict[str, Any]]:
+    """The columns, least alike first, undefined ones last."""
+    told, real = (found["tables"][key]["columns"] for key in ("synthetic", "training"))
+    likeness = {name: finite(one.get("ks", one.get("tv"))) for name, one in told.items()}
+    order = sorted(told, key=lambda name: 2.0 if likeness[name] is None else float(likeness[name] or 0.0))
+    return [
+        {"name": name, "cells": [
+            _figure(likeness[name]), _figure(real[name].get("ks", real[name].get("tv"))),
+            *(_figure(told[name][key]) if key in told[name] else "–"
+              for key in ("wasserstein", "mean_synthetic", "mean_real")),
+            _figure(told[name].get("boundary", told[name].get("category"))), _figure(told[name]["missing"]),
+        ]}
+        for name in order
+    ]  # fmt: skip
+
+
+def _transfer(told: Found | None) -> Sequence[dict[str, Any]]:
+    if not told:
+        return ()
+    return [
+        {"name": name, "real": told["real"][name]["scores"], "synthetic": one["scores"], "less": one["minus_real"]["auroc"],
+         "importance": one["importance"]}
+        for name, one in told["synthetic"].items()
+    ]  # fmt: skip
+
+
+def _figure(value: object) -> str:
+    """Three digits after the point; of small numbers two that count."""
+    number = finite(value)
+    if number is None:
+        return "undefined"
+    return f"{number:.3f}" if abs(number) >= 0.0995 or number == 0 else f"{number:.2g}"
+
+
+def _with_interval(one: Found) -> tuple[str, str]:
+    low, high = finite(one["low"]), finite(one["high"])
+    return _figure(one["value"]), "" if low is None or high is None else f"{low:.3f} to {high:.3f}"

@@ -1,0 +1,162 @@
+"""All that judges synthetic patients beside held-out real ones, as JSON (docs/synthesis/quality.md).
+
+Every measure is computed twice: of the synthetic patients, and of as many training patients, who are real and other people than
+the held-out ones. The second is what a perfect generator would reach, and so says what a number means.
+
+Nothing here is private: what is told are exact functions of real records, which stay where those are or are public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from polyclinic.ehr.rules import violations
+from polyclinic.evaluation.synthetic import codes
+from polyclinic.evaluation.synthetic.code_prediction import predictions
+from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, pairs
+from polyclinic.evaluation.synthetic.correlations import correlations
+from polyclinic.evaluation.synthetic.cutoff import cutoff_on
+from polyclinic.evaluation.synthetic.quality_pictures import course_tables, heat_map, histograms
+from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.evaluation.synthetic.sample import Ints, Sample
+from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, transfer
+from polyclinic.evaluation.synthetic.two_sample import JUDGES, two_sample
+from polyclinic.synthesis.layout import Layout
+
+SYNTHETIC, TRAINING = "synthetic", "training"
+MOST_PAIRED = 150  # columns whose pairs are compared
+RESAMPLES = 500
+
+
+def judge(
+    held_out: Sample, training: Sample, synthetic: Sample, *, full: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """What ``quality.json`` holds but for whose patients they are.
+
+    full: with what takes classifiers: the two-sample test, transfer, prediction of codes and the cut-off; without, they are None.
+    """
+    tables = {SYNTHETIC: synthetic, TRAINING: training}
+    found: dict[str, Any] = {
+        "full": full,
+        "label": held_out.schema.label.name,
+        "seed": seed,
+        "rows": {"held_out": len(held_out.y)} | {name: len(table.y) for name, table in tables.items()},
+        "tables": {name: _compared(held_out, table) for name, table in tables.items()},
+        "rules": _rules({"held_out": held_out, **tables}),
+        "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
+    }  # fmt: skip
+    judged = found["tables"][SYNTHETIC]["columns"]
+    found["pictures"] = {
+        "columns": histograms(held_out, synthetic, judged),
+        "correlations": heat_map(held_out, synthetic),
+        "trajectories": course_tables({"held-out": held_out, SYNTHETIC: synthetic}),
+    }
+    return found | (_by_classifiers(held_out, tables, seed) if full else {})
+
+
+def _compared(real: Sample, table: Sample) -> dict[str, Any]:
+    """Columns, pairs, correlations and codes of a table beside the held-out ones."""
+    judged = columns(real.plain, table.plain, real.categorical)
+    spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))
+    told = {name: _column(one, float(spread.get(name, np.nan))) for name, one in judged.items()}
+    kept = real.telling
+    apart = correlations(real.numbers(kept), table.numbers(kept), real.names(kept))
+    return {
+        "columns": told,
+        "means": {
+            key: _mean([one[key] for one in told.values() if key in one])
+            for key in ("ks", "wasserstein_sd", "tv", "boundary", "category", "missing")
+        },
+        "pairs": _pairs(real, table),
+        "correlations": {"spearman": apart.spearman, "frobenius": apart.frobenius, "largest": apart.largest,
+                         "columns": len(apart.columns), "dropped": list(apart.dropped)},
+        "codes": {name: _codes(real, table, name) for name in _code_sets(real)},
+    }  # fmt: skip
+
+
+def _column(one: Numeric | Categorical, spread: float) -> dict[str, Any]:
+    told: dict[str, Any] = asdict(one)
+    if isinstance(one, Numeric):
+        known = one.wasserstein is not None and spread > 0
+        told["wasserstein_sd"] = one.wasserstein / spread if known and one.wasserstein is not None else None
+    return told
+
+
+def _pairs(real: Sample, table: Sample) -> float | None:
+    """The mean over pairs of different columns."""
+    if not 2 <= real.plain.shape[1] <= MOST_PAIRED:
+        return None
+    found = pairs(real.plain, table.plain, real.categorical).to_numpy()
+    return float(found[np.triu_indices(len(found), 1)].mean())
+
+
+def _code_sets(sample: Sample) -> list[str]:
+    return [column.name for column in sample.schema.features if column.kind == "code_set"]
+
+
+def _codes(real: Sample, table: Sample, name: str) -> dict[str, Any]:
+    pair = real.codes(name), table.codes(name)
+    share = codes.probabilities(*pair)
+    return {
+        "rmse": share.rmse, "largest": share.largest, "r2": share.r2,
+        "real": share.real.round(6).tolist(), "other": share.synthetic.round(6).tolist(),
+        "co_occurrence": asdict(codes.co_occurrence(*pair)),
+        "per_patient": asdict(codes.per_patient(*pair)),
+    }  # fmt: skip
+
+
+def _rules(samples: Mapping[str, Sample]) -> list[dict[str, Any]]:
+    """By rule and table how often it was asked and broken."""
+    schema = next(iter(samples.values())).schema
+    found = {name: violations(one.records, schema.rules, schema.columns) for name, one in samples.items()}
+    return [
+        {"rule": rule}
+        | {
+            name: {"asked": each[i].asked, "broken": each[i].broken, "share": each[i].share}
+            for name, each in found.items()
+        }
+        for i, rule in enumerate(schema.rules)
+    ]
+
+
+def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -> dict[str, Any]:
+    kept, layout = held_out.telling, Layout.of(held_out.schema)
+    told = {}
+    for name, table in tables.items():
+        found = two_sample(held_out.numbers(kept), table.numbers(kept), seed=seed, resamples=RESAMPLES)
+        told[name] = {JUDGES[judge]: asdict(one) for judge, one in found.items()}
+    learned = {name: (_features(table, layout, kept), table.y) for name, table in tables.items()}
+    test = _features(held_out, layout, kept), held_out.y
+    taught = transfer(learned[TRAINING], {SYNTHETIC: learned[SYNTHETIC]}, test, seed=seed, resamples=RESAMPLES)
+    return {
+        "two_sample": told,
+        "transfer": {
+            table: {CLASSIFIERS[kind]: asdict(one) for kind, one in each.items()} for table, each in taught.items()
+        },
+        "prediction": {name: _predicted(held_out, tables, name) for name in _code_sets(held_out)},
+        "cutoff": {name: cutoff_on(table, test, seed) for name, table in learned.items()}
+        if held_out.schema.num_classes == 2
+        else None,
+    }
+
+
+def _features(sample: Sample, layout: Layout, kept: Ints) -> Floats:
+    """(n, kept + indicators) scaled by public numbers, missing cells 0 beside an indicator."""
+    z = layout.rows(sample.x, sample.y)
+    return np.concatenate([z[:, kept], z[:, layout.missing]], axis=1)
+
+
+def _predicted(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
+    found = predictions(tables[TRAINING].codes(name), tables[SYNTHETIC].codes(name), held_out.codes(name))
+    return {key: getattr(found, key) for key in ("mean_real", "mean_synthetic", "mean_absent_zero", "skipped")} | {
+        "codes": len(found.codes)
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,115 @@
+"""How good a finished run's synthetic patients are: in a simulation beside all hospitals' patients, at a hospital beside its own.
+
+What comes out are exact functions of real records. A real hospital judges at home and sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyclinic.client.hospital import simulated_shards
+from polyclinic.client.policy import HospitalFile
+from polyclinic.client.records import own_records
+from polyclinic.ehr.anonymity import write_whole
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows, Shard, read_shard
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.report import render_report
+from polyclinic.evaluation.report.quality import FILE
+from polyclinic.evaluation.report.quality_page import write_quality_page
+from polyclinic.evaluation.synthetic.quality import judge
+from polyclinic.evaluation.synthetic.sample import MOST, MOST_FULL, Sample, one_row_each
+from polyclinic.plugins import dataset_of, layout_of
+from polyclinic.privacy.streams import generator
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.release import run_in
+from polyclinic.synthesis.synthesizer import load
+from polyclinic.training.shadows import joined
+
+
+def judge_run(
+    path: Path, *, full: bool = True, seed: int = 0, doing: Callable[[str], None] = lambda what: None
+) -> dict[str, Any]:
+    """Judge a simulated run; writes ``quality.json`` into its folder and its report anew, and returns what it wrote.
+
+    path: the run's folder, or one that holds it alone.  full: also what takes classifiers, up to a minute or two.
+    doing: told what is under way.
+    Raises ConfigError where there is no finished run of task synthesis, or one of real hospitals.
+    """
+    folder = _folder(path)
+    config = folder.config()
+    if not folder.summary()["simulation"]:
+        raise ConfigError(
+            f"{path} is a run of real hospitals, whose records are not here; each judges at home with --hospital."
+        )
+    schema = dataset_of(config).schema
+    found = _judged(folder, layout_of(config, schema), simulated_shards(config), full, seed, doing)
+    whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
+    _write(folder.path / FILE, whole)
+    render_report(folder.path)
+    return whole
+
+
+def judge_at_home(
+    path: Path, hospital: Path, out: Path, *, full: bool = True, seed: int = 0, force: bool = False,
+    doing: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Judge a run's generator beside one hospital's own patients; writes ``out``, a page, and ``quality.json`` beside it.
+
+    path: the run's folder as the coordinator handed it over.  hospital: its ``hospital.toml``.  Nothing is sent or charged.
+    Raises ConfigError as ``judge_run``, and where the hospital's schema has other columns than the run's.
+    """
+    folder = _folder(path)
+    described, home = HospitalFile.read(hospital), hospital.resolve().parent
+    schema = Schema.from_toml(home / described.schema_)
+    if schema.columns != Schema.from_toml(folder.path / "schema.toml").columns:
+        raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {folder.path}.")
+    doing("reading the hospital's records")
+    shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
+    layout = Layout.of(schema, max(folder.config().condition_hospitals, 1))
+    found = _judged(folder, layout, [shard], full, seed, doing)
+    whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
+    write_whole(
+        {out: lambda to: write_quality_page(whole, to), out.with_name(FILE): lambda to: _write(to, whole)}, force
+    )
+    return whole
+
+
+def _folder(path: Path) -> RunFolder:
+    folder = RunFolder.existing(run_in(path))
+    if not folder.config().synthesis:
+        raise ConfigError(f"{path} is a run of task {folder.config().task!r}, which draws no patients to judge.")
+    folder.summary()
+    if not folder.synthesizer.is_file():
+        raise ConfigError(f"{folder.path} has no generator: the run stopped before there was one.")
+    return folder
+
+
+def _judged(
+    folder: RunFolder, layout: Layout, shards: Sequence[Shard], full: bool, seed: int, doing: Callable[[str], None]
+) -> dict[str, Any]:
+    doing("drawing synthetic patients")
+    most, schema = MOST_FULL if full else MOST, layout.schema
+    held_out, training = joined([shard.test for shard in shards]), joined([shard.train for shard in shards])
+    if not held_out.patients or not training.patients:
+        return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
+    real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]
+    drawn = load(folder.synthesizer, layout).sample(len(real[1].y), generator(seed, "quality", "synthetic"))
+    synthetic = Sample.of(*layout.encoded(drawn), schema)
+    doing("comparing tables" + (", training classifiers" if full else ""))
+    return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}
+
+
+def _sample(rows: Rows, schema: Schema, seed: int, most: int) -> Sample:
+    at = one_row_each(rows.patient, rows.patients, seed, most)
+    return Sample.of(rows.x[at], rows.y[at], schema)
+
+
+def _write(path: Path, whole: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(whole, indent=1, allow_nan=False), encoding="utf-8")
+    partial.replace(path)

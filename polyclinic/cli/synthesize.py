@@ -79,6 +79,8 @@ def synthesize(
     screen.print(f"Certificate: {path}", soft_wrap=True)
     for sentence in found["statement"]:
         screen.print(sentence, soft_wrap=True)
+    for rule in found["rules"]:
+        screen.print(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases.", soft_wrap=True)
     for warning in found["warnings"]:
         screen.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
 

@@ -34,6 +34,9 @@ class Violations:
         """Of those asked; None where it was never asked."""
         return self.broken / self.asked if self.asked else None
 
+    def __add__(self, other: Violations) -> Violations:
+        return Violations(self.rule, self.asked + other.asked, self.broken + other.broken)
+
 
 def check_rules(rules: Sequence[str], columns: Sequence[Column]) -> None:
     """Raises DataError, naming the rule, for one that cannot be read over the features and the label among ``columns``."""

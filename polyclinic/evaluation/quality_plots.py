@@ -26,7 +26,7 @@ Found = Mapping[str, Any]
 
 
 def quality_figures(found: Found) -> dict[str, Figure]:
-    """By name what is drawn of ``quality.json``: ``columns``, ``correlations``, ``trajectory-1``, ``codes-1``, ``transfer``."""
+    """By name what is drawn of ``quality.json``: ``columns``, ``correlations``, ``trajectory-1`` and ``codes-1``."""
     if not found or found["undefined"]:
         return {}
     drawn = found["pictures"]
@@ -43,10 +43,17 @@ def quality_figures(found: Found) -> dict[str, Figure]:
     for number, name in enumerate(found["tables"]["synthetic"]["codes"], start=1):
         shares = {title: _shares(found["tables"][key]["codes"][name]) for key, title in
                   (("synthetic", SYNTHETIC), ("training", TRAINING))}  # fmt: skip
-        figures[f"codes-{number}"] = plot_probabilities(shares, found["rows"]["held_out"])
-    if found["transfer"]:
-        figures["transfer"] = plot_transfer(judged_of(found["transfer"]), "auroc")
+        figures[f"codes-{number}"] = plot_probabilities(
+            shares, found["rows"]["held_out"], f"{_short(name)}: held-out patients (real) against others"
+        )
     return figures
+
+
+def transfer_figures(found: Found) -> dict[str, Figure]:
+    """``transfer``, where classifiers were asked."""
+    if not found or found["undefined"] or not found["transfer"]:
+        return {}
+    return {"transfer": plot_transfer(judged_of(found["transfer"]), "auroc")}
 
 
 def plot_columns(drawn: Sequence[Found]) -> Figure:
@@ -116,7 +123,7 @@ def _trajectory(measure: Found, by: str) -> Figure | None:
     if not np.isfinite(np.concatenate([part.ravel() for part in parts])).any():
         return None
     unit = f", {measure['unit']}" if measure["unit"] else ""
-    return plot_courses(courses, list(range(1, parts[0].shape[1] + 1)), f"{measure['name']}{unit}")
+    return plot_courses(courses, list(range(1, parts[0].shape[1] + 1)), f"{measure['name']}{unit}", panel=3.9)
 
 
 def _shares(one: Found) -> Probabilities:

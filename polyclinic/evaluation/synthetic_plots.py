@@ -42,14 +42,20 @@ def plot_trajectories(
 
 
 def plot_courses(
-    courses: Mapping[str, Mapping[str, NDArray[np.float64]]], visits: Sequence[str | float], measure: str
+    courses: Mapping[str, Mapping[str, NDArray[np.float64]]],
+    visits: Sequence[str | float],
+    measure: str,
+    panel: float = 2.9,
 ) -> Figure:
-    """The same of quartiles over patients, (3, V) by table and arm: lower, median, upper, NaN at a visit without values."""
+    """The same of quartiles over patients, (3, V) by table and arm: lower, median, upper, NaN at a visit without values.
+
+    panel: the width of each, inches.
+    """
     if not courses or not all(courses.values()):
         raise DataError("trajectories need at least one table, and each table an arm.")
     arms = list(dict.fromkeys(arm for table in courses.values() for arm in table))
     figure, row = panels(
-        measure, "Median by arm; shaded: the middle half of patients.", list(courses), 0.9 + 2.9 * len(courses), 3.6, right=1.15
+        measure, "Median by arm; shaded: the middle half of patients.", list(courses), 0.9 + panel * len(courses), 3.6, right=1.15
     )  # fmt: skip
     numeric = all(isinstance(visit, int | float) for visit in visits)
     x = np.array(visits, dtype=np.float64) if numeric else np.arange(len(visits), dtype=np.float64)
@@ -113,8 +119,8 @@ def plot_correlations(matrices: Mapping[str, ArrayLike], columns: Sequence[str])
         axes.spines[:].set_visible(False)
         ticks = range(0, len(names), every)
         shown = [_short(names[i]) for i in ticks]
-        axes.set_xticks(ticks, shown, rotation=90, fontsize=7)
-        axes.set_yticks(ticks, shown if axes is row[0] else [], fontsize=7)
+        axes.set_xticks(ticks, shown, rotation=90, fontsize=8)
+        axes.set_yticks(ticks, shown if axes is row[0] else [], fontsize=8)
         axes.tick_params(length=0)
     if image is not None:
         place = row[-1].get_position()
@@ -200,7 +206,9 @@ def plot_spent(
     return figure
 
 
-def plot_probabilities(found: Mapping[str, Probabilities], patients: int) -> Figure:
+def plot_probabilities(
+    found: Mapping[str, Probabilities], patients: int, title: str = "Codes: real against synthetic"
+) -> Figure:
     """Share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they agree.
 
     Both axes are logarithmic; a code that a table lacks lies on the axis' first line, at half a patient.
@@ -209,9 +217,7 @@ def plot_probabilities(found: Mapping[str, Probabilities], patients: int) -> Fig
     if not found or patients < 1:
         raise DataError("the probability figure needs at least one synthesizer and one patient.")
     words = "Share of patients with each code; first line: codes a table lacks."
-    figure, row = panels(
-        "Codes: real against synthetic", words, [], 0.9 + 2.9 * len(found), 4.2, bottom=0.6, count=len(found)
-    )
+    figure, row = panels(title, words, [], 0.9 + 2.9 * len(found), 4.2, bottom=0.6, count=len(found))
     floor = 0.5 / patients
     for axes, (name, one), i in zip(row, found.items(), range(len(found)), strict=True):
         fit = "" if one.r2 is None else f", R² {one.r2:.3f}"

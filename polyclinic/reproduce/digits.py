@@ -129,7 +129,13 @@ def plan(dataset: str, asked: Asked) -> Plan:
         methods = {
             name: {"epsilon": EPSILON, "delta": DELTA, **one} for name, one in (QUICK if asked.quick else SOUND).items()
         }
-    common: dict[str, Any] = {"dataset": dataset, "task": "synthesis", "partitioner": "iid", "sites": asked.hospitals}
+    common: dict[str, Any] = {
+        "dataset": dataset,
+        "task": "synthesis",
+        "quality": False,
+        "partitioner": "iid",
+        "sites": asked.hospitals,
+    }
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     return Plan(
         common, asked.chosen(methods), tuple(range(seeds)), ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),

@@ -93,7 +93,7 @@ def real(
         for epsilon in epsilons:
             for seed in range(min(seeds, FLOWS) if options["model"] == "maf" else seeds):
                 terms = {
-                    "dataset": f"{__name__}:DATASET", "task": "synthesis", "sites": len(REGIONS), "seed": seed,
+                    "dataset": f"{__name__}:DATASET", "task": "synthesis", "quality": False, "sites": len(REGIONS), "seed": seed,
                     "epsilon": epsilon, "delta": DELTA, **options,
                 }  # fmt: skip
                 part = f"{name} {epsilon:g} {seed}"

@@ -51,7 +51,7 @@ def federation(parts: Parts, asked: Asked, common: Mapping[str, Any]) -> Federat
     """
     pairs = 2 if asked.quick else PAIRS
     sites = asked.hospitals or (3 if asked.quick else HOSPITALS)
-    base = {**common, "task": "synthesis", "model": "moments"}
+    base = {**common, "task": "synthesis", "quality": False, "model": "moments"}
     arms: dict[str, dict[str, Any]] = {
         "one hospital, pooled": {**base, "partitioner": "iid", "sites": 1},
         "IID hospitals, shared noise": {**base, "partitioner": "iid", "sites": sites, **SHARED},

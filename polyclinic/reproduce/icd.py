@@ -126,7 +126,7 @@ def plan(asked: Asked) -> Plan:
         }
     sites = asked.hospitals or (1 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
-    common = {"dataset": "icd", "task": "synthesis", "sites": sites}
+    common = {"dataset": "icd", "task": "synthesis", "quality": False, "sites": sites}
     return Plan(
         common, asked.chosen(methods), tuple(range(seeds)), 10 if asked.quick else MOST, 2000 if asked.quick else 0
     )

@@ -70,7 +70,7 @@ def plan(asked: Asked) -> Study:
     methods = {name: {**({} if one.get("dp") is False else private), **one} for name, one in methods.items()}
     sites = asked.hospitals or (2 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
-    common = {"dataset": "sprint", "sites": sites, "task": "synthesis"}
+    common = {"dataset": "sprint", "sites": sites, "task": "synthesis", "quality": False}
     return Study(
         common, asked.chosen(methods), tuple(range(seeds)), tuple(MEASURED), 1000 if asked.quick else 0,
         ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),

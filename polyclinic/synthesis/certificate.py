@@ -99,7 +99,7 @@ def certificate(
     """The certificate as JSON.
 
     run: its folder's name.  digests: SHA-256 of ``synthesizer`` and ``ledger``.  drawn: what was asked for and made:
-    ``method``, ``rows``, ``sets``, ``seed``, ``conditions``, ``schema``, ``columns``, ``left_out``, ``files``.
+    ``method``, ``rows``, ``sets``, ``seed``, ``conditions``, ``schema``, ``columns``, ``left_out``, ``rules``, ``files``.
     """
     guarantee = guarantee_of(summary)
     shared = [SHARED] if summary.get("shared_noise") and privacy_of(summary) else []

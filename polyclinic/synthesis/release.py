@@ -16,6 +16,7 @@ import pandas as pd
 
 from polyclinic.ehr.anonymity import write_whole
 from polyclinic.ehr.checks import Floats
+from polyclinic.ehr.rules import Violations, violations
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.privacy.streams import generator
@@ -74,12 +75,13 @@ def synthesize(
     conditions = conditions_of(condition, layout)
     rows = _rows(rows, conditions)
     digests: dict[str, str] = {}
+    broken = [Violations(rule, 0, 0) for rule in layout.schema.rules]
 
     def write(number: int, name: str, path: Path) -> None:
         rng = generator(seed, "synthesize", number)
         by_value = (draw_where(source.synthesizer, one, rng) for one in conditions)
         pieces = chain.from_iterable(by_value) if conditions else draw(source.synthesizer, rows, rng)
-        _write(_records(pieces, layout, progress), layout.schema, path)
+        _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
 
     def certify(path: Path) -> None:
@@ -89,6 +91,7 @@ def synthesize(
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],
             "left_out": [c.name for c in layout.schema.columns if c not in _written(layout.schema)],
+            "rules": [asdict(one) | {"share": one.share} for one in broken],
             "files": [{"file": name, "rows": rows, "sha256": digest} for name, digest in digests.items()],
         }  # fmt: skip
         found = certificate(source.summary, source.folder.resolve().name, source.digests, drawn)
@@ -190,6 +193,13 @@ def _records(
         yield records[names]
         if progress is not None:
             progress(len(z))
+
+
+def _counted(pieces: Iterator[pd.DataFrame], schema: Schema, broken: list[Violations]) -> Iterator[pd.DataFrame]:
+    """The pieces; what they break of the schema's rules is added to ``broken``. Rows alone are looked at, so it costs nothing."""
+    for records in pieces:
+        broken[:] = [a + b for a, b in zip(broken, violations(records, schema.rules, schema.columns), strict=True)]
+        yield records
 
 
 def _write(pieces: Iterator[pd.DataFrame], schema: Schema, path: Path) -> None:

@@ -52,7 +52,9 @@ def test_a_models_run_is_attacked_and_its_report_says_what_was_found(quick: Run)
 
 
 def test_a_generators_run_is_attacked_by_its_rows(tmp_path: Path) -> None:
-    run = Federation.from_dataset("trial", sites=2, out=str(tmp_path)).run(task="synthesis", model="moments")
+    run = Federation.from_dataset("trial", sites=2, out=str(tmp_path)).run(
+        task="synthesis", model="moments", quality=False
+    )
     found = attacked(str(run.path), "--canaries", "0")
     assert not set(keys(found)) - NAMED
     assert [one["attack"] for one in found["membership"]] == ["closest synthetic row"]

@@ -30,7 +30,14 @@ SMALL = {"task": "synthesis", "model": "maf", "method-options": "transforms=2, h
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
-        usual = {"rounds": 3, "sites": 3, "synthetic-rows": 100, "baselines": False, "evaluate-every": 3}
+        usual = {
+            "rounds": 3,
+            "sites": 3,
+            "synthetic-rows": 100,
+            "baselines": False,
+            "quality": False,
+            "evaluate-every": 3,
+        }
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**(SMALL | usual | options))
 
     return call

@@ -46,7 +46,14 @@ GAN = {"task": "synthesis", "model": "gan", "learning-rate": 1.0, "max-grad-norm
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
-        usual = {"rounds": 3, "sites": 2, "synthetic-rows": 100, "baselines": False, "evaluate-every": 3}
+        usual = {
+            "rounds": 3,
+            "sites": 2,
+            "synthetic-rows": 100,
+            "baselines": False,
+            "quality": False,
+            "evaluate-every": 3,
+        }
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**(GAN | usual | options))
 
     return call

@@ -34,7 +34,7 @@ Run = Callable[..., RunResult]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
-        usual = {"task": "synthesis", "model": PLAIN, "rounds": 2, "sites": 3, "synthetic_rows": 200}
+        usual = {"task": "synthesis", "model": PLAIN, "rounds": 2, "sites": 3, "synthetic_rows": 200, "quality": False}
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**(usual | options))
 
     return call

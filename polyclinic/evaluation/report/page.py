@@ -16,7 +16,7 @@ import pandas as pd
 
 from polyclinic.errors import DataError
 from polyclinic.evaluation.plots import to_png, to_svg
-from polyclinic.evaluation.quality_plots import quality_figures
+from polyclinic.evaluation.quality_plots import quality_figures, transfer_figures
 from polyclinic.evaluation.report import formats
 from polyclinic.evaluation.report.context import report_context
 from polyclinic.evaluation.report.figures import alt, embedded, run_figures
@@ -100,7 +100,8 @@ def _read(run_dir: Path) -> Run:
 def _drawn(run: Run) -> Drawn:
     """The run's figures by section and name, each as SVG and as it was drawn."""
     sections = {"training": run_figures(run.summary, run.rounds), "utility": utility_figures(run.summary)}
-    sections["quality"] = quality_figures(read_quality(run.folder))
+    judged = read_quality(run.folder)
+    sections |= {"quality": quality_figures(judged), "transfer": transfer_figures(judged)}
     return {name: {key: (to_svg(one), one) for key, one in figures.items()} for name, figures in sections.items()}
 
 

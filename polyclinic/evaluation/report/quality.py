@@ -32,6 +32,7 @@ generator would reach. These are exact figures of patients' records, which epsil
 {% endfor %}</tbody></table></div>
 <p class="small muted">Means over columns or pairs where there are several; with 95 % intervals of the bootstrap where there are
 two numbers. No cell lies outside the schema's bounds or categories: generated rows are brought within them.
+Pairs of columns are undefined below 2 and above 150 columns.
 {% if not found.full %}Classifiers were not asked; <code>polyclinic quality</code> asks them too.{% endif %}</p>
 {% if found.rules %}
 <h3>Rules broken</h3>
@@ -45,10 +46,12 @@ two numbers. No cell lies outside the schema's bounds or categories: generated r
 {% endfor %}</tbody></table></div>
 <p class="small muted">Of all cases in which what a rule names is recorded; a rule over trajectories is asked at each visit.</p>
 {% endif %}
+{{ pictures(figures.quality) }}
 {% if transfer %}
 <h3>What they teach</h3>
 <p>Classifiers of <code>{{ label }}</code> that learned from synthetic patients or from real training patients, all judged on
 held-out real ones.</p>
+{{ pictures(figures.transfer) }}
 <div class="scroll" role="region" tabindex="0" aria-label="Transfer">
 <table class="sortable"><thead><tr><th>Classifier</th><th class="num">AUROC, by synthetic</th><th class="num">by real</th>
 <th class="num">Difference</th><th class="num first">Accuracy, by synthetic</th><th class="num">by real</th>
@@ -73,7 +76,6 @@ held-out real ones.</p>
 <p class="small muted">The probability that is best by Fowlkes and Mallows' index (root of precision times recall) in five folds
 of the patients named; the index, sensitivity and specificity are of held-out real patients.</p>
 {% endif %}
-{{ pictures(figures.quality) }}
 {% if columns %}
 <h3>Columns</h3>
 <div class="scroll" role="region" tabindex="0" aria-label="Columns">

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.evaluation.plots import to_svg
-from polyclinic.evaluation.quality_plots import quality_figures
+from polyclinic.evaluation.quality_plots import quality_figures, transfer_figures
 from polyclinic.evaluation.report.figures import alt, embedded
 from polyclinic.evaluation.report.page import write_page
 from polyclinic.evaluation.report.quality import QUALITY, quality
@@ -24,8 +24,12 @@ privacy guarantee covers them, and nothing of this page was sent.</p></div>
 
 def write_quality_page(found: Mapping[str, Any], page: Path) -> None:
     """Writes what ``quality.json`` holds as one page that loads nothing."""
-    shown = [embedded(to_svg(figure), alt(name)) for name, figure in quality_figures(found).items()]
+    drawn = {"quality": quality_figures(found), "transfer": transfer_figures(found)}
+    shown = {
+        part: [embedded(to_svg(figure), alt(name)) for name, figure in figures.items()]
+        for part, figures in drawn.items()
+    }
     title = f"Synthetic patients beside those of {found['hospital']}"
-    values = {"title": title, "figures": {"quality": shown}, **(quality(found) or {})}
+    values = {"title": title, "figures": shown, **(quality(found) or {})}
     sections = (Section("header", _HEADER), Section("quality", QUALITY))
     write_page(page, title, [(section, values) for section in sections])

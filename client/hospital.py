@@ -239,6 +239,12 @@ def _simulated_names(key: tuple[str, ...]) -> list[str]:
     return list(_simulated_shards(*key))
 
 
+def forget_datasets() -> None:
+    """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then."""
+    for kept in (_simulated_dataset, _simulated_shards, _simulated_names):
+        kept.cache_clear()
+
+
 def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
     described = HospitalFile.read(path)
     folder = path.resolve().parent

@@ -17,13 +17,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyclinic.baselines import beside
-from polyclinic.client.hospital import check_simulation, simulated_patients, simulated_sites
+from polyclinic.client.hospital import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
+from polyclinic.naming import check_reach, here, named
 from polyclinic.plugins import build_model, dataset_of
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
@@ -32,7 +34,7 @@ from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import check_names
 from polyclinic.server.model import check_model
 from polyclinic.server.posterior import check_budget
-from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.progress import OneLine, Progress, Silent
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
@@ -71,6 +73,12 @@ def _told(folder: RunFolder) -> Iterator[None]:
     except BaseException as stop:
         stop.add_note(folder.way_on())
         raise
+
+
+def _forget() -> None:
+    """A cell that is run again gives its names other objects, for which nothing kept of the old ones may stand."""
+    forget_datasets()
+    calibrate.cache_clear()
 
 
 def _check_sites(config: RunConfig) -> None:
@@ -199,7 +207,10 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Federation:
-    """Simulated hospitals in this process. Immutable: ``with_options`` and ``run`` take configuration keys as keywords."""
+    """Simulated hospitals in this process. Immutable: ``with_options`` and ``run`` take configuration keys as keywords.
+
+    A dataset, task, model or strategy may be the object itself in place of its name: ``run(strategy=MyStrategy, model=my_net)``.
+    """
 
     config: RunConfig = RunConfig()
 
@@ -210,10 +221,18 @@ class Federation:
                 "Federation.from_dataset(name) takes a dataset's name."
             )
 
+    def __repr__(self) -> str:
+        given = {key.replace("-", "_"): value for key, value in self.config.given().items()} | {
+            "dataset": self.config.dataset
+        }
+        usual = {"task": RunConfig().task, "strategy": RunConfig().strategy}
+        told = [f"{key}={value!r}" for key, value in given.items() if key != "dataset" and usual.get(key) != value]
+        return f"Federation.from_dataset({', '.join([repr(given['dataset']), *told])})"
+
     @classmethod
-    def from_dataset(cls, name: str, **options: Any) -> Federation:
+    def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
         """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``)."""
-        return cls(RunConfig.build({"dataset": name}, options))
+        return cls(RunConfig.build(named({"dataset": name}), named(options)))
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Federation:
@@ -221,18 +240,24 @@ class Federation:
 
     def with_options(self, **options: Any) -> Federation:
         """The same federation with other configuration keys. Raises ConfigError for one that does not exist."""
-        return replace(self, config=RunConfig.build(self.config.given(), options))
+        return replace(self, config=RunConfig.build(self.config.given(), named(options)))
 
-    def run(self, *, progress: Progress | None = None, comparison: bool = False, **options: Any) -> RunResult:
+    def run(self, *, progress: Progress | bool | None = None, comparison: bool = False, **options: Any) -> RunResult:
         """Train, write the run's folder, and return the result.
 
-        ``comparison`` also trains without privacy and with each hospital alone. Raises PolyclinicError in one sentence.
+        ``comparison`` also trains without privacy and with each hospital alone. ``progress``: who watches; True tells of it
+        in one line that is written over, which suits a notebook. Raises PolyclinicError in one sentence.
         """
         config = self.with_options(**options).config
+        if isinstance(progress, bool):
+            progress = OneLine() if progress else None
         if comparison and config.posterior:
             raise ConfigError(
                 "A comparison is of metrics on held-out patients, which task 'posterior' has none of; leave --compare out."
             )
+        check_reach(config)
+        if here(config):
+            _forget()
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.model_copy(update={"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))

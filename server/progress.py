@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from polyclinic.config import RunConfig
 from polyclinic.privacy.accounting import PrivacyPlan
@@ -29,6 +29,38 @@ class Progress(Protocol):
         """``engine``: how the hospitals of a simulation train; None where they are real and choose for themselves."""
 
     def round_done(self, config: RunConfig, state: RunState) -> None: ...
+
+
+class OneLine:
+    """One line on standard output, written over at every step: a notebook and a terminal both show the newest alone."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def opened(self, folder: Path) -> None:
+        pass
+
+    def doing(self, what: str) -> None:
+        print(f"\r{what.ljust(self._width)}", end="", flush=True)
+        self._width = len(what)
+
+    def stopping(self) -> bool:
+        return False
+
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
+    ) -> None:
+        self.doing(f"round 0 of {config.rounds}, {len(sites)} hospitals")
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        overall: dict[str, Any] = next((row for row in reversed(state.newest_rows()) if row["site"] == "pooled"), {})
+        figures = [
+            f"{name} {overall[key]:.3f}" for name, key in (("loss", "loss"), ("AUROC", "auroc")) if overall.get(key)
+        ]
+        spent = [f"ε at most {max(state.epsilon.values()):.4g}"] if config.dp and state.epsilon else []
+        self.doing(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
+        if state.round >= config.rounds:
+            print(flush=True)
 
 
 class Silent:

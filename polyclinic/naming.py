@@ -1,0 +1,77 @@
+"""Objects in place of names: what Python gives ``Federation`` becomes the text by which the run finds it again.
+
+A configuration is text, so that its run can be told, resumed and repeated. ``__main__:Name`` names what a script or a
+notebook's cells define.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from polyclinic.config import RunConfig
+from polyclinic.config.keys import dashed
+from polyclinic.errors import ConfigError
+from polyclinic.strategies.registry import BUILT_IN
+
+_HERE = "__main__"
+#: Keys that name an object, and those of them whose object hospitals use.
+_NAMING = ("dataset", "task", "model", "strategy")
+_AT_HOSPITALS = ("dataset", "task", "model")
+
+
+def named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration keys with a dataset, task, model or strategy that is an object replaced by its name.
+
+    Raises ConfigError for an object that no name leads to, and for a strategy that is made already.
+    """
+    return {
+        key: _name(key, value) if dashed(key) in _NAMING and not isinstance(value, str) else value
+        for key, value in options.items()
+    }
+
+
+def here(config: RunConfig) -> bool:
+    """Whether hospitals use something that this script or notebook alone defines, and may define anew."""
+    return any(getattr(config, key).startswith(f"{_HERE}:") for key in _AT_HOSPITALS)
+
+
+def check_reach(config: RunConfig) -> None:
+    """Raises ConfigError where worker processes could not find what this session alone defines.
+
+    A script is read again by each worker process, a notebook is not; a Ray actor reads neither.
+    """
+    if config.workers == 1 and not config.ray_address:
+        return
+    for key in _AT_HOSPITALS:
+        value = getattr(config, key)
+        if value.startswith(f"{_HERE}:") and (config.ray_address or not hasattr(sys.modules[_HERE], "__file__")):
+            raise ConfigError(
+                f"Configuration key {key!r} has the value {value!r}, which worker processes cannot see; write it into a "
+                "module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
+            )
+
+
+def _name(key: str, value: Any) -> str:
+    if dashed(key) == "strategy":
+        if isinstance(value, Strategy):
+            raise ConfigError(
+                f"Configuration key 'strategy' has the value {type(value).__name__}(...), which is made already and would "
+                f"carry one run's memory into the next; give the class, and its arguments as strategy_options='name=value'."
+            )
+        if ours := next((name for name, kind in BUILT_IN.items() if kind is value), None):
+            return ours
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if name and getattr(sys.modules.get(str(module)), name, None) is value:
+        return f"{module}:{name}"
+    # An underscore begins what IPython calls the values of past cells.
+    for name, one in vars(sys.modules[_HERE]).items():
+        if one is value and not name.startswith("_"):
+            return f"{_HERE}:{name}"
+    raise ConfigError(
+        f"Configuration key {dashed(key)!r} has the value {value!r}, which no name leads to; define it at the top level of "
+        "a module, a script or a notebook's cell."
+    )

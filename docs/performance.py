@@ -1,0 +1,106 @@
+"""Writes the tables of docs/performance.md from benchmarks/results; a test keeps the two equal: ``python docs/performance.py``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks.report import TITLES, seconds  # noqa: E402
+
+PAGE, RESULTS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+#: Result files, and where their own pages tell more.
+PAGES = {
+    "engine": "engine.md#speed", "critics": "engine.md#speed", "flows": "flows/flows.md",
+    "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
+    "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
+    "utility": "privacy/choosing.md",
+}  # fmt: skip
+Row = tuple[str, str, str, str, str, str, bool | None]
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def rows() -> Iterator[Row]:
+    """(what, against, ours, theirs, ratio, wanted, met)."""
+    yield from _engine(read("engine"))
+    critics, flows, latency = read("critics"), read("flows"), read("latency")
+    names = {"opacus": "Opacus, hospital by hospital", "opacus_lean": "Opacus for speed: float32, 8 patients at a time",
+             "apart": "our own engine, hospital by hospital", "records": "a plain loop over hospitals and records",
+             "flower": "Flower's own SuperExec and pauses"}  # fmt: skip
+    yield from _beside(critics, f"a private step of a critic, {critics['terms']['sites']} hospitals", names, "≥ {:g}x")
+    yield from _beside(flows, f"a private step of a flow, {flows['terms']['sites']} hospitals", names, "≥ {:g}x")
+    yield from _beside(latency, f"a round of {latency['terms']['sites']} real nodes on loopback", names, "")
+    ours, theirs = (row["node_megabytes"] for row in latency["rows"])
+    yield (
+        "memory of a real node that waits", names["flower"], f"{ours:.0f} MB", f"{theirs:.0f} MB",
+        f"{theirs / ours:.3g}x", "", None,
+    )  # fmt: skip
+    page = read("report_page")
+    what = f"report of {page['terms']['sites']} sites, {page['terms']['rounds']} rounds"
+    most, size = page["terms"]["most_seconds"], page["terms"]["most_bytes"]
+    yield what, "", seconds(page["report"]["seconds"]), "", "", f"≤ {most:g} s", page["report"]["seconds"] <= most
+    megabytes = page["report"]["bytes"] / 1e6
+    yield f"{what}: size", "", f"{megabytes:.2f} MB", "", "", f"≤ {size / 1e6:g} MB", page["report"]["bytes"] <= size
+    for row in read("anonymity")["rows"]:
+        yield f"{row['what']}, 100,000 rows", "", seconds(row["seconds"]), "", "", f"≤ {row['limit']:g} s", row["met"]
+
+
+def _engine(result: dict[str, Any]) -> Iterator[Row]:
+    for row in result["rows"]:
+        privacy = "DP" if row["dp"] else "no DP"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3g}x"
+        wanted = row["goal"].replace(">=", "≥").replace("<=", "≤")
+        if "peak_gigabytes" in row:
+            wanted += f", {row['memory_goal']} ({row['peak_gigabytes']:.2f} GB)"
+        what = f"simulation, {row['sites']:,} hospitals, {privacy}"
+        theirs = seconds(row["theirs_seconds"])
+        yield what, TITLES[row["against"]], seconds(row["ours_seconds"]), theirs, ratio, wanted, row["met"]
+
+
+def _beside(result: dict[str, Any], what: str, names: dict[str, str], wanted: str) -> Iterator[Row]:
+    first, *others = result["rows"]
+    for row in others:
+        goal = wanted.format(result["terms"]["goal"]) if wanted else ""
+        ours, theirs = seconds(first["seconds"]), seconds(row["seconds"])
+        yield what, names[row["way"]], ours, theirs, f"{row['ratio']:.3g}x", goal, row["met"] if wanted else None
+
+
+def tables() -> str:
+    """What stands between the marks of the page."""
+    met = {True: "yes", False: "**no**", None: ""}
+    lines = [
+        "| what | against | ours | theirs | ratio | wanted | met |",
+        "| --- | --- | ---: | ---: | ---: | --- | --- |",
+    ]
+    lines += [f"| {' | '.join(row[:-1])} | {met[row[-1]]} |" for row in rows()]
+    lines += ["", "| command | machine | load | commit | date | page |", "| --- | --- | ---: | --- | --- | --- |"]
+    for name, page in PAGES.items():
+        machine, command = read(name)["machine"], read(name)["command"]
+        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gigabytes']} GiB"
+        told = [f"`{command}`", where, str(machine["load"]), machine["commit"], machine["date"], f"[{name}]({page})"]
+        lines.append(f"| {' | '.join(told)} |")
+    lines += ["", "| AUROC on the stroke trial's 20 hospitals, behind the pooled model | wanted | measured | met |"]
+    lines += ["| --- | ---: | ---: | --- |"]
+    for goal in read("utility")["goals"]:
+        measured = f"{goal['gap']:.3f} ± {goal['gap_error']:.3f}"
+        lines.append(f"| {goal['goal']} | ≤ {goal['most']:.3f} | {measured} | {met[goal['met']]} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page, with its tables as the results have them now."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{rest.split(END, 1)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

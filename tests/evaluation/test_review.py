@@ -70,7 +70,7 @@ def checked(records: pd.DataFrame) -> Checked:
 REAL, MADE = checked(ward(80, 1, digits=0)), checked(ward(80, 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([5.0, 2.5, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.05]),
     st.lists(st.integers(1, 300), min_size=25, max_size=25, unique=True),
@@ -135,8 +135,8 @@ def test_half_are_real_none_is_there_twice_and_the_seed_decides(half: int, seed:
 
 
 def test_where_the_real_ones_stand_says_nothing() -> None:
-    places = np.array([choose(REAL, MADE, SHOWN, 20, seed).real for seed in range(200)])
-    assert (np.abs(places.mean(axis=0) - 0.5) < 0.16).all()  # 4.5 standard errors
+    places = np.array([choose(REAL, MADE, SHOWN, 20, seed).real for seed in range(100)])
+    assert (np.abs(places.mean(axis=0) - 0.5) < 0.2).all()  # 4 standard errors
     beside = (places[:, 1:] == places[:, :-1]).mean()
     assert abs(beside - 9 / 19) < 0.04
 

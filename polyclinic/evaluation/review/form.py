@@ -11,6 +11,7 @@ from html import escape
 import numpy as np
 
 from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import several
 from polyclinic.evaluation.review.form_page import MOST_SCORE, page
 from polyclinic.evaluation.review.grid import MISSING, Ints, decimals, slices
 
@@ -166,7 +167,7 @@ def _unit(column: Column) -> str:
 
 def _public(column: Column) -> str:
     if column.bounds is None:
-        return ""
+        return escape(several(column.categories, 8) or "no (0), yes (1)")
     return f"{column.bounds[0]:g} to {column.bounds[1]:g}" + (f" {escape(column.unit)}" if column.unit else "")
 
 

@@ -55,6 +55,7 @@ ul.codes { columns: 15rem; margin: .25rem 0 1rem; } ul.codes li { break-inside: 
 @media print {
   @page { margin: 16mm 14mm; @top-center { content: "WARNING"; font: bold 9pt sans-serif; } }
   .screen { display: none !important; } .printed { display: block; }
+  details::details-content { content-visibility: visible; block-size: auto; } summary { list-style: none; font-weight: 600; }
   .stays { position: static; background: none; color: #000; border: 2px solid #000; }
   article { break-inside: avoid; border-color: #999; padding: .4rem .7rem; margin: .6rem 0; font-size: 9pt; }
   article::before { content: "WARNING"; display: block; font-size: 8pt; font-weight: 600; }
@@ -167,7 +168,7 @@ def page(title: str, digest: str, patients: int, glossary: Sequence[tuple[str, s
     digest: the packet's.  glossary: (name, meaning, public bounds) of each column.  body: the patients' articles.
     """
     rows = "".join(
-        f'<tr><th scope="row">{name}</th><td>{meaning or "–"}</td><td class="nowrap">{bounds or "–"}</td></tr>'
+        f'<tr><th scope="row">{name}</th><td>{meaning or "–"}</td><td>{bounds}</td></tr>'
         for name, meaning, bounds in glossary
     )
     return f"""<!doctype html>
@@ -194,7 +195,7 @@ an order that says nothing. For each, please say how realistic it looks to you, 
 nobody up in the hospital's own records, and do not talk about it with other reviewers before all have answered.</p>
 <p>All numbers are rounded in the same way, for real and made-up patients alike, so how many digits one has tells nothing.
 Charts of one measurement have the same scale for all patients.</p>
-<details class="screen"><summary>What the values are</summary><div class="scroll"><table class="facts"><thead><tr>
+<details><summary>What the values are</summary><div class="scroll"><table class="facts"><thead><tr>
 <th>value</th><th>meaning</th><th>allowed</th></tr></thead><tbody>{rows}</tbody></table></div></details>
 <p class="printed">Reviewer's initials: ____________ Circle one number and one guess for each patient.</p>
 <noscript><p class="notice warn">This browser runs no scripts, so answers cannot be saved: print the page and circle them.</p>

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from benchmarks/results; a test keeps the two equal: ``python docs/performance.py``."""
+"""``python docs/performance.py`` writes the tables of docs/performance.md from benchmarks/results; a test keeps them equal."""
 
 from __future__ import annotations
 

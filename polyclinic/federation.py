@@ -202,7 +202,8 @@ class RunResult:
             promise += f". {html.escape(central_sentence(central))}"
         auroc = "undefined" if pooled["auroc"] is None else f"{pooled['auroc']:.3f}"
         head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled AUROC {auroc}; {promise}</p>"
-        return head + str(self.sites.round(3).to_html())
+        shown = self.sites.drop(columns="risk", errors="ignore")
+        return head + str(shown.round(3).to_html())
 
 
 @dataclass(frozen=True)

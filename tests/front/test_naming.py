@@ -1,0 +1,110 @@
+"""Objects in place of names: a run finds what a script or a notebook's cells gave it, and says so where it cannot."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from torch import nn
+
+from polyclinic import Federation, RunConfig
+from polyclinic.ehr.datasets import Dataset
+from polyclinic.ehr.datasets.breast_cancer import DATASET
+from polyclinic.errors import ConfigError
+from polyclinic.federation import RunResult
+from polyclinic.naming import check_reach
+
+Quick = Callable[..., RunResult]
+
+
+class Still(FedAvg):
+    """Never moves."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        _, metrics = super().aggregate_train(server_round, replies)
+        return self.first, metrics
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        self.first = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def narrow(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 3), nn.Tanh(), nn.Linear(3, classes))
+
+
+def test_a_class_and_a_function_run_as_their_names_do(quick: Quick) -> None:
+    result = quick(strategy=Still, model=narrow, rounds=1, dp=False)
+    assert result.config.strategy == f"{__name__}:Still" and result.config.model == f"{__name__}:narrow"
+    assert [name for name, _ in result.model.named_modules()] == ["", "0", "1", "2"]
+    named = quick(strategy=f"{__name__}:Still", model=f"{__name__}:narrow", rounds=1, dp=False)
+    assert named.summary["model_sha256"] == result.summary["model_sha256"]
+    moved = quick(model=narrow, rounds=1, dp=False)
+    assert moved.summary["model_sha256"] != result.summary["model_sha256"]
+
+
+def test_a_strategy_of_ours_keeps_the_name_that_decides_its_defaults() -> None:
+    assert Federation().with_options(strategy=FedAdam).config.strategy == "fedadam"
+    assert Federation().with_options(strategy=FedAvg).config == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("strategy", FedAvg(), "made already"),
+        ("model", lambda features, classes, widths: nn.Linear(features, classes), "no name leads to"),
+        ("dataset", replace(DATASET, title="mine"), "no name leads to"),
+        ("model", nn.Linear(2, 2), "no name leads to"),
+    ],
+    ids=["a strategy that is made", "a lambda", "a dataset", "a module"],
+)
+def test_what_has_no_name_is_refused_in_one_sentence(key: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Federation().with_options(**{key: value})
+
+
+def falls(patients: int) -> Dataset:
+    records = DATASET.load().iloc[:patients]
+    return replace(DATASET, name="mine", load=lambda: records, patients=patients, rows=patients)
+
+
+def test_a_cell_that_is_run_again_is_what_the_next_run_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = []
+    for patients in (300, 400):
+        monkeypatch.setattr(sys.modules["__main__"], "MINE", falls(patients), raising=False)
+        federation = Federation.from_dataset(sys.modules["__main__"].MINE, out=str(tmp_path))  # type: ignore[attr-defined]
+        assert federation.config.dataset == "__main__:MINE"
+        result = federation.run(dp=False, rounds=1, sites=2)
+        sizes.append(int(result.sites["patients"].sum()))
+    assert sizes[1] - sizes[0] > 50, sizes
+
+
+def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(model="__main__:net", workers=2)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(ConfigError, match="'model' has the value '__main__:net', which worker processes cannot see"):
+        check_reach(config)
+    check_reach(config.model_copy(update={"workers": 1}))
+    check_reach(RunConfig(strategy="__main__:Mine", workers=2))  # a strategy stays at the server
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
+    check_reach(config)
+    with pytest.raises(ConfigError, match="leave workers at 1 and ray-address empty"):
+        check_reach(config.model_copy(update={"ray_address": "local"}))
+
+
+def test_a_notebook_sees_one_line_of_progress_and_a_table(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
+    page = quick(progress=True, rounds=2)._repr_html_()
+    told = capsys.readouterr().out
+    assert told.count("\n") == 1 and told.endswith("\n")
+    shown = [part for part in told.split("\r") if part.startswith("round")]
+    assert len(shown) == 3 and "round 2 of 2, loss 0." in shown[-1] and "ε at most 2.99" in shown[-1]
+    assert page.count("<th>hospital-") == 4 and "epsilon" in page and "{" not in page
+
+
+def test_a_federation_is_shown_as_it_is_written() -> None:
+    federation = Federation.from_dataset("trial", sites=3, strategy="fedadam", learning_rate=0.1)
+    assert eval(repr(federation)) == federation and "dataset=" not in repr(federation)
+    assert repr(Federation()) == "Federation.from_dataset('breast-cancer')"

@@ -1,0 +1,95 @@
+"""A run's report shows the quality of its synthetic patients; a hospital judges at home; drawn rows are asked the rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from polyclinic import Federation, RunResult
+from polyclinic.cli import app
+from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
+from polyclinic.ehr.rules import violations
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.report import render_report
+from polyclinic.evaluation.report.quality import FILE
+from polyclinic.quality import judge_at_home, judge_run
+from polyclinic.synthesis.release import synthesize
+from tests.front.test_json_page import NAMED
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    out = str(tmp_path_factory.mktemp("runs"))
+    return Federation.from_dataset("trial", sites=2, out=out).run(task="synthesis", model="moments")
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
+    generate_trial(1, 120, 5).to_csv(tmp_path / "records.csv", index=False)
+    SCHEMA.to_toml(tmp_path / "schema.toml")
+    (tmp_path / "hospital.toml").write_text(
+        'site = "North"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n'
+        "[policy]\nbudget = 1.0\ndelta = 1e-3\n"
+    )
+    return tmp_path / "hospital.toml"
+
+
+def test_a_runs_report_shows_how_like_its_patients_are(run: RunResult) -> None:
+    found = json.loads((run.path / FILE).read_text())
+    assert not set(found) - NAMED and not set(found["tables"]["synthetic"]) - NAMED
+    assert found["full"] is False and found["transfer"] is None and found["hospital"] is None
+    patients = run.summary["metrics"]["sites"]
+    assert found["rows"]["held_out"] + found["rows"]["training"] == sum(
+        int(one["patients"]) for one in patients.values()
+    )
+    section = (run.path / "report.html").read_text().split("Quality of the synthetic patients")[1].split("<h2>")[0]
+    assert section.count("data:image/svg+xml") == 5, "columns, correlations, three trajectories"
+    assert "which epsilon does not cover" in section and "Rules broken" in section and "dbp &lt; sbp" in section
+    done = CliRunner().invoke(app, ["quality", str(run.path), "--quick", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == found, "the seed decides"
+
+
+def test_a_hospital_judges_at_home_and_nothing_is_charged(run: RunResult, hospital: Path) -> None:
+    page = hospital.parent / "quality.html"
+    found = judge_at_home(run.path, hospital, page, full=False)
+    assert found["hospital"] == "North" and sum(found["rows"][side] for side in ("held_out", "training")) == 120
+    assert json.loads((hospital.parent / FILE).read_text()) == found
+    text = page.read_text()
+    assert "Stays at the hospital" in text and "those of North" in text and text.count("data:image/svg+xml") == 5
+    assert not (hospital.parent / "home").exists()
+    with pytest.raises(ConfigError, match="exists already"):
+        judge_at_home(run.path, hospital, page, full=False)
+    SCHEMA.model_copy(update={"columns": (*SCHEMA.columns[:4], *SCHEMA.columns[5:])}).to_toml(
+        hospital.parent / "schema.toml"
+    )
+    with pytest.raises(ConfigError, match="other columns"):
+        judge_at_home(run.path, hospital, page, full=False)
+
+
+def test_a_certificate_counts_the_rules_that_its_rows_break(run: RunResult, tmp_path: Path) -> None:
+    certificate = json.loads(synthesize(run.path, 60, tmp_path / "t.csv", sets=2).read_text())
+    tables = pd.concat([pd.read_csv(tmp_path / f"t-0{number}.csv") for number in (1, 2)])
+    (counted,) = violations(tables, SCHEMA.rules, SCHEMA.columns)
+    assert certificate["rules"] == [
+        {"rule": "dbp < sbp", "asked": counted.asked, "broken": counted.broken, "share": counted.share}
+    ]
+
+
+def test_what_cannot_be_judged_says_why(run: RunResult, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(run.summary))
+    run.rounds.to_parquet(tmp_path / "rounds.parquet")
+    (tmp_path / FILE).write_text('{"undefined": "no patient was held out"}')
+    assert "<p>Undefined: no patient was held out.</p>" in render_report(tmp_path).read_text()
+    (tmp_path / FILE).write_text("{}")
+    with pytest.raises(DataError, match="polyclinic quality"):
+        render_report(tmp_path)
+    (tmp_path / "config.toml").write_text('task = "classification"\n')
+    with pytest.raises(ConfigError, match="draws no patients"):
+        judge_run(tmp_path)
+    done = CliRunner().invoke(app, ["quality", str(run.path), "--out", "page.html"])
+    assert done.exit_code != 0 and isinstance(done.exception, ConfigError | SystemExit)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyclinic.client.hospital import simulated_shards
 from polyclinic.client.policy import HospitalFile
 from polyclinic.client.records import own_records
@@ -99,6 +101,8 @@ def _judged(
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]
     drawn = load(folder.synthesizer, layout).sample(len(real[1].y), generator(seed, "quality", "synthetic"))
+    if not np.isfinite(drawn).all():
+        return {"undefined": "the generator has diverged, and its rows hold numbers that are not finite"}
     synthetic = Sample.of(*layout.encoded(drawn), schema)
     doing("comparing tables" + (", training classifiers" if full else ""))
     return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}

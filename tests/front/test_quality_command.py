@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from polyclinic import Federation, RunResult
 from polyclinic.cli import app
+from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
 from polyclinic.ehr.rules import violations
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report
 from polyclinic.evaluation.report.quality import FILE
 from polyclinic.quality import judge_at_home, judge_run
+from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import synthesize
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, Arrays, Ints, save
 from tests.front.test_json_page import NAMED
 
 
@@ -78,6 +86,35 @@ def test_a_certificate_counts_the_rules_that_its_rows_break(run: RunResult, tmp_
     assert certificate["rules"] == [
         {"rule": "dbp < sbp", "asked": counted.asked, "broken": counted.broken, "share": counted.share}
     ]
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A generator whose numbers have run away."""
+
+    layout: Layout
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        return np.full((rows, self.layout.width), np.nan)
+
+    def arrays(self) -> Arrays:
+        return {"nothing": np.zeros(1)}
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Diverged:
+        return cls(layout)
+
+
+def test_a_generator_that_diverged_is_not_judged(run: RunResult, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.path, folder)
+    save(Diverged(Layout.of(SCHEMA)), folder / SYNTHESIZER)
+    found = judge_run(folder, full=False)
+    assert "diverged" in found["undefined"] and "tables" not in found
+    assert "Undefined: the generator has diverged" in (folder / "report.html").read_text()
 
 
 def test_what_cannot_be_judged_says_why(run: RunResult, tmp_path: Path) -> None:

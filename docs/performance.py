@@ -82,11 +82,21 @@ def tables() -> str:
         "| --- | --- | ---: | ---: | ---: | --- | --- |",
     ]
     lines += [f"| {' | '.join(row[:-1])} | {met[row[-1]]} |" for row in rows()]
-    lines += ["", "| command | machine | load | commit | date | page |", "| --- | --- | ---: | --- | --- | --- |"]
+    lines += ["", "| command | machine | load | commit | date | numbers | page |"]
+    lines += ["| --- | --- | ---: | --- | --- | --- | --- |"]
     for name, page in PAGES.items():
         machine, command = read(name)["machine"], read(name)["command"]
         where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gigabytes']} GiB"
-        told = [f"`{command}`", where, str(machine["load"]), machine["commit"], machine["date"], f"[{name}]({page})"]
+        numbers = f"[{name}.json](../benchmarks/results/{name}.json)"
+        told = [
+            f"`{command}`",
+            where,
+            str(machine["load"]),
+            machine["commit"],
+            machine["date"],
+            numbers,
+            f"[page]({page})",
+        ]
         lines.append(f"| {' | '.join(told)} |")
     lines += ["", "| AUROC on the stroke trial's 20 hospitals, behind the pooled model | wanted | measured | met |"]
     lines += ["| --- | ---: | ---: | --- |"]

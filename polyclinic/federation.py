@@ -124,10 +124,12 @@ class RunResult:
 
     @property
     def path(self) -> Path:
+        """The run's folder: report, plots, metrics, model, ledgers."""
         return self.folder.path
 
     @property
     def config(self) -> RunConfig:
+        """The configuration that the run had, defaults included."""
         return self.folder.config()
 
     @property
@@ -237,6 +239,7 @@ class Federation:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Federation:
+        """The federation of a configuration, as ``RunConfig.build`` makes it or a run's folder holds it."""
         return cls(config)
 
     def with_options(self, **options: Any) -> Federation:

@@ -90,7 +90,7 @@ def test_a_notebook_runs_and_what_it_says_holds(path: Path, tmp_path: Path, monk
     book.cells = [new_code_cell(OFFLINE), *book.cells, new_code_cell(HOLDS[path.stem])]
     (tmp_path / "here").mkdir()
     client = NotebookClient(
-        book, timeout=300, kernel_name="python3", coalesce_streams=True,
+        book, timeout=1200, kernel_name="python3", coalesce_streams=True,
         resources={"metadata": {"path": str(tmp_path / "here")}},
     )  # fmt: skip
     client.execute()

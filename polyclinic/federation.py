@@ -107,11 +107,7 @@ def _check_gpus(config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run, read from its folder.
-
-    >>> result = Federation.from_dataset("breast-cancer").run(rounds=2)  # doctest: +SKIP
-    >>> result.sites[["patients", "auroc", "epsilon"]]  # doctest: +SKIP
-    """
+    """A finished run, read from its folder: tables, statement, model and report, each by its name."""
 
     folder: RunFolder
     summary: dict[str, Any]

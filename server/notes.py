@@ -22,7 +22,7 @@ _FLOW = (
     "be far too wide or too narrow; method gauss-newton counts it. A patient's rows count as one, by their mean gradient."
 )
 # What was paid for before training: by whether features were measured.
-_STATISTICS = "the number of patients", "the statistics that standardise features"
+_STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
 
 def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None) -> list[str]:
@@ -81,7 +81,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said.append(_FLOW if by_flow(outcome.config.method_options) else _POSTERIOR)
     elif any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
         said.append(
-            "Metrics are of held-out patients; they and the numbers of patients left the hospitals without noise, as "
+            "Metrics are of held-out patients; they and the exact numbers of patients left the hospitals without noise, as "
             + ("a simulation's policy allows" if simulated else "their policies allow")
             + (". Epsilon does not cover them." if outcome.privacy or outcome.central else ".")
         )
@@ -107,7 +107,11 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
 
 
 def _asked(config: RunConfig) -> str:
-    return "the number of patients of each class" if config.synthesis else _STATISTICS[config.standardise == "measured"]
+    return (
+        "the noised number of training patients of each class"
+        if config.synthesis
+        else _STATISTICS[config.standardise == "measured"]
+    )
 
 
 def _updates(config: RunConfig) -> str:

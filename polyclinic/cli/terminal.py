@@ -21,6 +21,7 @@ from polyclinic.config import parse_value
 from polyclinic.errors import ConfigError, PolyclinicError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
+_FIRST = ("run", "show", "report", "datasets")
 _SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
 
 
@@ -32,6 +33,10 @@ class Stopped(PolyclinicError):
 
 class Commands(TyperGroup):
     """The group of all commands; typer itself would swallow a KeyboardInterrupt and what it has to say."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """What a newcomer needs first, then the others as they were added."""
+        return list(dict.fromkeys([*_FIRST, *super().list_commands(ctx)]))
 
     def invoke(self, ctx: Context) -> Any:
         try:

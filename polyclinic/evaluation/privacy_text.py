@@ -106,7 +106,7 @@ def not_covered(
     ]
     items = [
         *(metrics if judged else []),
-        "The number of patients of each hospital and which rounds it joined, which are treated as public.",
+        "The exact numbers of patients, where this report has them (they leave with metrics), and the rounds that each joined.",
     ]
     if compared:
         items.append(

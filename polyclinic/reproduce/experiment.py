@@ -107,7 +107,7 @@ _LISTED = (
         "ehr-flow", "Patients after a right heart catheter by private normalizing flows (Su et al. 2023)", "ehr_flow",
         ("sound", "paper"),
     ),
-    Experiment("gdp", "Density estimation and inference by private normalizing flows", "gdp", plain=True),
+    Experiment("gdp", "What normalizing flows' published epsilons come to (Su et al. 2023)", "gdp", plain=True),
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _LISTED}
 

@@ -131,7 +131,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             todo[page] = (str(folder), found)
     result = tmp_path_factory.mktemp("result") / "problems.json"
     done = subprocess.run(
-        [sys.executable, "-c", RUN_PAGES, str(result)], input=json.dumps(todo), env=environment, text=True,
+        [sys.executable, "-P", "-c", RUN_PAGES, str(result)], input=json.dumps(todo), env=environment, text=True,
         capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def test_noise_over_time_that_is_worse_than_independent_noise_is_told(
             "sent: every model update",
             "number of patients and every|standardise features and",
         ),
-        ({}, "the number of patients and every model update", "standardise features|secure|masks"),
+        ({}, "the noised number of training patients and every model update", "standardise features|secure|masks"),
         (
             {"standardise": "measured"},
             "the statistics that standardise features and every model update",

@@ -79,8 +79,8 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
     kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
     named = [key for key in differing if key not in _UTILITY]
-    rows = [_row(run) | {"differing": [config.get(key, "–") for key in named]}
-            for run, config in zip(runs, configs, strict=True)]  # fmt: skip
+    rows = [_row(run) | {"name": name, "differing": [config.get(key, "–") for key in named]}
+            for run, name, config in zip(runs, _names(runs), configs, strict=True)]  # fmt: skip
     points = [
         _point(kind, row) for kind, row in zip(kinds, rows, strict=True) if finite(row["auroc"]["value"]) is not None
     ]
@@ -114,6 +114,13 @@ def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:
     return ", ".join([str(run.summary.get("strategy", "run")), *told[:2]])
 
 
+def _names(runs: Sequence[Run]) -> list[str]:
+    """What tells the runs' folders apart: the folders in which they lie, where each lies in one of its own."""
+    places = [run.folder.resolve() for run in runs]
+    outer = [place.parent.name for place in places]
+    return outer if len(set(outer)) == len(runs) else [place.name for place in places]
+
+
 def _row(run: Run) -> dict[str, Any]:
     summary = run.summary
     evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
@@ -122,9 +129,9 @@ def _row(run: Run) -> dict[str, Any]:
     seconds = finite(summary.get("seconds"))
     sent = pd.to_numeric(run.rounds.get("bytes_up", pd.Series()), errors="coerce").sum()
     return {
-        "name": run.folder.resolve().name, **known, "calibration": pooled.get("calibration_error"),
-        "worst": part(evaluation, "worst").get("auroc"), "epsilon": part(summary, "privacy").get("epsilon"),
-        "delta": part(summary, "privacy").get("delta"), "rounds": summary.get("rounds"),
+        **known, "calibration": pooled.get("calibration_error"), "worst": part(evaluation, "worst").get("auroc"),
+        "epsilon": part(summary, "privacy").get("epsilon"), "delta": part(summary, "privacy").get("delta"),
+        "rounds": summary.get("rounds"),
         "seconds": "–" if seconds is None else f"{seconds:,.1f}", "sent": size(float(sent)),
     }  # fmt: skip
 

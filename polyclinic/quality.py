@@ -28,7 +28,6 @@ from polyclinic.plugins import dataset_of, layout_of
 from polyclinic.privacy.streams import generator
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import run_in
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.shadows import joined
 
@@ -82,7 +81,7 @@ def judge_at_home(
 
 
 def _folder(path: Path) -> RunFolder:
-    folder = RunFolder.existing(run_in(path))
+    folder = RunFolder.existing(path)
     if not folder.config().synthesis:
         raise ConfigError(f"{path} is a run of task {folder.config().task!r}, which draws no patients to judge.")
     folder.summary()

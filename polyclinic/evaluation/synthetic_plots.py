@@ -102,10 +102,10 @@ def plot_correlations(matrices: Mapping[str, ArrayLike], columns: Sequence[str])
         "Correlations of columns",
         "Pearson, all on one scale; a synthetic table should show the same picture. Grey: undefined.",
         list(matrices),
-        1.85 + 2.9 * len(matrices),
-        4.5,
-        left=1.3,
-        bottom=1.25,
+        2.05 + 2.9 * len(matrices),
+        4.7,
+        left=1.5,
+        bottom=1.45,
         right=0.75,
     )
     colours = colormaps[DIVERGING].with_extremes(bad=FAINT)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 if "POLYCLINIC_DATA" not in os.environ and SHARED_DATA.is_dir():
     os.environ["POLYCLINIC_DATA"] = str(SHARED_DATA)
+
+# A busy machine is no fault of what is tested.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

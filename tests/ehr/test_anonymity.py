@@ -83,7 +83,7 @@ def test_no_combination_of_levels_loses_less_than_the_one_that_is_chosen(
         assert losses[chosen.levels] == pytest.approx(chosen.loss)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 10_000), st.integers(1, 6), st.sampled_from([1, 2]), st.sampled_from([None, 0.4]),
     st.sampled_from([0.0, 0.1]), st.booleans(), st.sampled_from(["lattice", "mondrian"]),

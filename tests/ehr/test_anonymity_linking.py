@@ -113,7 +113,7 @@ def test_labels_of_a_tree_are_known_by_its_hierarchy() -> None:
 TABLE = st.lists(st.tuples(st.integers(0, 9), st.sampled_from("fm"), st.integers(10, 14)), min_size=4, max_size=25)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(TABLE, st.sampled_from(["lattice", "mondrian"]))
 def test_after_anonymising_everyone_fits_k_patients_and_the_truth_is_among_them(
     rows: list[tuple[int, str, int]], method: str
@@ -126,7 +126,7 @@ def test_after_anonymising_everyone_fits_k_patients_and_the_truth_is_among_them(
         assert link(release.records.loc[[row]], table.loc[[row]], ["age", "sex", "zip"]).candidates[0] == 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(TABLE, TABLE)
 def test_a_raw_link_is_a_join(records: list[tuple[int, str, int]], people: list[tuple[int, str, int]]) -> None:
     inside, outside = (pd.DataFrame(rows, columns=["age", "sex", "zip"]) for rows in (records, people))

@@ -129,7 +129,7 @@ def test_a_patient_counts_once_in_a_class_however_many_rows_it_has() -> None:
     assert alone == {"columns": ["zip"], "k": 1, "classes": 2, "unique": 1, "share": 1 / 3}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=40))
 def test_rows_told_as_patients_of_one_row_measure_the_same(rows: list[tuple[int, int, int]]) -> None:
     table = pd.DataFrame(rows, columns=["a", "b", "s"]).assign(id=range(len(rows)))

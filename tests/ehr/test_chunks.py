@@ -46,7 +46,7 @@ def _table(rows: int, seed: int) -> pd.DataFrame:
     return table
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 60),

@@ -89,7 +89,7 @@ people = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(people, st.sampled_from(["first", "last"]), st.sampled_from("abcde"))
 def test_a_patient_moves_no_other_patients_rows(rows: list[tuple[str, int, int]], which: str, gone: str) -> None:
     records = pd.DataFrame(rows, columns=["id", "seen", "x"])

@@ -54,7 +54,7 @@ def columns_with_cells(draw: st.DrawFn) -> tuple[Column, list[object]]:
     return column, cells
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(columns_with_cells())
 def test_decode_undoes_encode_exactly(example: tuple[Column, list[object]]) -> None:
     column, cells = example
@@ -165,7 +165,7 @@ WEIRD = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(["age", "chol", "male", "smoker", "pain", "stage", "codes", "sbp_01"]), WEIRD, st.booleans())
 def test_any_cell_is_encoded_within_bounds_or_refused_in_one_sentence(column: str, cell: object, alone: bool) -> None:
     schema, records = _clinic()

@@ -105,7 +105,7 @@ def test_dates_are_read_in_utc_and_others_refused() -> None:
     assert "canary" not in str(caught.value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 30), st.floats(-9, 9), st.sampled_from("uv"))))
 def test_the_order_of_events_and_patients_without_any_change_nothing(rows: list[tuple[str, int, float, str]]) -> None:
     columns = ("patient", "time", "value", "code")

@@ -168,7 +168,7 @@ def by_hand(node: ast.expr, row: dict[str, object]) -> object:
     return node.value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     conditions(), st.lists(st.tuples(numbers, numbers, words), max_size=6), st.sampled_from(["text", "plain", "Int64"])
 )
@@ -188,7 +188,7 @@ def test_a_condition_equals_the_same_told_row_by_row(
     assert parse(text, list(table)).holds(table).tolist() == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=20), st.floats(-1e6, 1e6))
 def test_a_comparison_equals_pandas(cells: list[float | None], limit: float) -> None:
     table = pd.DataFrame({"x": pd.Series(cells, dtype="float64")})
@@ -204,7 +204,7 @@ pieces = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.one_of(st.text(max_size=60), st.lists(pieces, max_size=14).map(" ".join)))
 def test_any_text_is_a_condition_or_refused_in_one_sentence(text: str) -> None:
     try:

@@ -53,7 +53,7 @@ def _check_cover(parts: dict[str, pd.DataFrame], table: pd.DataFrame) -> None:
     assert list(parts) == sorted(parts)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     st.sampled_from([*DEALT, "natural", "column:y"]),
     st.integers(6, 120),
@@ -182,7 +182,7 @@ def test_power_law_sizes_fall_as_a_power_of_their_rank() -> None:
         assert np.allclose(sizes, 3000 * expected / expected.sum(), atol=MIN_PATIENTS)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(2, 12), st.integers(0, 3))
 def test_a_site_has_at_most_k_classes(kinds: int, each: int, sites: int, seed: int) -> None:
     labels = np.random.default_rng(seed).integers(0, kinds, 200)

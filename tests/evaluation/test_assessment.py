@@ -79,7 +79,7 @@ def test_several_classes_agree_with_scikit_learn() -> None:
     assert np.isnan(found["sensitivity"]) and np.isnan(found["sensitivity_at_90"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 40), st.integers(2, 4), st.integers(0, 10**6))
 def test_weights_of_one_give_the_metrics_of_every_round(rows: int, classes: int, seed: int) -> None:
     one = predictions(max(rows, classes), seed, classes)

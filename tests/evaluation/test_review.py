@@ -70,7 +70,7 @@ def checked(records: pd.DataFrame) -> Checked:
 REAL, MADE = checked(ward(80, 1, digits=0)), checked(ward(80, 2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([5.0, 2.5, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.05]),
     st.lists(st.integers(1, 300), min_size=25, max_size=25, unique=True),
@@ -118,7 +118,7 @@ def test_all_digits_of_a_generator_are_rounded_to_the_hospitals() -> None:
     assert few["age"] == 1  # four readings do not make a grid of twenty years
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 30), st.integers(0, 2**40))
 def test_half_are_real_none_is_there_twice_and_the_seed_decides(half: int, seed: int) -> None:
     packet, again = (choose(REAL, MADE, SHOWN, 2 * half, seed) for _ in range(2))

@@ -28,7 +28,7 @@ def table(rows: int, seed: int = 0, classes: int = 2, lean: float = 1.0) -> tupl
 
 
 @given(st.integers(0, 10_000), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weighted_auroc_is_that_of_rows_repeated(seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
     positive, score = rng.random(30) < 0.5, rng.normal(size=30)

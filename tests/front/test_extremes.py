@@ -42,7 +42,7 @@ NUMERIC = [
     key for name, field in RunConfig.model_fields.items() for key in [name.replace("_", "-")]
     if {field.annotation, *get_args(field.annotation)} & {int, float}
 ]  # fmt: skip
-QUICKLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICKLY = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def one_sentence(error: Exception) -> None:

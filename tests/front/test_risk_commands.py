@@ -269,7 +269,7 @@ def test_an_empty_table_is_told_from_a_damaged_one(tmp_path: Path) -> None:
         read_table(tmp_path / "t.csv")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from(["t.csv", "t.csv.gz", "t.parquet"]))
 def test_a_mutated_table_is_read_or_refused_in_one_sentence(
     tables: dict[str, bytes], data: st.DataObject, name: str

@@ -49,7 +49,7 @@ def test_what_noise_adds_is_what_the_covariance_says() -> None:
     assert abs(np.mean([one.posterior.correlations for one in found], 0) - LIKELIHOOD.correlations).max() < 0.1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     record=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=5, max_size=5),
     estimate=st.lists(st.floats(-50, 50), min_size=5, max_size=5),

@@ -37,7 +37,7 @@ def test_two_parameters_against_the_closed_forms(name: str) -> None:
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(2, 6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_other_correlations_are_nearer_whatever_the_spread_is_off_by(seed: int, k: int) -> None:
     target, *others = covariances(seed, k, 20)
     spread = target.diag().sqrt() * torch.from_numpy(generator(seed, "ratios").uniform(0.2, 5, k))

@@ -14,7 +14,7 @@ from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_even
 from polyclinic.privacy.events import merged
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     target=st.floats(math.log(1e-3), math.log(20)).map(math.exp),
     rate=st.one_of(st.just(1.0), st.floats(math.log(1e-3), 0).map(math.exp)),

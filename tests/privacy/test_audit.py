@@ -38,7 +38,7 @@ def test_golden_bounds(canaries: int, guesses: int, correct: int, bound: float) 
     assert epsilon_lower(canaries, guesses, correct, 1e-5) == pytest.approx(bound, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 300), st.data())
 def test_the_bound_is_where_the_p_value_reaches_what_is_left_of_confidence(canaries: int, data: st.DataObject) -> None:
     guesses = data.draw(st.integers(1, canaries))

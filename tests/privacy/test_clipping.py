@@ -18,7 +18,7 @@ ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, width=32)
 MATRICES = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=8), elements=ANY_FLOAT)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MATRICES, st.floats(1e-3, 1e3), st.data())
 def test_removing_one_patient_moves_the_sum_by_at_most_its_sensitivity(rows, max_norm, data):
     gone = data.draw(st.integers(0, len(rows) - 1))
@@ -32,7 +32,7 @@ def test_removing_one_patient_moves_the_sum_by_at_most_its_sensitivity(rows, max
         assert whole.sensitivity == less.sensitivity == max_norm
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(MATRICES, st.floats(1e-3, 1e3))
 def test_every_contribution_is_clipped(rows, max_norm):
     contribution = clipped_sum(torch.from_numpy(rows[:1]).double(), max_norm).total

@@ -23,7 +23,7 @@ def test_composition_reproduces_golden_numbers():
     assert composition.optimal(0.1, 0, 100, 1e-5) == pytest.approx(4.306791, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(eps=st.floats(0.01, 2), count=st.integers(1, 200), delta=st.floats(0, 1e-9), slack=st.floats(1e-9, 1e-3))
 def test_each_form_of_composition_is_above_the_optimal_one(eps, count, delta, slack):
     for form in (composition.advanced, composition.kairouz):
@@ -74,7 +74,7 @@ def test_zcdp_conversions_reproduce_golden_numbers():
     assert composition.zcdp_epsilon(0.0, 1e-5) == 0.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rho=st.floats(1e-6, 50), delta=st.floats(1e-12, 0.1))
 def test_zcdp_lies_between_the_gaussian_and_the_classic_conversion(rho, delta):
     tight = composition.zcdp_epsilon(rho, delta)

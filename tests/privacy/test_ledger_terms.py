@@ -158,7 +158,7 @@ spent_lists = st.lists(
 
 
 @given(spent=spent_lists, most=st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_together_holds_every_choice_of_so_many_sites(spent: list, most: int) -> None:
     whole = dict(together(spent, most))
     for chosen in combinations(spent, min(most, len(spent))):

@@ -115,7 +115,7 @@ def test_noise_without_a_scale_is_refused(scale: float) -> None:
 # The grid.
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20), st.integers(1, 2**32))
 def test_a_patient_never_weighs_more_than_the_grid_says(values: list[float], points: int) -> None:
     whole = to_grid(np.array(values), 2.5, points)
@@ -314,7 +314,7 @@ def test_the_noisy_max_is_the_largest_score_with_exponential_noise() -> None:
 
 @pytest.mark.parametrize("monotone", [True, False])
 @pytest.mark.parametrize("make", [exponential, report_noisy_max])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), scores=st.lists(st.integers(0, 6), min_size=2, max_size=4))
 def test_one_patient_changes_no_choices_chance_by_more_than_epsilon(
     make: Callable[..., object], monotone: bool, data: st.DataObject, scores: list[int]

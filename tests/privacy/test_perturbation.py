@@ -60,7 +60,7 @@ ROWS = st.lists(st.floats(-1, 1), max_size=6)
 
 
 @given(ROWS, st.sampled_from([-1.0, 1.0, 0.6]), st.sampled_from([0.4, 1.0, 4.0]), st.sampled_from([1e-5, 1e-2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_objective_perturbation_keeps_its_delta_exactly(
     rows: list[float], v: float, noise: float, delta: float
 ) -> None:
@@ -77,7 +77,7 @@ def test_objective_perturbation_keeps_its_delta_exactly(
 
 
 @given(ROWS, st.floats(-1, 1), st.sampled_from([0.2, 1.0, 5.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_objective_perturbation_with_gamma_noise_keeps_a_pure_epsilon(
     rows: list[float], v: float, noise: float
 ) -> None:
@@ -106,7 +106,7 @@ def test_the_guarantee_is_not_far_from_what_a_patient_can_cause() -> None:
     st.integers(1, 8).flatmap(lambda n: st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), min_size=n, max_size=n)),
     st.floats(1e-3, 1e3),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_row_is_longer_than_the_norm(x: list[list[float]], norm: float) -> None:
     rows = np.array(x)
     patient = np.arange(len(rows)) // 2

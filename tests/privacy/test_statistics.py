@@ -54,7 +54,7 @@ def test_a_patients_rows_count_once():
 CELLS = st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 1.0, np.nan, np.inf, -np.inf, 1e300, -7.0]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.integers(1, 5), st.integers(1, 15))
 def test_fault_21_one_patient_moves_the_total_by_at_most_the_sensitivity(data, columns, rows):
     x = data.draw(arrays(np.float64, (rows, columns), elements=CELLS))

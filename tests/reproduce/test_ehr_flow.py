@@ -38,7 +38,7 @@ def table(n: int = 30) -> np.ndarray:
     return scaled(cohort(n, seed=5).records[list(COLUMNS)].to_numpy(dtype=float))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(-6, 6)), min_size=2, max_size=25))
 def test_no_cut_off_is_better_than_the_one_found(rows: list[tuple[bool, int]]) -> None:
     y, score = np.array([one[0] for one in rows]), np.array([one[1] for one in rows], dtype=float)

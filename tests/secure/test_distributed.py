@@ -23,7 +23,7 @@ def terms(**changes: object) -> SumTerms:
     weight=st.floats(0.01, 1),
     seed=st.integers(0),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_rounded_updates_are_within_the_sensitivity_and_a_step_of_the_clipped(
     size: int, bits: int, scale: float, weight: float, seed: int
 ) -> None:
@@ -55,7 +55,6 @@ def test_a_weight_above_one_or_another_size_is_refused() -> None:
 
 
 @given(bits=st.integers(8, 28), parties=st.integers(2, 5000), noise=st.floats(0, 1000))
-@settings(deadline=None)
 def test_the_word_holds_the_sum_of_all(bits: int, parties: int, noise: float) -> None:
     """Every hospital at its largest, and noise eight deviations out."""
     threshold = parties // 2 + 1

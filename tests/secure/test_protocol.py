@@ -33,7 +33,7 @@ def masked(ward: Ward) -> list[np.ndarray]:
 
 
 @given(count=st.integers(2, 9), size=st.integers(1, 30), data=st.data())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_the_mean_is_the_plain_one_within_rounding_whoever_drops_out_where(
     count: int, size: int, data: st.DataObject
 ) -> None:

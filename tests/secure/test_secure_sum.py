@@ -15,7 +15,7 @@ WORDS = (np.dtype(np.uint32), np.dtype(np.uint64))
 
 
 @given(count=st.integers(2, 12), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_threshold_of_shares_gives_the_seed_back_and_fewer_do_not(count: int, data: st.DataObject) -> None:
     threshold = data.draw(st.integers(2, count))
     seed = secure_sum.new_seed()

@@ -42,7 +42,7 @@ def terms(**changes: object) -> SumTerms:
 
 
 @given(size=st.integers(1, 300), bits=st.integers(8, 28), patients=st.integers(0, 30), seed=st.integers(0))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_one_patient_moves_the_rounded_sum_by_no_more_than_the_sensitivity(
     size: int, bits: int, patients: int, seed: int
 ) -> None:
@@ -91,7 +91,7 @@ def clipped_sum(patients: int, bias: float) -> np.ndarray:
 
 
 @given(power=st.integers(0, 60), bits=st.integers(8, 28), patients=st.integers(1, 400))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_one_patient_moves_the_sum_by_no_more_than_the_sensitivity_at_any_model_that_is_taken(
     power: int, bits: int, patients: int
 ) -> None:

@@ -124,7 +124,7 @@ def test_fault_02_the_noise_of_a_round_has_the_clip_norm_that_clipped_it() -> No
     assert np.abs(changes).min() > 0.02, "the clip norm must move for this test to see which was used"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0.01, 100), min_size=1, max_size=6),
     st.floats(1e-3, 1e3),
@@ -208,7 +208,7 @@ def test_fault_09_a_hospitals_own_batches_amplify_nothing() -> None:
     assert sampled == SelfComposedDpEvent(PoissonSampledDpEvent(0.2, GaussianDpEvent(1.0)), 7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(1e-3, 1e3), st.floats(1e-6, 1e30), st.integers(0, 99))
 def test_fault_10_no_contribution_is_longer_than_the_clip_norm(clip_norm: float, norm: float, seed: int) -> None:
     direction = np.random.default_rng(seed).normal(size=8)

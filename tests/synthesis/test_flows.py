@@ -61,7 +61,7 @@ def records(rows: int, seed: int = 0) -> Rows:
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_coordinates_lead_there_and_back(bounded: bool, seed: int) -> None:
     z = rows_of(LAYOUT, mixed(20, seed))

@@ -83,7 +83,7 @@ def test_the_correction_finds_mean_and_covariance_also_of_a_trained_flow() -> No
     np.testing.assert_allclose(np.cov(mended.whitened(z).T, bias=True), np.eye(2), atol=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), far=st.floats(0.1, 1e6), patient=st.integers(0, 19))
 def test_no_patient_moves_the_sum_by_more_than_one(seed: int, far: float, patient: int) -> None:
     z = z_of(20, seed)

@@ -114,7 +114,7 @@ def test_options_may_be_text() -> None:
     assert (method.rounds, method.table.sizes[0]) == (5, 8)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(0, 10**6))
 def test_a_patient_adds_at_most_norm_one_and_its_rows_mean(round: int, seed: int) -> None:
     method = make(LAYOUT, bins=5)

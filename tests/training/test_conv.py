@@ -81,7 +81,7 @@ def test_it_equals_training_site_by_site(name: str, repeats: int) -> None:
 scale = st.integers(-30, 30).map(lambda power: 10.0**power)
 
 
-@examples(max_examples=40, deadline=None)
+@examples(max_examples=40)
 @given(
     inputs=scale, second=scale, max_norm=st.sampled_from([1e-6, 1.0, 1e3]), rows=st.sampled_from([1, 2, 3]),
     opposed=st.booleans(), seed=st.integers(0, 1000),

@@ -98,7 +98,7 @@ vectors = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=
 
 
 @given(vectors, st.floats(1e-3, 10), st.floats(0.1, 5), st.lists(st.floats(-20, 20), min_size=3, max_size=3))
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_a_patient_moves_the_minimiser_by_at_most_its_sensitivity(
     x: list[list[float]], strength: float, norm: float, linear: list[float]
 ) -> None:

@@ -145,7 +145,7 @@ def test_a_patients_rows_are_one_value() -> None:
 RECORDS = st.builds(made_up, st.integers(2, 5), st.integers(6, 12), st.integers(0, 10_000))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(RECORDS, RECORDS, st.integers(0, 10))
 def test_one_patient_changes_an_answer_by_at_most_what_is_declared(
     records: pd.DataFrame, others: pd.DataFrame, turn: int

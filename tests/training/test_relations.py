@@ -56,7 +56,7 @@ def shard_of(frame: pd.DataFrame, schema: Schema = SCHEMA) -> Shard:
     return build_shard(frame, schema, "here", split=frame["id"].to_numpy() == 0, allow_small=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.booleans())
 def test_a_patient_moves_the_products_by_at_most_one_whole_in_l2(seed: int, rows: int, indicators: bool) -> None:
     schema = with_indicators(SCHEMA) if indicators else SCHEMA

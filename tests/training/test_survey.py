@@ -93,7 +93,7 @@ def test_values_that_only_the_hospital_knows_are_found_by_name() -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([1, 2, 3, 7]))
 def test_a_patient_moves_a_column_by_at_most_one_whole_in_l2(seed: int, rows: int, codes: int) -> None:
     frame = records(6, seed, rows)

@@ -50,7 +50,7 @@ def test_each_objective_is_best_at_itself_and_better_than_the_square_root(steps,
     assert mean.rms_mean < min(largest.rms_mean, root.rms_mean)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-0.05, 0.05), min_size=7, max_size=7), st.sampled_from(["max", "mean"]))
 def test_no_coefficients_nearby_and_not_those_of_the_square_root_have_less_loss(moves, objective):
     def loss(tail):

@@ -47,7 +47,7 @@ def test_noise_of_many_draws_has_the_covariance_of_the_matrix(name, options, str
 
 
 @each_kind
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(pieces=st.lists(st.integers(0, 6), max_size=6), width=st.integers(1, 9))
 def test_drawing_in_pieces_is_drawing_at_once(name, options, pieces, width):
     process = noise_process(name, 36, **options)

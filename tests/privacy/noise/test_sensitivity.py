@@ -34,7 +34,7 @@ def worst_signs(matrix: np.ndarray, participation: Participation) -> float:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PARTICIPATIONS, st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_toeplitz_sensitivity_is_exact_for_columns_that_fall(participation, values):
     column = np.sort(np.array(values))[::-1]
@@ -42,7 +42,7 @@ def test_toeplitz_sensitivity_is_exact_for_columns_that_fall(participation, valu
     assert toeplitz_sensitivity(column, participation) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PARTICIPATIONS, st.lists(st.floats(-1, 1), min_size=64, max_size=64), st.integers(1, 8))
 def test_gram_sensitivity_is_never_exceeded(participation, values, steps):
     matrix = np.array(values).reshape(8, 8)[:, :steps]
@@ -52,7 +52,7 @@ def test_gram_sensitivity_is_never_exceeded(participation, values, steps):
     assert worst_signs(toeplitz(coefficients), participation) <= bound * (1 + 1e-9) + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PARTICIPATIONS, st.lists(st.floats(-1, 1), min_size=64, max_size=64))
 def test_gram_sensitivity_is_exact_for_orthogonal_columns_and_single_participation(participation, values):
     full = np.array(values).reshape(8, 8)

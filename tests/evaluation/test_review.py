@@ -22,6 +22,7 @@ from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.review.form import render_form
 from polyclinic.evaluation.review.grid import bare, decimals, on_grid, steps
 from polyclinic.evaluation.review.packet import choose, write_packet
+from polyclinic.evaluation.review.tables import read_names
 
 SCHEMA = Schema(
     name="ward",
@@ -246,3 +247,16 @@ def test_a_packet_is_never_replaced_and_never_half_there(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_order_of_a_tables_rows_does_not_tell() -> None:
+    """A hospital's rows are sorted by something, a generator's are not."""
+    two = [one.assign(patient=[f"p{number // 2}" for number in range(80)]) for one in (ward(80, 1, 0), ward(80, 2))]
+    real, made = checked(two[0].sort_values("creatinine", ascending=False)), checked(two[1])
+    shown = choose(real, made, SHOWN, 80, 3).patients
+    assert all(len(one) == 2 and one[0, 0] <= one[1, 0] for one in shown)
+
+
+def test_names_of_codes_from_a_spreadsheet(tmp_path: Path) -> None:
+    (tmp_path / "codes.csv").write_text("code,name\n250,diabetes\n", encoding="utf-8-sig")
+    assert read_names(tmp_path / "codes.csv") == {"250": "diabetes"}

@@ -80,6 +80,8 @@ def test_no_difference_is_never_called_equality() -> None:
     assert "Real patients looked more real" in told and "were told apart" in told and "no evidence" not in told
     misled = " ".join(analyse([review("A", shift=-3.0, right=0.1)], KEY)["verdict"])
     assert "Synthetic patients looked more real" in misled and "taken for each other" in misled
+    apart = analyse([Review("A", "a", np.where(REAL, 10.0, 0.0), np.full(100, np.nan))], KEY)["verdict"]
+    assert "were scored differently" in apart[1] and "say nothing" not in " ".join(apart)
 
 
 def test_guesses_count_both_kinds() -> None:
@@ -182,8 +184,8 @@ def test_a_wrong_key_and_a_reviewer_twice_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="each number from 1 to 4 once"):
             read_key(tmp_path)
     scores = {"format": "polyclinic-review-scores/1", "packet": DIGEST, "reviewer": "AB", "answers": [answer()]}
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(json.dumps(scores))
+    for name, initials, encoding in (("a", "AB", "utf-8"), ("b", "ab", "utf-8-sig")):  # the second was typed by hand
+        (tmp_path / name).write_text(json.dumps(scores | {"reviewer": initials}), encoding)
     with pytest.raises(DataError, match="both of reviewer 'AB'"):
         read_reviews([tmp_path / "a", tmp_path / "b"], KEY)
     with pytest.raises(ConfigError, match="No file of scores"):

@@ -110,7 +110,7 @@ def read_review(file: Path, key: Key) -> Review:
         guesses[number - 1] = _GUESSES[guess]
     if np.isnan(scores).all():
         raise DataError(f"{file} holds no score.")
-    return Review(reviewer, str(file), scores, guesses)
+    return Review(reviewer.upper(), str(file), scores, guesses)  # as the form writes initials
 
 
 def _whole(value: object) -> bool:
@@ -119,7 +119,7 @@ def _whole(value: object) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark before it
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'no reason given'}.") from None
     except (ValueError, RecursionError):

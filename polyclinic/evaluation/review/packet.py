@@ -81,14 +81,16 @@ def choose(
     chosen = [
         _records(given, int(number), one_record, rng) for number in rng.choice(given.patients, half, replace=False)
     ]
-    chosen += [made.cells[made.rows_of(int(number))] for number in rng.choice(original, half, replace=False)]
+    chosen += [_records(made, int(number), False, rng) for number in rng.choice(original, half, replace=False)]
     order = rng.permutation(patients)
     return Packet(tuple(chosen[i] for i in order), tuple(bool(i < half) for i in order), grid, copies, one_record)
 
 
 def _records(table: Table, patient: int, one: bool, rng: np.random.Generator) -> Ints:
+    """A patient's records, sorted by their first column that differs: the order of one table's rows would tell."""
     rows = table.rows_of(patient)
-    return table.cells[rng.choice(rows, 1) if one else rows]
+    cells = table.cells[rng.choice(rows, 1) if one else rows]
+    return cells[np.lexsort(cells.T[::-1])]
 
 
 def _keys(table: Table) -> list[bytes]:

@@ -58,7 +58,7 @@ def _check_certificate(path: Path, schema: Schema) -> None:
 def read_names(path: Path) -> dict[str, str]:
     """What codes and categories mean, by a CSV file with columns ``code`` and ``name``. Raises DataError."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # as spreadsheets write it
             rows = csv.DictReader(file)
             if not {"code", "name"} <= set(rows.fieldnames or ()):
                 raise DataError(f"{path}: the header must have the columns 'code' and 'name'.")

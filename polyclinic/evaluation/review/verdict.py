@@ -31,6 +31,12 @@ def _scores(found: dict[str, Any]) -> list[str]:
         f"{count} reviewer{'s' if count > 1 else ''} gave real patients {real['mean']:.2f} on average and synthetic ones "
         f"{synthetic['mean']:.2f}, of 0 to 10."
     ]
+    if apart["low"] is None and pooled["p"] is not None and pooled["p"] < 0.05:
+        return [
+            *said,
+            "All real patients have one score and all synthetic ones another, so there is no interval; they were scored "
+            f"differently (Mann-Whitney p = {pooled['p']:.3g}).",
+        ]
     if apart["low"] is None:
         return [*said, "The scores do not vary enough for an interval, so they say nothing of what may be excluded."]
     low, high = apart["low"], apart["high"]

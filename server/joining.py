@@ -36,8 +36,9 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     late = newcomers(run.grid, ask_to_enrol(run.grid, run.name, run.home, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
     found = late.found + back.found
-    names = Counter(site.name for site in (*run.sites, *found))
-    named = [(site, _stranger(site, run, names) or state.impostor(site)) for site in found]
+    # An impostor is told by its key first: its claim must not keep out the hospital whose name it uses.
+    names = Counter(site.name for site in (*run.sites, *found) if not state.impostor(site))
+    named = [(site, state.impostor(site) or _stranger(site, run, names)) for site in found]
     absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
     absent += [(f"node {node}", silence(run.config.timeout)) for node in late.pending]
     state.tell(number, absent)

@@ -12,7 +12,7 @@ from polyclinic.messages import ENROL
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.app import coordinate
 from polyclinic.server.run_folder import RunFolder
-from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run
+from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, charges, hospitals, run
 
 __all__ = ["hospitals"]
 
@@ -64,9 +64,11 @@ class Silent(Hospitals):
         return super().pull_messages(message_ids)
 
 
-def silent_run(folder: Path, silent: range, **keys: Any) -> tuple[dict[str, Any], Silent]:
+def silent_run(
+    folder: Path, silent: range, here: Here = lambda done: set(NAMES), **keys: Any
+) -> tuple[dict[str, Any], Silent]:
     config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "timeout": 0.2}, keys)
-    grid = Silent(folder, config, lambda done: set(NAMES))
+    grid = Silent(folder, config, here)
     grid.silent = silent
     return coordinate(grid, config, RunFolder.create(config))[1], grid
 
@@ -101,3 +103,14 @@ def test_one_that_never_answers_again_stays_in_the_statement(hospitals: Path) ->
 def test_where_nobody_may_join_a_silent_one_stays_in_every_round(hospitals: Path) -> None:
     _, grid = silent_run(hospitals, range(2, 4), strategy="scaffold", **{"sample-rate": 1.0})
     assert [kind for name, kind in grid.asked if name == "west" and kind in (ENROL, "train")] == [ENROL] + ["train"] * 4
+
+
+def test_an_impostor_does_not_keep_out_the_silent_one_whose_name_it_takes(hospitals: Path) -> None:
+    """It enrols before round 4, when the silent one's answer comes."""
+    path = hospitals / "south" / "hospital.toml"
+    path.write_text(path.read_text().replace("south", "west"))
+    summary, _ = silent_run(hospitals, range(2, 6), lambda done: set(NAMES) - (set() if done >= 3 else {"south"}))
+    assert summary["metrics"]["sites"]["west"]["rounds_joined"] == 2
+    [_, refused] = summary["dropouts"]
+    assert refused["round"] == 4 and "another node took part in this run under that name" in refused["reason"]
+    assert charges(hospitals, "west") == ["statistics", *["train"] * 3]

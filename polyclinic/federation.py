@@ -25,7 +25,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
-from polyclinic.naming import check_reach, here, named
+from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import build_model, dataset_of
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
@@ -256,7 +256,7 @@ class Federation:
                 "A comparison is of metrics on held-out patients, which task 'posterior' has none of; leave --compare out."
             )
         check_reach(config)
-        if here(config):
+        if changeable(config):
             _forget()
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner

@@ -34,9 +34,9 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def here(config: RunConfig) -> bool:
-    """Whether hospitals use something that this script or notebook alone defines, and may define anew."""
-    return any(getattr(config, key).startswith(f"{_HERE}:") for key in _AT_HOSPITALS)
+def changeable(config: RunConfig) -> bool:
+    """Whether hospitals use an object that may be another by now: a script's, a notebook's, or a reloaded module's."""
+    return any(":" in getattr(config, key) for key in _AT_HOSPITALS)
 
 
 def check_reach(config: RunConfig) -> None:

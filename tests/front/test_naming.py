@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -108,3 +109,15 @@ def test_a_federation_is_shown_as_it_is_written() -> None:
     federation = Federation.from_dataset("trial", sites=3, strategy="fedadam", learning_rate=0.1)
     assert eval(repr(federation)) == federation and "dataset=" not in repr(federation)
     assert repr(Federation()) == "Federation.from_dataset('breast-cancer')"
+
+
+def test_a_module_that_was_loaded_again_is_what_the_next_run_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ward_module", ward := ModuleType("ward_module"))
+    sizes = []
+    for patients in (300, 400):
+        ward.MINE = falls(patients)  # type: ignore[attr-defined]
+        result = Federation.from_dataset("ward_module:MINE", out=str(tmp_path)).run(dp=False, rounds=1, sites=2)
+        sizes.append(int(result.sites["patients"].sum()))
+    assert sizes[1] - sizes[0] > 50, sizes

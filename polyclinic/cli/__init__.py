@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from polyclinic.cli.commands import app
@@ -17,9 +18,9 @@ def main() -> None:
     """Run the command line; every foreseen error is one sentence on stderr, and Ctrl-C exits with 130."""
     spell_what_cannot_be_shown()
     if sys.argv[1:2] not in (["hospital"], ["coordinator"]):
-        sys.path.append(
-            str(Path.cwd())
-        )  # where a researcher's `module:Name` is; last, so that it hides nothing installed
+        with suppress(FileNotFoundError):  # the folder was deleted
+            # Where a researcher's `module:Name` is; last, so that it hides nothing installed.
+            sys.path.append(str(Path.cwd()))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a scheduler sends is a wish to stop, like Ctrl-C
     try:
         try:

@@ -240,3 +240,12 @@ def test_small_epsilons_are_not_shown_as_zero() -> None:
     exact = json.loads(runner.invoke(app, [*account, "--noise-multiplier", "300", "--json"]).output)["epsilon"]
     said = float(shown.split("ε = ")[1].split()[0])
     assert exact > 0 and said == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_command_in_a_folder_that_was_deleted() -> None:
+    code = (
+        "import os, sys, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); "
+        "from polyclinic.cli import main; sys.argv = ['polyclinic', '--version']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr

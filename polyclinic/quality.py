@@ -75,9 +75,23 @@ def judge_at_home(
     found = _judged(folder, layout, [shard], full, seed, doing)
     whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
     write_whole(
-        {out: lambda to: write_quality_page(whole, to), out.with_name(FILE): lambda to: _write(to, whole)}, force
+        {
+            out: _for_its_owner(lambda to: write_quality_page(whole, to)),
+            out.with_name(FILE): _for_its_owner(lambda to: _write(to, whole)),
+        },
+        force,
     )
     return whole
+
+
+def _for_its_owner(write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Exact figures of real patients: the file can be read by its owner alone."""
+
+    def written(path: Path) -> None:
+        write(path)
+        path.chmod(0o600)
+
+    return written
 
 
 def _folder(path: Path) -> RunFolder:

@@ -70,6 +70,7 @@ def test_a_hospital_judges_at_home_and_nothing_is_charged(run: RunResult, hospit
     text = page.read_text()
     assert "Stays at the hospital" in text and "those of North" in text and text.count("data:image/svg+xml") == 5
     assert not (hospital.parent / "home").exists()
+    assert [one.stat().st_mode & 0o777 for one in (page, page.with_name("quality.json"))] == [0o600, 0o600]
     with pytest.raises(ConfigError, match="exists already"):
         judge_at_home(run.path, hospital, page, full=False)
     SCHEMA.model_copy(update={"columns": (*SCHEMA.columns[:4], *SCHEMA.columns[5:])}).to_toml(

@@ -26,6 +26,7 @@ from polyclinic.quality import judge_at_home, judge_run
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Arrays, Ints, save
+from tests.evaluation.browser import browser, needs_browser
 from tests.front.test_json_page import NAMED
 
 
@@ -131,3 +132,18 @@ def test_what_cannot_be_judged_says_why(run: RunResult, tmp_path: Path) -> None:
         judge_run(tmp_path)
     done = CliRunner().invoke(app, ["quality", str(run.path), "--out", "page.html"])
     assert done.exit_code != 0 and isinstance(done.exception, ConfigError | SystemExit)
+
+
+@needs_browser
+def test_the_section_renders_in_a_browser_and_asks_for_nothing(run: RunResult, tmp_path: Path) -> None:
+    with browser(tmp_path) as tab:
+        tab.open((run.path / "report.html").as_uri())
+        widths = tab.value("[...document.images].map(image => image.naturalWidth)")
+        assert len(widths) >= 4 and all(width > 100 for width in widths)
+        assert not [event for event in tab.told if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        asked = [
+            event["params"]["request"]["url"] for event in tab.told if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert asked and all(url.startswith(("file:", "data:")) for url in asked)
+        tab.call("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+        assert tab.value("document.documentElement.scrollWidth") <= 360

@@ -21,6 +21,7 @@ from polyclinic.evaluation.report.quality import quality, quality_rows
 from polyclinic.evaluation.synthetic.cutoff import cutoff_on, fowlkes_mallows_cutoff, fowlkes_mallows_index
 from polyclinic.evaluation.synthetic.quality import judge
 from polyclinic.evaluation.synthetic.sample import Sample, one_row_each
+from polyclinic.evaluation.synthetic.two_sample import two_sample
 
 GENERATE = {"trial": (SCHEMA, generate_trial), "icu": (ICU, generate_icu)}
 
@@ -161,3 +162,9 @@ def test_the_index_is_the_root_of_precision_times_recall() -> None:
     assert index == pytest.approx(np.sqrt(precision_score(y[200:], called) * recall_score(y[200:], called)))
     assert fowlkes_mallows_index([0, 0], [1, 0]) is None and fowlkes_mallows_index([1, 0], [0, 0]) is None
     assert fowlkes_mallows_cutoff([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9]) == pytest.approx(0.5)
+
+
+def test_a_column_that_nobody_has_does_not_stop_the_two_sample_test() -> None:
+    rng = np.random.default_rng(0)
+    tables = [np.column_stack([rng.normal(shift, 1, 40), np.full(40, np.nan)]) for shift in (0, 3)]
+    assert all((one.value or 0) > 0.9 for one in two_sample(*tables, resamples=20).values())

@@ -83,8 +83,10 @@ def _scores(judge: str, x: Floats, made: NDArray[np.bool_], fold: NDArray[np.int
     score = np.empty(len(x))
     for number in range(FOLDS):
         left = fold == number
-        model = _model(judge, state).fit(x[~left], made[~left])
-        score[left] = model.decision_function(x[left])
+        # A column that is missing in all rows to learn from tells nothing; scikit-learn's trees fail on it.
+        known = np.where(np.isnan(x[~left]).all(axis=0), 0.0, x)
+        model = _model(judge, state).fit(known[~left], made[~left])
+        score[left] = model.decision_function(known[left])
     return score
 
 

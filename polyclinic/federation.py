@@ -279,6 +279,7 @@ class Federation:
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
         """Go on with a run from its last checkpoint; its ledgers keep what was charged before.
 
+        What the configuration names (``module:Name``) is taken as it is now, so it must be what the run was begun with.
         Raises ConfigError when the run has finished or holds no checkpoint.
         """
         folder = RunFolder.existing(Path(path))

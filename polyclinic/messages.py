@@ -6,6 +6,7 @@ to know nothing of privacy. A hospital checks a request against its own policy; 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import quote
@@ -37,12 +38,12 @@ FAILED = 500
 
 
 def _name(text: str) -> str:
-    if not text.isprintable() or text in ("pooled", "macro"):
-        raise ValueError("a hospital's name is printed text on one line, and neither 'pooled' nor 'macro'")
+    if not text.isprintable() or text in ("pooled", "macro") or re.fullmatch(r"node \d+", text):
+        raise ValueError("a hospital's name is printed text on one line, and not 'pooled', 'macro' or 'node 7'")
     return text
 
 
-# A hospital's name, which is printed in logs and stands in tables beside the rows "pooled" and "macro".
+# A hospital's name, which is printed in logs and stands in tables beside "pooled", "macro" and, of who has no name, "node 7".
 SiteName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)]
 
 

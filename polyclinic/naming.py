@@ -42,13 +42,13 @@ def changeable(config: RunConfig) -> bool:
 def check_reach(config: RunConfig) -> None:
     """Raises ConfigError where worker processes could not find what this session alone defines.
 
-    A script is read again by each worker process, a notebook is not; a Ray actor reads neither.
+    A notebook is not read by them, and of a script that is, a name may have been bound anew since.
     """
     if config.workers == 1 and not config.ray_address:
         return
     for key in _AT_HOSPITALS:
         value = getattr(config, key)
-        if value.startswith(f"{_HERE}:") and (config.ray_address or not hasattr(sys.modules[_HERE], "__file__")):
+        if value.startswith(f"{_HERE}:"):
             raise ConfigError(
                 f"Configuration key {key!r} has the value {value!r}, which worker processes cannot see; write it into a "
                 "module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
@@ -72,6 +72,6 @@ def _name(key: str, value: Any) -> str:
         if one is value and not name.startswith("_"):
             return f"{_HERE}:{name}"
     raise ConfigError(
-        f"Configuration key {dashed(key)!r} has the value {value!r}, which no name leads to; define it at the top level of "
-        "a module, a script or a notebook's cell."
+        f"Configuration key {dashed(key)!r} has a value of type {type(value).__name__}, which no name leads to; define it at "
+        "the top level of a script or a notebook's cell, or name it as text: 'module:name'."
     )

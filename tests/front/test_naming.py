@@ -91,7 +91,8 @@ def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypa
     check_reach(config.model_copy(update={"workers": 1}))
     check_reach(RunConfig(strategy="__main__:Mine", workers=2))  # a strategy stays at the server
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
-    check_reach(config)
+    with pytest.raises(ConfigError, match="worker processes cannot see"):
+        check_reach(config)
     with pytest.raises(ConfigError, match="leave workers at 1 and ray-address empty"):
         check_reach(config.model_copy(update={"ray_address": "local"}))
 

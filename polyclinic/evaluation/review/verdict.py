@@ -46,8 +46,9 @@ def _scores(found: dict[str, Any]) -> list[str]:
     if low <= 0 <= high:
         ranks = pooled["p"] is not None and pooled["p"] < 0.05
         told = (
-            f"The means show no clear difference{', though by Mann-Whitney the scores are distributed differently' if ranks else ''}; "
-            "that is no evidence that there is none. What "
+            "The means show no clear difference"
+            f"{', though by Mann-Whitney the scores are distributed differently' if ranks else ''}; that is no evidence "
+            "that there is none. What "
             f"{real['patients'] + synthetic['patients']} scored patients do exclude, at 95 %, is that real ones score more than "
             f"{high:.2f} points above synthetic ones on average, or more than {-low:.2f} below."
         )

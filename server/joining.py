@@ -7,7 +7,7 @@ on who takes part (privacy of whole hospitals, secure sums, SCAFFOLD's mean over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
@@ -36,9 +36,13 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     late = newcomers(run.grid, ask_to_enrol(run.grid, run.name, run.home, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
     found = late.found + back.found
-    # An impostor is told by its key first: its claim must not keep out the hospital whose name it uses.
-    names = Counter(site.name for site in (*run.sites, *found) if not state.impostor(site))
-    named = [(site, state.impostor(site) or _stranger(site, run, names)) for site in found]
+    # An impostor's claim, which its key tells, must not keep out the hospital whose name it uses.
+    present = {site.name for site in run.sites}
+    names = Counter(site.name for site in found if not state.impostor(site))
+    named = [
+        (site, _stranger(site, run, site.name in present or names[site.name] > 1) or state.impostor(site))
+        for site in found
+    ]
     absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
     absent += [(f"node {node}", silence(run.config.timeout)) for node in late.pending]
     state.tell(number, absent)
@@ -91,8 +95,8 @@ def unlike(site: Site, config: RunConfig) -> str | None:
     return None
 
 
-def _stranger(site: Site, run: Run, names: Mapping[str, int]) -> str | None:
-    if names[site.name] > 1:
+def _stranger(site: Site, run: Run, shared: bool) -> str | None:
+    if shared:
         return "another hospital has the same name; every hospital needs its own"
     if site.schema != run.sites[0].schema:
         return "its schema is not the run's; all hospitals need the same one"

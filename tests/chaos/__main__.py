@@ -58,7 +58,7 @@ def _carry_out(out: Path, seeds: list[int]) -> int:
         for seed in seeds:
             story = carry_out(place, schedule(seed))
             partial = _path(out, seed).with_suffix(".partial")
-            partial.write_text(json.dumps(story.as_dict(), indent=1))
+            partial.write_text(json.dumps(story.as_dict(), indent=1).replace(folder, "PLACE"))
             partial.replace(_path(out, seed))
             print(f"schedule {seed}: {story.seconds:.0f} s, {story.struck}, {story.complaints or 'held'}", flush=True)
     return 0

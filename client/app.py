@@ -7,6 +7,8 @@ in it.
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,20 +20,24 @@ from typing import Any
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
+from safetensors import SafetensorError
 
-from polyclinic.client import answers, queries, secure, selection, surveys, training
+from polyclinic.arrays import unreadable
+from polyclinic.client import answers, enrolment, evaluation, queries, secure, selection, surveys, training
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import is_real, open_hospital
 from polyclinic.client.journal import recorded
+from polyclinic.client.own_files import withheld
 from polyclinic.client.state import alone
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, PolyclinicError
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.messages import (
     ENROL,
     FAILED,
     QUERY,
     REFUSED,
     RELATIONS,
+    SECURE_CONFIRM,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
@@ -44,6 +50,7 @@ from polyclinic.messages import (
     RelationsRequest,
     Request,
     RoundRequest,
+    SecureConfirmRequest,
     SecureKeysRequest,
     SecureSharesRequest,
     SecureUnmaskRequest,
@@ -56,7 +63,7 @@ from polyclinic.messages import (
 
 # What each kind of message asks for, and who answers it for a list of calls.
 _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[Answer]]]] = {
-    ENROL: (EnrolRequest, answers.enrol),
+    ENROL: (EnrolRequest, enrolment.enrol),
     STATISTICS: (StatisticsRequest, answers.statistics),
     QUERY: (QueryRequest, queries.query),
     SURVEY: (SurveyRequest, surveys.survey),
@@ -65,8 +72,9 @@ _ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[An
     MessageType.TRAIN: (TrainRequest, training.train),
     SECURE_KEYS: (SecureKeysRequest, secure.keys),
     SECURE_SHARES: (SecureSharesRequest, secure.shares),
+    SECURE_CONFIRM: (SecureConfirmRequest, secure.confirm),
     SECURE_UNMASK: (SecureUnmaskRequest, secure.unmask),
-    MessageType.EVALUATE: (EvaluateRequest, answers.evaluate),
+    MessageType.EVALUATE: (EvaluateRequest, evaluation.evaluate),
 }
 
 
@@ -86,8 +94,8 @@ def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     calls = [call for call in found if isinstance(call, Call)]
     given = iter([_told(call, reply, messages[0].metadata.message_type)
                   for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
-    return [_reply(message, next(given) if isinstance(call, Call) else call)
-            for message, call in zip(messages, found, strict=True)]  # fmt: skip
+    return [_reply(message, context, next(given) if isinstance(call, Call) else call)
+            for message, context, call in zip(messages, contexts, found, strict=True)]  # fmt: skip
 
 
 def _alone(message: Message, context: Context) -> Message:
@@ -101,14 +109,19 @@ def _one(message: Message, context: Context) -> Message:
     return app.call_stack([message], [context])[0]
 
 
-for _query in (ENROL, STATISTICS, QUERY, SURVEY, RELATIONS, SELECT, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK):
-    app.query(_query.removeprefix("query."))(_one)
+for _query in _ANSWERS:
+    if _query.startswith("query."):
+        app.query(_query.removeprefix("query."))(_one)
 app.train()(_one)
 app.evaluate()(_one)
 
 
-def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] | Exception:
+def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] | Answer:
     try:
+        if kind is EnrolRequest and (refusal := enrolment.refuse_other_version(message.content, context)):
+            return refusal
+        if is_real(context) and (why := unreadable(message.content)):
+            raise ConfigError(f"The message's {why}.")
         config = _config(tuple(context.run_config.items()))
         request = read_request(kind, message.content)
         return Call(message.content, open_hospital(context, request, config), request, config)
@@ -137,7 +150,7 @@ def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list
 
 def _one_at_a_time(call: Call[Any]) -> AbstractContextManager[None]:
     """A real hospital's rounds, which go on from what it kept, wait for each other; a simulation has one process a site."""
-    if call.hospital.simulated or not isinstance(call.request, RoundRequest):
+    if call.hospital.simulated or not isinstance(call.request, RoundRequest | EvaluateRequest):
         return nullcontext()
     return alone(call.hospital.home)
 
@@ -160,12 +173,38 @@ def _write_traceback(call: Call[Any], error: Exception, kind: str) -> Path:
     return path
 
 
-def _reply(message: Message, answer: Answer) -> Message:
+def _reply(message: Message, context: Context, answer: Answer) -> Message:
     if isinstance(answer, RecordDict):
         return Message(answer, reply_to=message)
+    if _is_full_disk(answer):
+        log(
+            ERROR,
+            "The disk of this hospital's ledger and of the files beside it is full; make room on it.",
+            exc_info=answer,
+        )
+        return Message(
+            Error(FAILED, "the hospital's disk is full; it can answer again when there is room"), reply_to=message
+        )
+    if isinstance(answer, DataError) and is_real(context):  # of the hospital's own files, whichever it was
+        answer = withheld(answer)
     if isinstance(answer, PolyclinicError):
         code = REFUSED if isinstance(answer, BudgetRefused) else FAILED
         return Message(Error(code, str(answer)), reply_to=message)
     # The text, and even the type, of an unforeseen error may depend on a record.
     log(ERROR, "This hospital failed on a %s message.", message.metadata.message_type, exc_info=answer)
     return Message(Error(FAILED, "the hospital failed; its own log has the details"), reply_to=message)
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Whether a write failed for want of room, whatever error was made of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return True
+        if isinstance(cause, SafetensorError) and f"os error {errno.ENOSPC}" in str(cause):
+            return True
+        # Never past ``from None``: after a charge all errors look alike.
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from logging import ERROR, INFO
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.common.logger import log
 
+from polyclinic.client.own_files import LEDGER, make_private, own_file
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.client.records import check_files, own_records
 from polyclinic.config import RunConfig
@@ -26,7 +27,7 @@ from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.ehr.sources import Chunk
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import AskRequest, Request, site_home
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, Terms
@@ -59,12 +60,25 @@ class Hospital:
     def terms(self) -> Terms:
         """How the hospital's ledger measures its spending."""
         policy = self.policy
-        return Terms(self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant)
+        records = "" if self.seed is None else _partition(*self.key)
+        return Terms(
+            self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant, records
+        )
+
+    @property
+    def held_out_terms(self) -> Terms:
+        """How the held-out patients' own ledger measures: under the same budget, which a simulation does not limit."""
+        return replace(self.terms, budget=None) if self.simulated else self.terms
+
+    @property
+    def held_out_path(self) -> Path:
+        """The held-out patients' own ledger, which lies beside the other."""
+        return self.ledger_path.with_name("held-out.sqlite")
 
     def shard(self) -> Shard:
         """The hospital's records, encoded once per process.
 
-        Raises DataError when they do not fit the schema, ConfigError when they do not fit the policy.
+        Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy.
         """
         shard = _own_shard(self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
         patients = shard.train.patients
@@ -84,8 +98,14 @@ class Hospital:
 def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:
     """The imputer that the imputation needs, None where it needs none; looks at no record.
 
-    Raises ConfigError or DataError where schema or imputer have not what it needs.
+    Raises BudgetRefused for an imputation that is fitted to the hospital's own records where the policy does not allow work
+    without privacy; ConfigError or DataError where schema or imputer have not what it needs.
     """
+    if imputation == "mice" and not hospital.policy.allow_without_privacy:
+        raise BudgetRefused(
+            f"{hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds; the policy "
+            "does not allow work without privacy."
+        )
     imputer = read_imputer(hospital.imputer_file) if imputation == "chained" and hospital.imputer_file else None
     check_imputation(imputation, hospital.schema, imputer)
     return imputer
@@ -150,26 +170,32 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
 def open_ledgers(hospitals: Sequence[Hospital]) -> list[Ledger]:
     """The ledgers of hospitals that share a file: a simulation's, or one real hospital's own.
 
-    Raises DataError, without a path, for a real hospital's file that is no ledger; the hospital's log has the rest.
+    Raises PolyclinicError, without a path, for a real hospital's file that is no ledger; the hospital's log has the rest.
     """
-    path, terms = hospitals[0].ledger_path, [hospital.terms for hospital in hospitals]
+    return _open(hospitals, hospitals[0].ledger_path, [hospital.terms for hospital in hospitals])
+
+
+def open_held_out(hospitals: Sequence[Hospital]) -> list[Ledger]:
+    """As ``open_ledgers``, the ledgers of their held-out patients."""
+    return _open(hospitals, hospitals[0].held_out_path, [hospital.held_out_terms for hospital in hospitals])
+
+
+def _open(hospitals: Sequence[Hospital], path: Path, terms: list[Terms]) -> list[Ledger]:
     if hospitals[0].simulated:
         return Ledger.open_all(path, terms)
-    try:
+    with own_file("ledger"):
         return [Ledger.open(path, terms[0])]
-    except DataError as error:
-        log(ERROR, "%s", error)
-        raise DataError("the hospital's ledger cannot be used; its own log says why") from None
 
 
 @lru_cache(maxsize=64)
 def simulation_policy(config: RunConfig) -> Policy:
-    """A simulated hospital spends what the run asks and shows its metrics, since its records are public anyway."""
+    """A simulated hospital spends what the run asks and shows the metrics that it asks for: its records are the researcher's."""
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
         budget=config.epsilon if config.dp else None, delta=config.delta, allow_without_privacy=not config.dp,
         patients_elsewhere=config.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
-        most_parameters=None, release_metrics=True, release_predictions=True,
+        most_parameters=None, release_metrics=config.metrics == "exact", release_predictions=config.metrics == "exact",
+        metrics_epsilon=config.metrics_epsilon,
         release_groups=(config.groups,) if config.groups else (),
         allow_shared_noise=True,
     )  # fmt: skip
@@ -203,6 +229,13 @@ def simulated_shards(config: RunConfig) -> list[Shard]:
 
 def _dataset_key(config: RunConfig) -> tuple[str, ...]:
     return (*_schema_key(config), str(config.sites), config.partitioner, str(config.seed), repr(config.alpha))
+
+
+def _partition(dataset: str, schema_file: str, written: str, *dealt: str) -> str:
+    """Which records a simulated hospital holds, in words: a ledger is of these alone."""
+    sites, partitioner, seed, alpha = dealt
+    number = "as many hospitals as it has" if sites == "0" else f"{sites} hospitals"
+    return f"{dataset} dealt to {number} by {partitioner or 'its own partitioner'}, seed {seed}, alpha {alpha}"
 
 
 def _schema_key(config: RunConfig) -> tuple[str, str, str]:
@@ -246,19 +279,23 @@ def forget_datasets() -> None:
 
 
 def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
-    described = HospitalFile.read(path)
+    with own_file("settings file"):
+        described = HospitalFile.read(path)
+        policy = Policy.build(described.policy, str(path))
     folder = path.resolve().parent
-    schema = _real_schema(folder / described.schema_, indicators)
-    policy = Policy.build(described.policy, str(path))
+    with own_file("schema"):
+        schema = _real_schema(folder / described.schema_, indicators)
     if policy.allowed_runs and "POLYCLINIC_HOSPITAL" not in os.environ:
         raise ConfigError(
             "the policy names allowed-runs, which only a node started by `polyclinic hospital start` checks; nothing runs"
         )
-    check_files(described, folder, schema)
+    with own_file("mapping or cohort"):
+        check_files(described, folder, schema)
     key = (described.model_dump_json(by_alias=True), str(folder), str(indicators))
     imputer = str(folder / described.imputer) if described.imputer else ""
     home = folder / described.home
-    return Hospital(described.site, schema, policy, home, home / "ledger.sqlite", None, key, imputer)
+    make_private(home)
+    return Hospital(described.site, schema, policy, home, home / LEDGER, None, key, imputer)
 
 
 def _real_schema(path: Path, indicators: bool) -> Schema:
@@ -268,11 +305,8 @@ def _real_schema(path: Path, indicators: bool) -> Schema:
 
 def _own_shard(key: tuple[str, ...]) -> Shard:
     """A real hospital's records; place and kind of a bad cell are its own business, so its log alone has them."""
-    try:
+    with own_file("records"):
         return _real_shard(*key)
-    except (ConfigError, DataError) as error:
-        log(ERROR, "%s", error)
-        raise DataError("the hospital's records do not fit its schema; its own log names the place") from None
 
 
 @lru_cache(maxsize=1)

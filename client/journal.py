@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         append(home, entry)
         # Quoted, so that nobody's words make a second line of the log.
         told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
-        log(INFO, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
+        level = INFO if entry["event"] == "answered" else WARNING
+        log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
     except OSError as error:
         log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
         return Message(Error(FAILED, _UNWRITTEN), reply_to=message)
@@ -66,7 +67,7 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
 
 def append(home: Path, entry: dict[str, Any]) -> None:
     """Write one line, with the time and a digest of all before it, to the disk. Raises OSError."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(home / NAME) as file:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry, "before": _head(file)}
         # A line that a crash tore stays as it is, ended here.
@@ -138,6 +139,8 @@ def _outcome(reply: Message) -> dict[str, Any]:
         event = "refused" if reply.error.code == REFUSED else "failed"
         return {"event": event, "why": str(reply.error.reason)[:_LONGEST]}
     told: Any = reply.content.get(RECORD, {})
+    if hasattr(told, "get") and told.get("refusal"):
+        return {"event": "refused", "why": str(told["refusal"])[:_LONGEST]}
     epsilon = told.get("epsilon") if hasattr(told, "get") else None
     return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
 

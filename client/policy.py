@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.errors import ConfigError
 from polyclinic.messages import SiteName
+from polyclinic.privacy.streams import LEAST_DELTA
 
 
 class Policy(BaseModel):
@@ -19,13 +20,15 @@ class Policy(BaseModel):
     ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
     could name any function of any module. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
     of the hospital's machine. ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be,
-    at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed test metrics and the exact
-    number of patients may leave.
+    at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed metrics of held-out patients and
+    their exact number may leave, once for each training charge of a round, ``most_evaluations_per_run`` times a run and
+    ``most_evaluations`` times over the life of the ledger. ``metrics_epsilon``: epsilon of one run's private metrics, which
+    leave where unperturbed ones do not, charged to the held-out patients' own ledger under ``budget``; 0 lets none leave.
     ``only_secure_aggregation``: no update may leave but under a secure sum's masks.
     ``known_hospitals``: public keys, in hexadecimal, of the hospitals with which it sums; others' are refused. Empty takes
     whatever keys the server passes on.
     ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum whose epsilon needs the other
-    hospitals' shares and a server that keeps to the protocol.
+    hospitals' shares and, without ``known_hospitals``, a server that keeps to the protocol.
     ``release_predictions``: scores and labels of held-out patients may leave, row by row, for intervals and pooled curves.
     ``release_groups``: feature columns whose group (a category, or a quarter of the bounds) may leave beside each score.
     ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
@@ -37,7 +40,7 @@ class Policy(BaseModel):
     )
 
     budget: float | None = Field(gt=0, allow_inf_nan=False)
-    delta: float = Field(gt=0, lt=1)
+    delta: float = Field(ge=LEAST_DELTA, lt=1)
     accountant: Literal["pld", "rdp"] = "pld"
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
@@ -53,6 +56,9 @@ class Policy(BaseModel):
     known_hospitals: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
     allow_shared_noise: bool = False
     release_metrics: bool = False
+    most_evaluations_per_run: int = Field(50, ge=0)
+    most_evaluations: int = Field(500, ge=0)
+    metrics_epsilon: float = Field(1.0, ge=0, allow_inf_nan=False)
     release_predictions: bool = False
     release_groups: tuple[str, ...] = ()
 

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from polyclinic.arrays import Arrays
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import charged
-from polyclinic.client.checks import check_policy
+from polyclinic.client.checks import check_policy, check_task
 from polyclinic.client.hospital import open_ledgers
 from polyclinic.client.releases import digest
 from polyclinic.errors import PolyclinicError
@@ -34,6 +34,7 @@ class Way(Generic[A]):
 
     planned: from public numbers, what the hospital will do. event, noise: of a plan, what it costs and its noise
     multiplier (None is exact). purpose: the ledger's word for it. answer: arrays, and plain values told beside them.
+    everyone: held-out patients are asked too, and their ledger is charged as well.
     """
 
     planned: Callable[[Call[A]], Any]
@@ -41,6 +42,7 @@ class Way(Generic[A]):
     noise: Callable[[Any], float | None]
     purpose: Callable[[A], str]
     answer: Callable[[Any, Call[A], Stream], tuple[Arrays, dict[str, Any]]]
+    everyone: bool = False
 
 
 def query(calls: Sequence[Call[QueryRequest]]) -> list[Answer]:
@@ -65,7 +67,7 @@ def _asked_alike(calls: Sequence[Call[A]], way: Way[A]) -> list[Answer]:
     """Of one question at hospitals with the same terms, so that it is planned once and charged in one transaction."""
     task, first = calls[0].request.asks, calls[0]
     try:
-        check_policy(first.hospital, task, None if first.request.epsilon is None else float("inf"))
+        check_task(first.hospital, task, private=first.request.epsilon is not None)
         planned = way.planned(first)
     except PolyclinicError as error:
         return [error] * len(calls)
@@ -96,7 +98,9 @@ def _asked_alike(calls: Sequence[Call[A]], way: Way[A]) -> list[Answer]:
             replies.append(content)
         return replies
 
-    return charged(calls, allow, lambda call: event, way.purpose(first.request), 0, identify, release)
+    return charged(
+        calls, allow, lambda call: event, way.purpose(first.request), 0, identify, release, everyone=way.everyone
+    )
 
 
 def _plan(call: Call[QueryRequest]) -> Plan:
@@ -123,5 +127,5 @@ def _answer(planned: Plan, call: Call[QueryRequest], stream: Stream) -> tuple[Ar
 
 _QUERY: Way[QueryRequest] = Way(
     _plan, lambda planned: planned.event, lambda planned: planned.noise_multiplier,
-    lambda request: f"query-{request.statistic}", _answer,
+    lambda request: f"query-{request.statistic}", _answer, everyone=True,
 )  # fmt: skip

@@ -6,6 +6,7 @@ The secrets are readable by its user alone.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,12 @@ from polyclinic.errors import PolyclinicError
 from polyclinic.messages import RECORD, SECURE, RoundRequest
 
 A = TypeVar("A", bound=RoundRequest)
+# What a round may leave in a home: its secrets, and the answers of its phases.
+_LEFT = re.compile(
+    r"(?:secure-(?P<run>.+)|release-(?P<other>.+)-secure-(?:keys|shares|confirm|unmask))-(?P<round>\d+)\.(?:safetensors|partial)"
+)
+_FORGOTTEN_SECONDS = 30 * 24 * 3600.0
+_MOST_PENDING = 100
 
 
 def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]], Arrays]) -> RecordDict:
@@ -44,11 +51,14 @@ def refusal(call: Call[A], why: str) -> PolyclinicError:
 
 
 def read_secrets(call: Call[A]) -> Arrays:
-    """The secrets of the call's round. Raises PolyclinicError when there are none."""
+    """The secrets of the call's round. Raises PolyclinicError when there are none, or when they are for another place in it."""
     try:
-        return load_file(_path(call))
+        secrets = load_file(_path(call))
     except (OSError, SafetensorError):
         raise refusal(call, "it has no secrets of this round, or has erased them") from None
+    if (place := int(secrets["site"][0])) != call.request.site:
+        raise refusal(call, f"its keys are those of hospital {place}, not of {call.request.site}")
+    return secrets
 
 
 def write_secrets(call: Call[A], secrets: Arrays) -> None:
@@ -70,10 +80,34 @@ def erase_secrets(call: Call[A]) -> None:
 
 def erase_earlier_secrets(call: Call[A]) -> None:
     """Forget the secrets of the run's rounds before the call's."""
-    named = re.compile(rf"secure-{re.escape(call.request.run)}-(\d+)\.safetensors")
     for path in call.hospital.home.glob("secure-*"):
-        if (found := named.fullmatch(path.name)) and int(found[1]) < call.request.round:
+        named = _LEFT.fullmatch(path.name)
+        if named and named["run"] == call.request.run and int(named["round"]) < call.request.round:
             path.unlink(missing_ok=True)
+
+
+def make_room(call: Call[A]) -> None:
+    """Forget rounds of which nothing was heard for thirty days. Raises PolyclinicError where too many others had keys alone.
+
+    A round's files are forgotten together, its secrets first: without them nothing of it is answered anew.
+    """
+    home = call.hospital.home
+    rounds: dict[tuple[str, str], list[Path]] = {}
+    for path in sorted(home.glob("*secure-*"), reverse=True):
+        if named := _LEFT.fullmatch(path.name):
+            rounds.setdefault((named["run"] or named["other"], named["round"]), []).append(path)
+    for key, paths in list(rounds.items()):
+        if max(path.stat().st_mtime for path in paths) < time.time() - _FORGOTTEN_SECONDS:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            del rounds[key]
+    pending = sum(not released(home, run, "train", int(number)) for run, number in rounds)
+    if pending >= _MOST_PENDING:
+        raise refusal(
+            call,
+            f"in the last thirty days it was asked for the keys of {pending} other rounds without training; allowed are "
+            f"{_MOST_PENDING}",
+        )
 
 
 def _path(call: Call[A]) -> Path:

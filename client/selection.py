@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from polyclinic.arrays import from_record
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import charged
-from polyclinic.client.checks import check_names, check_policy, check_size
+from polyclinic.client.checks import check_names, check_numbers, check_policy, check_size
 from polyclinic.client.hospital import filled_rows
 from polyclinic.client.releases import digest
 from polyclinic.ehr.encoding import feature_names
@@ -36,11 +36,12 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
                 f"{call.hospital.site}: a choice among generators is of a game of task 'synthesis' alone."
             )
         check_names(call.hospital, call.config)
-        check_policy(call.hospital, call.config.task, None if request.epsilon is None else float("inf"))
+        check_policy(call.hospital, call.config.task, request.noise_multiplier)
         check_size(call.hospital, _judges(call))
+        check_numbers(call.hospital, _judges(call))
 
     def identify(call: Call[SelectRequest]) -> str:
-        asked = call.request.model_dump(exclude={"site", "home"})
+        asked = call.request.model_dump(exclude={"site", "home", "plan"})
         return digest(call.config.decisive(), asked, _judges(call), call.hospital.shard().digest)
 
     def release(calls: Sequence[Call[SelectRequest]], spent: Sequence[float]) -> list[RecordDict]:
@@ -60,11 +61,13 @@ def right_patients(judges: Arrays, rows: Rows) -> list[int]:
 
     One patient added or removed changes each count by at most 1.
     """
-    x = np.nan_to_num(rows.x, nan=0.0)
+    x = np.ascontiguousarray(np.nan_to_num(rows.x, nan=0.0))
     size = np.bincount(rows.patient, minlength=rows.patients)
     found = []
     for weight, bias in zip(judges["weight"], judges["bias"], strict=True):
-        right = np.argmax(x @ weight.T + bias, axis=1) == rows.y
+        # Row by row: a matrix product's rounding would depend on how many rows there are, and could turn all of them at once.
+        scores = [(x * of_class).sum(axis=1) + offset for of_class, offset in zip(weight, bias, strict=True)]
+        right = np.argmax(np.stack(scores, axis=1), axis=1) == rows.y
         found.append(int((2 * np.bincount(rows.patient, right, rows.patients) > size).sum()))
     return found
 

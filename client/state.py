@@ -7,6 +7,7 @@ that the round before it left, not from its own.
 from __future__ import annotations
 
 import re
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from polyclinic.client.own_files import LOCK
 from polyclinic.client.releases import flush
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.messages import state_file
@@ -33,12 +35,37 @@ def alone(home: Path) -> Iterator[None]:
     Raises PolyclinicError when another one stays for ten minutes.
     """
     home.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(home / "alone.sqlite", timeout=_WAIT_SECONDS, isolation_level=None)) as lock:
+    (home / LOCK).touch(mode=0o600)  # SQLite would make it by the umask
+    with closing(sqlite3.connect(home / LOCK, timeout=_WAIT_SECONDS, isolation_level=None)) as lock:
         try:
             lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
             raise PolyclinicError("the hospital is busy with another message of a round; ask again later") from None
         yield
+
+
+def check_records(home: Path, run: str, site: str, digest: str, durable: bool = True) -> None:
+    """Note with which records, by their ``digest``, a run began at a site; raises PolyclinicError when it goes on with others.
+
+    The refusal tells that they changed, and nothing else of them. ``durable`` as in ``write_state``.
+    """
+    path = home / f"records-{run}.sha256"
+    if not path.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+        partial.write_text(digest, encoding="ascii")
+        if durable:
+            flush(partial)
+        partial.replace(path)
+        if durable:
+            flush(home)
+    elif path.read_text(encoding="ascii", errors="replace") != digest:
+        raise PolyclinicError(
+            f"{site}: refused: the records are not those with which this run began here; they must not change while a run goes "
+            "on, nor may their order where batches are cyclic."
+        )
 
 
 def read_state(home: Path, run: str, round: int) -> Arrays:

@@ -16,10 +16,9 @@ from polyclinic.arrays import Arrays, from_record, size_of, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import charged
 from polyclinic.client.checks import (
-    check_names,
-    check_policy,
-    check_shared_noise,
+    check_numbers,
     check_size,
+    check_terms,
     control_variate,
     model_arrays,
     standardiser,
@@ -36,7 +35,7 @@ from polyclinic.config import RunConfig, compression
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import CONTROL, LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_of
 from polyclinic.training.draws import begun
@@ -113,7 +112,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
         request = call.request
-        asked = question.digest, request.public_patients, request.secure_parties, request.secure_weight
+        asked = question.digest, request.public_patients, request.secure_parties
         filling = filled_by(call.hospital, question.config.imputation)
         return digest(*asked, call.hospital.shard().digest, filling, states[id(call)])
 
@@ -162,12 +161,12 @@ def _asked(call: Call[TrainRequest]) -> Arrays:
 
 def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     noise = question.request.noise_multiplier
-    check_names(call.hospital, question.config)
-    models = 2 if question.config.strategy == "ditto" else 1
-    check_policy(call.hospital, question.config.task, noise, models * question.settings.local_steps)
-    check_size(call.hospital, question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()})
+    check_terms(call.hospital, question.config, noise)
+    sent = question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()}
+    check_size(call.hospital, sent)
+    check_numbers(call.hospital, sent | {f"{CONTROL}/{name}": value for name, value in question.control.items()})
     own_imputer(call.hospital, question.config.imputation)
-    if noise is not None and question.config.imputation == "mice":
+    if noise is not None and question.config.imputation == "mice":  # also where the policy allows work without privacy
         raise ConfigError(
             f"{call.hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds."
         )
@@ -177,14 +176,10 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
         raise ConfigError(
             "Message field 'learning_rate' is missing: the run's learning-rate of 0 leaves it to the server."
         )
-    if call.hospital.policy.only_secure_aggregation and not question.config.secure_aggregation:
-        raise BudgetRefused(f"{call.hospital.site}: the policy allows secure aggregation only.")
-    if question.config.shared_noise:
-        check_shared_noise(call.hospital)
-        if question.local:
-            raise ConfigError(
-                f"{call.hospital.site}: the message has arrays stay at hospitals, where shared noise does not reach them."
-            )
+    if question.config.shared_noise and question.local:
+        raise ConfigError(
+            f"{call.hospital.site}: the message has arrays stay at hospitals, where shared noise does not reach them."
+        )
     if question.config.secure_aggregation:
         check_upload(call, question.shared(question.arrays))
 
@@ -238,7 +233,7 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
         upload, left_out = encode(trained, given, how, hospital.stream("rounding", number), state.get(RESIDUAL))
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}
     if config.secure_aggregation:
-        upload = masked(call, trained, given)
+        upload = masked(call, trained, given, question.digest)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
     write_state(hospital.home, question.request.run, number, kept, config.rounds_kept, durable=not hospital.simulated)
     return upload
@@ -246,7 +241,7 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
 
 def _figures(call: Call[TrainRequest], site: SiteWork, update: SiteUpdate) -> dict[str, float]:
     if call.config.secure_aggregation:
-        return {"num-examples": call.request.secure_weight}  # what the server told; all else is in the sum
+        return {"num-examples": 1.0}  # the weight is in the sum, and says nothing here
     private = call.request.noise_multiplier is not None
     divisor = call.request.public_patients or 1.0 if private else site.rows.patients
     figures = {"steps": float(update.steps), "num-examples": float(divisor)}

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, inspect, make_url
 
-from polyclinic.ehr.datasets import builtin
-from polyclinic.ehr.partition import partition_rows
-
 
 def main(share: int, shares: int, url: str, password_file: str) -> None:
     engine = create_engine(
@@ -19,6 +16,10 @@ def main(share: int, shares: int, url: str, password_file: str) -> None:
     if inspect(engine).has_table("patients"):
         print("The database has its patients already.")
         return
+    # Imported where it is needed: a database that is filled costs a second, not ten.
+    from polyclinic.ehr.datasets import builtin
+    from polyclinic.ehr.partition import partition_rows
+
     dataset = builtin()["breast-cancer"]
     records = dataset.load()
     rows = list(partition_rows(records, dataset.schema, "iid", shares, 0, 1.0).values())[share]

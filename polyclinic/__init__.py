@@ -6,7 +6,7 @@ The front door: ``Federation`` runs a federation in this process and ``RunConfig
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Federation", "RunConfig", "RunResult", "__version__"]
 
 # In a wheel the four federation rooms are directories in here; in a source tree or Flower bundle they stand beside it.

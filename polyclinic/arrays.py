@@ -20,6 +20,7 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 # In a reply whose model went into the mean that one reply carries: how many bytes it was. In that one: whose weight it has.
 MERGED, WEIGHT = "merged-bytes", "merged-weight"
 _MODELS_AT_ONCE, _SHOWN = 256, 100
+_NUMBERS = "biuf"  # kinds of dtype: truth values, whole and real numbers
 
 
 class HeldArray(Array):
@@ -83,20 +84,25 @@ def from_record(record: ArrayRecord) -> Arrays:
 
 
 def unreadable(content: RecordDict) -> str | None:
-    """Which array of a message is not what it says, or None. Nothing is ever unpickled; what a header claims is not allocated."""
+    """Which array of a message is not what it says, or not of numbers; None if all are.
+
+    Nothing is ever unpickled; what a header claims is not allocated.
+    """
     for record in content.array_records.values():
         for name, array in record.items():
-            if not (isinstance(array, HeldArray) or _sound(array)):
-                return f"array {name[:_SHOWN]!r} cannot be read as an array"
+            if not isinstance(array, HeldArray) and (problem := _problem(array)):
+                return f"array {name[:_SHOWN]!r} {problem}"
     return None
 
 
-def _sound(array: Array) -> bool:
+def _problem(array: Array) -> str | None:
     try:
         value = array.numpy()
     except Exception:  # NumPy's readers raise what they please for bytes of another's making
-        return False
-    return isinstance(value, np.ndarray) and (str(value.dtype), value.shape) == (array.dtype, tuple(array.shape))
+        value = None
+    if not isinstance(value, np.ndarray) or (str(value.dtype), value.shape) != (array.dtype, tuple(array.shape)):
+        return "cannot be read as an array"
+    return None if value.dtype.kind in _NUMBERS else "does not hold numbers"
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:

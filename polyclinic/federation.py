@@ -25,6 +25,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
+from polyclinic.evaluation.report.formats import mark_withheld, metric
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import build_model, dataset_of
 from polyclinic.server.app import coordinate
@@ -188,17 +189,18 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         spent, pooled = self.privacy["epsilon"], self.pooled
+        known = "not known" if spent is None else f"{spent:.3f}" if spent < 1e6 else f"{spent:.4g}"
         promise = (
-            f"&epsilon; = {spent:.3f} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
+            f"&epsilon; = {known} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
             f"({self.privacy['relation']}, {self.privacy['accountant'].upper()})"
-            if spent is not None
+            if self.privacy["private"]
             else "no noise at the hospitals"
             if self.privacy.get("central")
             else "no privacy guarantee"
         )
         if central := self.privacy.get("central"):
             promise += f". {html.escape(central_sentence(central))}"
-        auroc = "undefined" if pooled["auroc"] is None else f"{pooled['auroc']:.3f}"
+        auroc = metric(mark_withheld(pooled)["auroc"])
         head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled AUROC {auroc}; {promise}</p>"
         shown = self.sites.drop(columns="risk", errors="ignore")
         return head + str(shown.round(3).to_html())

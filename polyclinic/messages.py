@@ -23,9 +23,12 @@ STATISTICS = "query.statistics"
 QUERY = "query.query"
 SURVEY, RELATIONS = "query.survey", "query.relations"
 SELECT = "query.select"
-SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK = "query.secure_keys", "query.secure_shares", "query.secure_unmask"
+SECURE_KEYS, SECURE_SHARES = "query.secure_keys", "query.secure_shares"
+SECURE_CONFIRM, SECURE_UNMASK = "query.secure_confirm", "query.secure_unmask"
 # The record of arrays beside a secure sum's requests, and of its answers.
 SECURE = "secure"
+# The record of arrays with the noised score counts of private metrics.
+COUNTS = "counts"
 # Records of arrays beside the model's: how to standardise, what stays at hospitals, and SCAFFOLD's control variate.
 STANDARDISER, LOCAL, CONTROL = "standardiser", "local", "control"
 # What task synthesis is asked beside the model: the generator of a game, or what a sum depends on.
@@ -49,7 +52,9 @@ SiteName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_n
 
 class Request(BaseModel):
     """``run``: identifier of the run; ``site``: index of the hospital, which only a simulated node takes from here;
-    ``home``: folder in which a simulated hospital keeps its ledger."""
+    ``home``: folder in which a simulated hospital keeps its ledger.
+    ``plan``: all charges that the run will make, as ``ledger_terms.plan_text`` writes them; the hospital holds the run to the
+    plan that came with its first charge."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,13 +62,24 @@ class Request(BaseModel):
     run: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     site: int = Field(ge=0)
     home: str = ""
+    plan: str = Field("", max_length=1_000_000)
 
     def record(self) -> ConfigRecord:
         return filled(ConfigRecord(), {key: value for key, value in self.model_dump().items() if value is not None})
 
 
 class EnrolRequest(Request):
-    """Who is there? Answered with the hospital's name, schema and policy, once its records are found to fit them."""
+    """Who is there? Answered with the hospital's name, schema, versions and policy, or with its name and why it refuses.
+
+    ``version``: the coordinator's Polyclinic; a hospital takes part only with the same one. ``trains``: whether the run of
+    the configuration follows, whose terms the policy must then allow; a query of its own asks for nothing of it.
+    ``noise_multiplier`` and ``statistics_noise_multiplier``: what the run will ask for, None without privacy.
+    """
+
+    version: str = Field("", max_length=100)
+    trains: bool = True
+    noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
+    statistics_noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
 
 
 class StatisticsRequest(Request):
@@ -118,7 +134,7 @@ class SurveyRequest(AskRequest):
 
     asks = "survey"
     columns: str = Field(max_length=1_000_000)
-    bins: int = Field(40, ge=2)
+    bins: int = Field(256, ge=2)
     codes: int = Field(10, ge=1)
 
 
@@ -134,7 +150,8 @@ class TrainRequest(RoundRequest):
     ``learning_rate``: what the server found where the run's configuration leaves it to the noise.
 
     ``merge_by``: simulated hospitals that are called together may answer with one mean, weighted by this metric.
-    ``secure_parties``: indices of the hospitals for which a secure sum's update is masked; ``secure_weight``: its weight.
+    ``secure_parties``: indices of the hospitals for which a secure sum's update is masked; ``secure_signatures``: theirs of
+    the sum's terms, 64 bytes each.
     """
 
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
@@ -142,7 +159,7 @@ class TrainRequest(RoundRequest):
     learning_rate: float | None = Field(None, gt=0, le=1e6)
     merge_by: str = ""
     secure_parties: list[int] | None = None
-    secure_weight: float = Field(1.0, gt=0, le=1)
+    secure_signatures: list[bytes] | None = None
 
 
 class SelectRequest(RoundRequest):
@@ -154,33 +171,59 @@ class SelectRequest(RoundRequest):
     selected: int = Field(ge=1, le=1000)
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
 
+    @property
+    def noise_multiplier(self) -> float | None:
+        """1 / epsilon, as of every mechanism with a pure epsilon; None without privacy."""
+        return None if self.epsilon is None else 1 / self.epsilon
+
 
 class SecureKeysRequest(RoundRequest):
-    """Keys for the round's secure sum. Answered with ``sealing``, ``mask`` and ``commitment``, uint8 (32,) each."""
+    """Keys for the round's secure sum.
+
+    Answered with ``sealing``, ``mask``, ``commitment`` and the hospital's ``identity``, uint8 (32,) each, and its
+    ``signature`` of the keys, uint8 (64,).
+    """
 
 
 class SecureSharesRequest(RoundRequest):
-    """Shares of the hospital's seeds, ``threshold`` of which give a seed back.
+    """Shares of the hospital's seeds, ``threshold`` of which give a seed back, and agreement to the sum's terms.
 
-    Beside it: ``peers``, the hospitals' indices (n,) int64, and their keys ``sealing`` and ``mask``, uint8 (n, 32). Answered
-    with ``sealed``, uint8 (n, 62), one row for each peer.
+    Beside it: ``peers``, the hospitals' indices (n,) int64; their keys ``sealing`` and ``mask`` and their ``identity``, uint8
+    (n, 32); each one's ``signature`` of its keys, uint8 (n, 64); the ``weights`` of their updates, (n,) float64 in (0, 1].
+    Answered with ``sealed``, uint8 (n, 62), one row for each peer, the ``terms`` as this hospital was told them, uint8 (32,),
+    and its ``signature`` of them, uint8 (64,).
     """
 
     threshold: int = Field(ge=2)
 
 
-class SecureUnmaskRequest(RoundRequest):
-    """What removes the masks of a round's sum.
+class SecureConfirmRequest(RoundRequest):
+    """Agreement to whose updates make up a round's sum.
 
-    Beside it: ``survivors``, whose updates arrived; ``senders`` (m,) int64 and what they ``sealed`` for this hospital, uint8
-    (m, 62). Answered with ``shares``, uint8 (m + 1, 17), one row for each hospital for which the update was masked.
+    Beside it: ``survivors`` (k,) int64, whose updates arrived. Answered with the digest of the ``question`` that this hospital
+    trained on, uint8 (32,), the ``outcome``, uint8 (32,), which stands for all that it was told in the round, and its
+    ``signature`` of the outcome, uint8 (64,).
+    """
+
+
+class SecureUnmaskRequest(RoundRequest):
+    """What removes the masks of a round's sum, once enough hospitals signed the same outcome.
+
+    Beside it: ``signers`` (k,) int64 and their ``signatures`` of the outcome, uint8 (k, 64); ``senders`` (m,) int64 and what
+    they ``sealed`` for this hospital, uint8 (m, 62). Answered with ``shares``, uint8 (m + 1, 17), one row for each hospital
+    for which the update was masked.
     """
 
 
 class EvaluateRequest(Request):
-    """Metrics of the model on the hospital's held-out patients."""
+    """Metrics of the model on the hospital's held-out patients.
+
+    ``private_evaluations``: how many private releases of the run are to share the policy's ``metrics-epsilon``; None asks for
+    no private metrics in this round.
+    """
 
     round: int = Field(ge=0, le=1_000_000)
+    private_evaluations: int | None = Field(None, ge=1, le=1_000_000)
 
 
 def site_home(home: str | Path, site: str) -> Path:

@@ -24,7 +24,7 @@ IMPUTER, IMPUTER_STATEMENT = "imputer.json", "imputer-statement.json"
 
 def prepare_dataset(
     out: Path, dataset: str, *, epsilon: float | None = None, share: float | None = None, exact: bool = False,
-    columns: tuple[str, ...] = (), bins: int = 40, codes: int = 10, rules: Rules | None = None, ledger: Path | None = None,
+    columns: tuple[str, ...] = (), bins: int = 256, codes: int = 10, rules: Rules | None = None, ledger: Path | None = None,
     sites: int = 0, seed: int = 0, delta: float | None = None, relation: str | None = None, budget: float | None = None,
     schema_file: str = "",
 ) -> dict[str, Any]:  # fmt: skip
@@ -47,7 +47,7 @@ def prepare_dataset(
 
 def prepare_hospital(
     out: Path, path: Path, *, epsilon: float | None = None, share: float | None = None, exact: bool = False,
-    columns: tuple[str, ...] = (), bins: int = 40, codes: int = 10, rules: Rules | None = None,
+    columns: tuple[str, ...] = (), bins: int = 256, codes: int = 10, rules: Rules | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As ``prepare_dataset``, of the one real hospital of a ``hospital.toml``: its own draft schema, policy and ledger."""
     described = HospitalFile.read(path)

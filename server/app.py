@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from logging import ERROR, INFO
+from collections.abc import Mapping, Sequence
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effect
 from polyclinic.errors import PolyclinicError
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.progress import Progress, Silent, figures
 from polyclinic.server.prompt import PromptGrid
-from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.run_folder import RESULTS, RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from polyclinic.server.tracking import Tracked
 
 app = ServerApp()
+_MOST_LOGGED = 20
 
 
 def coordinate(
@@ -60,7 +61,7 @@ class _Logged(Silent):
     """Progress as Flower's log lines."""
 
     def opened(self, folder: Path) -> None:
-        log(INFO, "Polyclinic: results go to %s", folder)
+        log(INFO, "%s%s", RESULTS, folder)
 
     def doing(self, what: str) -> None:
         log(INFO, "Polyclinic: %s", what)
@@ -75,7 +76,6 @@ class _Logged(Silent):
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
-        pooled: dict[str, Any] = next((row for row in state.newest_rows() if row["site"] in ("pooled", "macro")), {})
         spent = (
             f", epsilon spent at most {max(state.epsilon.values()):.3f} at a hospital"
             if config.dp and state.epsilon
@@ -85,12 +85,15 @@ class _Logged(Silent):
             spent += f", epsilon of a whole hospital {state.hospital_epsilon:.3f}"
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
-        figures = f": loss {_short(pooled.get('loss'))}, AUROC {_short(pooled.get('auroc'))}"
-        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, "" if config.posterior else figures, spent)
+        reached = "" if config.posterior else f": {figures(state)}"
+        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, reached, spent)
 
-
-def _short(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        for dropout in dropouts[:_MOST_LOGGED]:
+            when = f"in round {dropout['round']}" if dropout["round"] else "before the first round"
+            log(WARNING, "Polyclinic: %s dropped out %s: %s", dropout["site"], when, dropout["reason"])
+        if len(dropouts) > _MOST_LOGGED:
+            log(WARNING, "Polyclinic: %d more dropped out; the summary has all.", len(dropouts) - _MOST_LOGGED)
 
 
 def simulates(environment: Mapping[str, str]) -> bool:
@@ -108,6 +111,7 @@ def main(grid: Grid, context: Context) -> None:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
         folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
+        folder.add_flower_run(context.run_id)
         (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
         _, summary = coordinate(
             PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()

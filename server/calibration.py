@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent
 
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import task_of
-from polyclinic.privacy.accounting import PrivacyPlan, plan
+from polyclinic.privacy.accounting import Charges, PrivacyPlan, plan
+from polyclinic.privacy.ledger_terms import plan_text
 from polyclinic.privacy.selection import choice_event
 from polyclinic.training.task import cost_of
 
@@ -27,6 +28,11 @@ def calibrate(config: RunConfig) -> PrivacyPlan:
         raise ConfigError(f"Configuration key 'epsilon' has the value {config.epsilon:g}: {error}") from None
 
 
+def declared_plan(privacy: PrivacyPlan | None) -> str:
+    """The plan of charges that every request of a run declares; empty without privacy."""
+    return plan_text(privacy.charges) if privacy else ""
+
+
 def _plan(config: RunConfig) -> PrivacyPlan:
     return plan(
         epsilon=config.epsilon, delta=config.delta, training=lambda noise: _training(config, noise),
@@ -34,11 +40,16 @@ def _plan(config: RunConfig) -> PrivacyPlan:
     )  # fmt: skip
 
 
-def _training(config: RunConfig, noise_multiplier: float) -> DpEvent:
-    """What all rounds together spend at a hospital that takes part in each of them."""
+def round_costs(config: RunConfig, noise_multiplier: float | None) -> tuple[DpEvent, DpEvent]:
+    """What one round of training costs a hospital: its first, and each later one."""
     task, settings = task_of(config), train_settings(config, noise_multiplier)
-    first, later = (cost_of(task, settings, begun) for begun in (False, True))
-    steps = [first, SelfComposedDpEvent(later, config.rounds - 1)]
+    return cost_of(task, settings, False), cost_of(task, settings, True)
+
+
+def _training(config: RunConfig, noise_multiplier: float) -> Charges:
+    """What a hospital that takes part in each round is charged for all of them."""
+    first, later = round_costs(config, noise_multiplier)
+    charges: Charges = ((first, 1), (later, config.rounds - 1))
     if config.selection_cost:
-        steps.append(choice_event(config.selection_cost, config.selected))
-    return ComposedDpEvent(steps)
+        charges = (*charges, (choice_event(config.selection_cost, config.selected), 1))
+    return charges

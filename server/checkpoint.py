@@ -16,11 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
+from polyclinic.server.accounts import Account
 from polyclinic.server.history import Extent, History
+from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
 from polyclinic.strategies.state import strategy_state
 
-_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts", "predictions")
+_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts", "predictions", "score_counts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 
@@ -34,12 +36,13 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
     if state.standardiser is not None:
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
+    accounts = {site: dataclasses.asdict(account) for site, account in state.accounts.items()}
     partial = path.with_suffix(".partial")
     meta = {
-        "state": json.dumps({name: getattr(state, name) for name in _PLAIN}),
-        "history": json.dumps(dataclasses.asdict(history.add(state.rows, state.dropouts))),
+        "state": json_text({name: getattr(state, name) for name in _PLAIN} | {"accounts": accounts}),
+        "history": json_text(dataclasses.asdict(history.add(state.rows, state.dropouts))),
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
-        "model": json.dumps(list(state.arrays)),
+        "model": json_text(list(state.arrays)),
     }
     save_file({name: np.asarray(value, order="C") for name, value in arrays.items()}, partial, meta)
     flush(partial)
@@ -88,6 +91,7 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray
     def part(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
+    plain["accounts"] = {site: Account(**account) for site, account in plain["accounts"].items()}
     history, rows, dropouts = History.resume(history_of(path), Extent(**extent))
     scale = part("standardiser/")
     state = RunState(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.secure_sum import is_safe_threshold
 from polyclinic.privacy.streams import generator, system_stream
 from polyclinic.server.sites import Site
 
@@ -32,15 +33,16 @@ def check_cohorts(config: RunConfig, sites: int) -> None:
 
 
 def secure_threshold(config: RunConfig, cohort: int) -> int:
-    """How many of a round's hospitals open a secure sum: over half, so that no two different sums of a round can be opened.
+    """How many of a round's hospitals open a secure sum: over two thirds, so that a server opens no other sum of the round.
 
     Raises ConfigError when ``secure-dropouts`` leaves fewer, or fewer than two.
     """
     threshold = cohort - config.secure_dropouts
-    if threshold < 2 or 2 * threshold <= cohort:
+    if not is_safe_threshold(threshold, cohort):
+        most = f"; allowed are at most {(cohort - 1) // 3}" if cohort > 1 else ""
         raise ConfigError(
             f"Configuration key 'secure-dropouts' has the value {config.secure_dropouts}, but of {cohort} hospitals in a round "
-            "secure aggregation needs at least two, and over half, to stay."
+            f"secure aggregation needs at least two, and over two thirds, to stay{most}."
         )
     return threshold
 

@@ -8,30 +8,42 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
+import polyclinic
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import PolyclinicError, several
 from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
+from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.calibration import declared_plan
 from polyclinic.server.prompt import replies_to
-from polyclinic.server.sites import Dropped, Site, by_index, reason_of, silence
+from polyclinic.server.sites import Dropped, Site, by_index, one_line, reason_of, silence
+from polyclinic.versions import version_conflict
 
 _LONGEST_SCHEMA = 16_000_000
+_Word = Annotated[str, Field(max_length=100)]
 
 
-class _Told(BaseModel):
-    """What a hospital may say of itself; ``sites``: how many a simulation has."""
+class _Who(BaseModel):
+    """What every hospital says of itself, also one that refuses the run: ``refusal`` says why, and is empty otherwise."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     site: SiteName
+    versions: Json[dict[_Word, _Word]] = Field(max_length=20)
+    refusal: str = ""
+
+
+class _Told(_Who):
+    """What a hospital that takes part says of itself; ``sites``: how many a simulation has."""
+
     index: int = Field(ge=0)
     simulated: bool
     sites: int = Field(ge=1, le=1_000_000)
@@ -46,29 +58,41 @@ class _Told(BaseModel):
 
 @dataclass(frozen=True)
 class _Answers:
-    """``good``: the place that was asked for, the node, and what it told; ``erred``: who said why not, by the same place."""
+    """``good``: the place that was asked for, the node, and what it told; ``erred``: who said why not, by the same place;
+    ``refused``: the node, the hospital's name, and why it refuses the run, or its version is another."""
 
     good: list[tuple[int, int, _Told]] = field(default_factory=list)
     unread: Dropped = field(default_factory=list)
+    refused: list[tuple[int, str, str]] = field(default_factory=list)
     erred: dict[int, str] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
 
 
+def enrol_request(run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True) -> EnrolRequest:
+    """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training."""
+    return EnrolRequest(
+        run=run, site=0, home=home, plan=declared_plan(privacy), version=polyclinic.__version__, trains=trains,
+        noise_multiplier=privacy and privacy.noise_multiplier,
+        statistics_noise_multiplier=privacy and privacy.statistics_noise_multiplier,
+    )  # fmt: skip
+
+
 def enrol(
-    grid: Grid, run: str, home: str, wanted: int, timeout: float, only: Collection[int] | None = None,
+    grid: Grid, request: EnrolRequest, wanted: int, timeout: float, only: Mapping[int, str] | None = None,
     simulates: bool = True,
 ) -> tuple[list[Site], Dropped]:  # fmt: skip
     """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
 
     Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
-    nodes that are asked, None for all. Left out are real hospitals that share a name, whose schema is not that of most, or
-    that say that they are simulated where most are not, or where the run has none (``simulates`` false), and the other way
-    round. Raises PolyclinicError when none enrols.
+    nodes that are asked and the names of their hospitals, None for all. Left out are hospitals that refuse the run or have
+    another version, real hospitals that share a name, whose schema is not that of most, or that say that they are simulated
+    where most are not, or where the run has none (``simulates`` false), and the other way round. Raises PolyclinicError when
+    none enrols.
     """
     deadline = time.monotonic() + timeout
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
     asked = dict(enumerate(nodes))
-    found = _ask(grid, run, home, asked, timeout)
+    found = _ask(grid, request, asked, timeout)
     claims = Counter(told.simulated for _, _, told in found.good)
     simulated = simulates and claims[True] > claims[False]
     if simulated:
@@ -80,14 +104,16 @@ def enrol(
         new = sorted(set(_wait_for_nodes(grid, wanted, deadline, only)) - set(nodes))
         more = dict(enumerate(new, total))
         total, asked = total + len(new), asked | more
-    later = _ask(grid, run, home, more, timeout)
+    later = _ask(grid, request, more, timeout)
     good = [one for one in (*found.good, *later.good) if one[0] < total]
     absent = {**found.erred, **later.erred} | dict.fromkeys((*found.silent, *later.silent), silence(timeout))
+    names = only or {}
     dropped = [
-        (f"site {place}" if simulated else f"node {asked[place]}", why)
+        (f"site {place}" if simulated else names.get(asked[place], f"node {asked[place]}"), why)
         for place, why in sorted(absent.items()) if place < total
     ]  # fmt: skip
     sites, others = _sites(good, simulated)
+    dropped += [(name, why) for _, name, why in found.refused + later.refused]
     dropped += found.unread + later.unread + others
     if not sites:
         why = several(sorted({why for _, why in dropped}), between="; ") or "no reply"
@@ -99,18 +125,20 @@ def enrol(
 @dataclass(frozen=True)
 class Newcomers:
     """``answered``: the nodes that told who they are, or what cannot be read; ``pending``: messages that have no reply, by
-    their nodes; ``found``: the hospitals among those that answered; ``absent``: why others are none."""
+    their nodes; ``found``: the hospitals among those that answered; ``absent``: why others are none; ``erred``: nodes that
+    gave an error, and the reason."""
 
     answered: frozenset[int]
     found: list[Site]
     absent: Dropped
+    erred: dict[int, str]
     pending: dict[int, str]
 
 
-def ask_to_enrol(grid: Grid, run: str, home: str, nodes: Iterable[int]) -> dict[int, str]:
+def ask_to_enrol(grid: Grid, request: EnrolRequest, nodes: Iterable[int]) -> dict[int, str]:
     """The messages that ask ``nodes`` to enrol, by node. Nobody is waited for."""
     asked = list(nodes)
-    sent = grid.push_messages([_message(run, home, node, node) for node in asked]) if asked else []
+    sent = grid.push_messages([_message(request, node, node) for node in asked]) if asked else []
     return {node: name for node, name in zip(asked, sent, strict=True) if name}
 
 
@@ -119,12 +147,14 @@ def newcomers(grid: Grid, asked: Mapping[int, str], timeout: float) -> Newcomers
     nodes = {node: node for node in asked}
     got = _read(replies_to(grid, asked.values(), timeout), nodes)
     sites, others = _sites(got.good, simulated=False)
-    absent = [(f"node {node}", why) for node, why in got.erred.items()]
-    known = frozenset(asked) - set(got.erred) - set(got.silent)
-    return Newcomers(known, sites, absent + got.unread + others, {node: asked[node] for node in got.silent})
+    refused = [(name, why) for _, name, why in got.refused]
+    # Who refused is asked again: a policy or a version may be another by then.
+    answered = frozenset(asked) - set(got.erred) - set(got.silent) - {node for node, _, _ in got.refused}
+    pending = {node: asked[node] for node in got.silent}
+    return Newcomers(answered, sites, refused + got.unread + others, got.erred, pending)
 
 
-def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Collection[int] | None) -> list[int]:
+def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Mapping[int, str] | None) -> list[int]:
     while len(nodes := [node for node in grid.get_node_ids() if only is None or node in only]) < needed:
         if time.monotonic() >= deadline:
             raise PolyclinicError(f"{len(nodes)} nodes connected in time; the run needs {needed}.")
@@ -132,16 +162,16 @@ def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Collection[i
     return nodes
 
 
-def _message(run: str, home: str, place: int, node: int) -> Message:
-    request = EnrolRequest(run=run, site=place, home=home)
-    return Message(RecordDict({RECORD: request.record()}), node, ENROL, group_id=str(place))
+def _message(request: EnrolRequest, place: int, node: int) -> Message:
+    asked = request.model_copy(update={"site": place})
+    return Message(RecordDict({RECORD: asked.record()}), node, ENROL, group_id=str(place))
 
 
-def _ask(grid: Grid, run: str, home: str, asked: Mapping[int, int], timeout: float) -> _Answers:
+def _ask(grid: Grid, request: EnrolRequest, asked: Mapping[int, int], timeout: float) -> _Answers:
     """What the node of each place answers."""
     if not asked:
         return _Answers()
-    messages = [_message(run, home, place, node) for place, node in asked.items()]
+    messages = [_message(request, place, node) for place, node in asked.items()]
     return _read(grid.send_and_receive(messages, timeout=timeout), asked)
 
 
@@ -153,9 +183,15 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int]) -> _Answers:
             answers.erred[place] = reason_of(reply)
             continue
         record = reply.content.get(RECORD)
+        said = dict(record) if isinstance(record, ConfigRecord) else None
         try:
-            told = _Told.model_validate(dict(record) if isinstance(record, ConfigRecord) else None)
-            answers.good.append((place, asked[place], told))
+            who = _Who.model_validate(said)
+            # An older or newer hospital may say the rest otherwise.
+            why = version_conflict(who.versions.get("polyclinic", ""), polyclinic.__version__) or who.refusal
+            if why:
+                answers.refused.append((asked[place], who.site, one_line(why)))
+            else:
+                answers.good.append((place, asked[place], _Told.model_validate(said)))
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"])) or RECORD
             answers.unread.append(_unread(asked[place], where))
@@ -182,19 +218,27 @@ def _sites(good: Sequence[tuple[int, int, _Told]], simulated: bool) -> tuple[lis
         try:
             sites.append(Site(
                 place if simulated else len(sites), told.site, node, simulated, schema(told.schema_), told.delta,
-                told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others,
+                told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
             ))  # fmt: skip
         except (PolyclinicError, TypeError, ValueError, RecursionError):
             dropped.append(_unread(node, "schema"))
     return sites, dropped
 
 
+def same_name(site: Site, sites: Iterable[Site]) -> str:
+    """Why a hospital that has its name in common with others of ``sites`` is left out; Flower tells nodes apart by their keys."""
+    others = map(str, sorted({other.node for other in sites if other.name == site.name} - {site.node}))
+    return (
+        f"another hospital has the same name: it is node {site.node}, the other is node {several(others)}; every "
+        "hospital needs its own. `polyclinic coordinator nodes` lists the names under which their keys were registered."
+    )
+
+
 def _alike(sites: Sequence[Site]) -> tuple[list[Site], Dropped]:
     """The sites with a name of their own and the schema of most of them (of the first of those, in a tie), and the others."""
     names = Counter(site.name for site in sites)
     own = [site for site in sites if names[site.name] == 1]
-    dropped = [(site.name, "another hospital has the same name; every hospital needs its own") for site in sites
-               if names[site.name] > 1]  # fmt: skip
+    dropped = [(site.name, same_name(site, sites)) for site in sites if names[site.name] > 1]
     schemas: list[Schema] = []
     for site in own:
         schemas.append(

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions, pool
-from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.messages import EvaluateRequest
+from polyclinic.evaluation.metrics import Metrics, classification_metrics
+from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, pool_counts, tables_of, values_of
+from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.sites import Site, SiteGrid
@@ -20,20 +21,23 @@ from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import judge, synthesizer_of
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
+_LONGEST = 300
 
 
-def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
+def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict[str, Any]]:
     """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro).
 
-    Predictions that came are in ``state.predictions``.
+    private: ask hospitals that release no exact metrics for private ones, which costs held-out patients of their epsilon.
+    Predictions that came are in ``state.predictions``, noised counts in ``state.score_counts``.
     """
+    releases = min(run.config.private_evaluations, run.config.rounds) if private else None
 
     def request(site: Site) -> EvaluateRequest:
-        return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number)
+        return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number, private_evaluations=releases)
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
     model = _judged(run, number) if run.config.synthesis or run.config.posterior else state.model
-    state.predictions = {}
+    state.predictions, state.score_counts, state.withheld = {}, {}, {}
     if model is None:
         return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
     messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
@@ -41,10 +45,16 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
     replies = accept(exchange, state, number, problem)
     rows: list[dict[str, Any]] = []
     for site, reply in replies:
-        metrics = metrics_of(reply)
-        rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
+        metrics: Mapping[str, Any] = metrics_of(reply)
         if "patients" in metrics:
-            state.patients[site.name] = max(int(metrics["patients"]), 0)  # type: ignore[arg-type]
+            state.patients[site.name] = max(int(metrics["patients"]), 0)
+        if COUNTS in reply.content or "withheld" in reply.content.get(RECORD, {}):
+            try:
+                metrics = _private(state, site, reply)
+            except PolyclinicError as error:
+                state.drop(number, [(site, str(error))])
+        state.released[site.name] = "held-out-patients" in metrics or site.name in state.score_counts
+        rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
         if "predictions" in reply.content:
             record = reply.content.pop("predictions")
             try:
@@ -62,9 +72,42 @@ def evaluate(run: Run, state: RunState, number: int) -> list[dict[str, Any]]:
         rows.append(
             {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
         )
+    elif state.score_counts:
+        pooled = values_of(pool_counts([*state.score_counts.values()]))
+        rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in METRICS})
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
     return rows
+
+
+def evaluate_again(run: Run, state: RunState) -> None:
+    """Evaluate the round that turned out to be the last, or whose result has changed since, with private metrics."""
+    before = {row["site"]: row for row in state.newest_rows()}
+    earlier = [row for row in state.rows if row["round"] != state.round]
+    rows = evaluate(run, state, state.round, private=True)
+    state.rows = earlier + [before.get(row["site"], {}) | row for row in rows]
+
+
+def _private(state: RunState, site: Site, reply: Message) -> Metrics:
+    """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
+    said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
+    if record is None:
+        reason = said.get("withheld", "") if isinstance(said, ConfigRecord) else ""
+        state.withheld[site.name] = " ".join(str(reason)[:_LONGEST].split())
+        return {}
+    classes = site.schema.num_classes
+    try:
+        counts = from_record(record)["counts"].astype(np.float64)  # type: ignore[arg-type]
+        epsilon, deviation = (float(said[name]) for name in ("held-out-epsilon", "deviation"))  # type: ignore
+        if counts.shape != (tables_of(classes), 2, BINS) or not np.isfinite(counts).all():
+            raise ValueError("the counts have another shape")
+        if not (0 <= epsilon < np.inf and 0 < deviation < np.inf):
+            raise ValueError("an epsilon or a deviation that cannot be")
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise PolyclinicError("its private metrics cannot be read") from None
+    state.score_counts[site.name] = ScoreCounts(counts, deviation)
+    state.held_out[site.name] = max(epsilon, state.held_out.get(site.name, 0.0))
+    return values_of(state.score_counts[site.name])
 
 
 def _predictions(record: object, classes: int) -> Predictions:

@@ -6,7 +6,8 @@ together spend at most epsilon at every hospital.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.errors import ConfigError, several
 from polyclinic.plugins import model_named, strategy_named, task_named
-from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
+from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.server.calibration import calibrate
+from polyclinic.server.calibration import calibrate, declared_plan, round_costs
 from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.distributed import secure_ledger, secure_statement
-from polyclinic.server.enrolment import enrol
+from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
 from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
@@ -119,10 +121,12 @@ def federate(
             raise ValueError("resume needs a checkpoint.")
         begun = load_checkpoint(checkpoint)
     # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
-    own = {int(told["node"]) for told in begun[0].hospitals.values()} if begun else set()
+    own = {int(said["node"]): name for name, said in begun[0].hospitals.items()} if begun else {}
     wanted = config.min_sites if own else max(config.sites, config.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
-    enrolled, absent = enrol(grid, run, str(home), wanted, config.timeout, own or None, simulates)
+    privacy = calibrate(config) if config.dp else None
+    request = enrol_request(run, str(home), privacy)
+    enrolled, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates)
     unfit = {site.name: why for site in enrolled if (why := unlike(site, config)) is not None}
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
@@ -133,21 +137,27 @@ def federate(
         )
     check_cohorts(config, len(sites))
     strategy = _strategy(config, len(sites))
-    privacy = calibrate(config) if config.dp else None
     if config.central:
         central_plan(config, [site.name for site in sites])
     engine = engine_of(config, sites)
     watcher.started(config, sites, privacy, engine)
     history: History | None = None
     kept: Arrays | None = None
+    noted = 0  # dropouts that the watcher knows
     if begun:
         state, history, kept = begun
+        noted = len(state.dropouts)
         simulated = [site.name for site in sites if site.simulated]
-        told = {name: state.epsilon[name] for name in simulated if name in state.epsilon}
-        check_ledgers(home / "ledger.sqlite", told)
+        unbounded = {} if config.dp else dict.fromkeys(state.trained, math.inf)
+        spent = unbounded | state.epsilon
+        check_ledgers(home / "ledger.sqlite", {name: spent[name] for name in simulated if name in spent})
+        if privacy:
+            noise = privacy.statistics_noise_multiplier
+            counting = gaussian_event(noise) if noise else PAID_BEFORE
+            state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
         if config.keeps_state:
             check_states(home, simulated, run, state)
-        here = _returned(sites, state)
+        here = _returned(sites, state, dict(absent))
     else:
         here = sites
         check_model(config, sites[0].schema)
@@ -176,13 +186,21 @@ def federate(
         if checkpoint is not None and history is not None:
             save_checkpoint(checkpoint, now, strategy, history, config.checkpoints_kept)
 
+    def tell_dropouts() -> None:
+        nonlocal noted
+        if len(state.dropouts) > noted:
+            watcher.dropped(state.dropouts[noted:])
+            noted = len(state.dropouts)
+
     def after_round(now: RunState) -> None:
+        tell_dropouts()
         if now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping():
             save(now)
         watcher.round_done(config, now)
 
     if not resume:
         save(state)
+    tell_dropouts()
     left_out = {site.name for site in sites} - {site.name for site in here}
     asked = frozenset(site.node for site in enrolled if site.name not in left_out)
     whole = Run(grid, taking_part, strategy, config, run, str(home), sums, privacy, asked)
@@ -204,7 +222,9 @@ def _first_state(
 ) -> RunState:
     arrays: Arrays = {} if config.sums else first_arrays(config, sites[0].schema)
     noise = privacy.noise_multiplier if privacy else None
-    state = RunState(arrays, noise_multiplier=noise, local=local_arrays(config, sites[0].schema))
+    state = RunState(
+        arrays, noise_multiplier=noise, local=local_arrays(config, sites[0].schema), run=run, plan=declared_plan(privacy)
+    )  # fmt: skip
     if config.standardise == "public":
         state.standardiser = public_standardiser(sites[0].schema)
     if config.asks_statistics:
@@ -236,11 +256,11 @@ def _learning_rate(config: RunConfig, state: RunState) -> float:
     return usual_rate(settings, steps, patients, cohort)
 
 
-def _returned(sites: Sequence[Site], state: RunState) -> list[Site]:
+def _returned(sites: Sequence[Site], state: RunState, absent: Mapping[str, str]) -> list[Site]:
     """Of a run that goes on: its hospitals that enrolled again, at their places.
 
     A real hospital that was not in it before waits for the next round like any that comes late, as does one that was lost
-    before it told how many patients it has.
+    before it told how many patients it has. ``absent``: why others did not enrol, by name.
     """
     if not state.hospitals:
         if not all(site.simulated for site in sites):
@@ -250,8 +270,8 @@ def _returned(sites: Sequence[Site], state: RunState) -> list[Site]:
     if not again:
         raise ConfigError(f"Of the run's hospitals ({several(state.hospitals)}) none enrolled again.")
     missing = [name for name in state.hospitals if name not in {site.name for site in again}]
-    reason = "it did not enrol when the run went on"
-    state.dropouts += [{"round": state.round + 1, "site": name, "reason": reason} for name in missing]
+    reasons = {name: absent.get(name, "it did not enrol when the run went on") for name in missing}
+    state.dropouts += [{"round": state.round + 1, "site": name, "reason": why} for name, why in reasons.items()]
     known = {*state.public_patients, *_gone(state)} if state.public_patients else {*state.hospitals}
     return _all_of([site for site in again if site.name in known])
 

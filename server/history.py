@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import DataError
+from polyclinic.server.json_text import json_text
 
 Record = dict[str, Any]
 
@@ -64,7 +65,7 @@ class History:
     def add(self, rows: Sequence[Record], dropouts: Sequence[Record]) -> Extent:
         """Write what is new of all ``rows`` and ``dropouts``; returns once it is on the disk."""
         lines = [{"row": row} for row in rows[self.rows :]] + [{"dropout": one} for one in dropouts[self.dropouts :]]
-        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        content = "".join(json_text(line) + "\n" for line in lines).encode()
         with self.path.open("ab") as file:
             file.write(content)
             file.flush()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
-from polyclinic.server.enrolment import ask_to_enrol, newcomers
+from polyclinic.server.enrolment import ask_to_enrol, enrol_request, newcomers, same_name
 from polyclinic.server.sites import Site, silence
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import count_patients
@@ -26,33 +26,42 @@ def may_join(config: RunConfig) -> bool:
 def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunState], None]) -> Run:
     """The run as it is in round ``number``: with the real hospitals that have come since it last looked.
 
-    Those that do not go with the run are told in ``state.dropouts``. A node that answered with an error is asked again, one
-    that was silent not: its answer is looked for each time. ``keep`` writes the state before a newcomer is asked for anything
-    that it pays for.
+    Those that do not go with the run are in ``state.dropouts``. A node that answered with an error, that refused, or whose
+    name another one uses too is asked again, one that was silent not: its answer is looked for each time. ``keep`` writes the
+    state before a newcomer is asked for anything that it pays for.
     """
     if not _grows(run):
         return run
+    request = enrol_request(run.name, run.home, run.privacy)
     new = sorted(set(run.grid.get_node_ids()) - run.known - set(run.pending))
-    late = newcomers(run.grid, ask_to_enrol(run.grid, run.name, run.home, new), run.config.timeout)
+    late = newcomers(run.grid, ask_to_enrol(run.grid, request, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
     found = late.found + back.found
     # An impostor's claim, which its key tells, must not keep out the hospital whose name it uses.
+    genuine = [site for site in found if not state.impostor(site)]
     present = {site.name for site in run.sites}
-    names = Counter(site.name for site in found if not state.impostor(site))
+    shared = {name for name, count in Counter(site.name for site in genuine).items() if count > 1}
     named = [
-        (site, _stranger(site, run, site.name in present or names[site.name] > 1) or state.impostor(site))
+        (
+            site,
+            same_name(site, [*run.sites, *genuine])
+            if site.name in present | shared
+            else _stranger(site, run) or state.impostor(site),
+        )
         for site in found
     ]
     absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
-    absent += [(f"node {node}", silence(run.config.timeout)) for node in late.pending]
+    absent += [(state.name_of(node), why) for node, why in (late.erred | back.erred).items()]
+    absent += [(state.name_of(node), silence(run.config.timeout)) for node in late.pending]
     state.tell(number, absent)
     fit = [state.welcome(site) for site, why in named if not why]
     if fit:
         keep(state)
     joined = _counted(run, state, number, fit)
-    uncounted = {site.node for site in fit} - {site.node for site in joined}
+    clashing = [site for site in found if site.name in shared]
+    again = {site.node for site in (*fit, *clashing)} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
-    known = run.known | ((late.answered | back.answered) - uncounted)
+    known = run.known | ((late.answered | back.answered) - again)
     return replace(run, sites=sites, known=known, pending=late.pending | back.pending)
 
 
@@ -68,7 +77,7 @@ def without_silent(run: Run, state: RunState, number: int) -> Run:
     rest = [site for site in run.sites if site.name not in gone]
     if not silent or not _grows(run) or len(rest) < run.config.min_sites:
         return run
-    asked = ask_to_enrol(run.grid, run.name, run.home, silent)
+    asked = ask_to_enrol(run.grid, enrol_request(run.name, run.home, run.privacy), silent)
     return replace(run, sites=rest, known=run.known - set(silent), pending={**run.pending, **asked})
 
 
@@ -95,9 +104,7 @@ def unlike(site: Site, config: RunConfig) -> str | None:
     return None
 
 
-def _stranger(site: Site, run: Run, shared: bool) -> str | None:
-    if shared:
-        return "another hospital has the same name; every hospital needs its own"
+def _stranger(site: Site, run: Run) -> str | None:
     if site.schema != run.sites[0].schema:
         return "its schema is not the run's; all hospitals need the same one"
     return unlike(site, run.config)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from polyclinic.config import RunConfig, put_aside, train_settings
 from polyclinic.config.posterior import by_flow
+from polyclinic.errors import several
+from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.privacy.ledger_terms import Terms
 from polyclinic.privacy.noise import warning
+from polyclinic.server.accounts import doubts
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.federate import Outcome
 from polyclinic.strategies.fedgan import FedGAN
@@ -49,9 +53,10 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
     if outcome.config.shared_noise:
+        trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
         said.append(
-            "The noise is shared: epsilon holds as long as the other hospitals add their shares and the server keeps to the "
-            "protocol, for one hospital's update has next to no noise but its masks."
+            f"The noise is shared: epsilon holds as long as the other hospitals add their shares{trusted}, for one hospital's "
+            "update has next to no noise but its masks."
         )
     if idle := put_aside(outcome.config):
         said.append(f"With dp at false these keys had no effect: {', '.join(idle)}.")
@@ -60,31 +65,28 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     if outcome.central:
         said += _central_notes(outcome)
     if outcome.config.secure_aggregation:
-        said.append(
-            "Secure aggregation: of the updates the server learned each round's sum alone. Statistics and metrics were not "
-            "summed under masks."
-        )
+        said.append("Secure aggregation: of the updates the server learned each round's sum alone.")
+        apart = ["statistics"] * outcome.config.asks_statistics + ["metrics"] * any(state.released.values())
+        if apart:
+            said.append(f"{' and '.join(apart).capitalize()} were not summed under masks.")
         trusting = sum(not site.knows_others for site in outcome.sites)
         if trusting:
             said.append(
-                f"It counts on a server that passes hospitals' keys on unchanged: {trusting} of {len(outcome.sites)} hospitals "
-                "have no list of the others' keys."
+                "It counts on a server that passes hospitals' keys and identities on unchanged: "
+                f"{trusting} of {len(outcome.sites)} hospitals have no list of the others' keys."
             )
         if cohort_size(outcome.config, len(outcome.sites)) == 2:
             said.append("With two hospitals in a round, the sum tells each of them the other's update.")
     if simulated and (outcome.privacy or outcome.central):
         said.append(
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
-            "knows it, so the guarantee is that of the method, not of these very numbers."
+            "knows it, so the guarantee is that of the method, not of these very numbers. Patients were computed together; "
+            "a real hospital computes each apart."
         )
     if outcome.config.posterior:
         said.append(_FLOW if by_flow(outcome.config.method_options) else _POSTERIOR)
-    elif any(row["site"] not in ("pooled", "macro") for row in outcome.state.rows):
-        said.append(
-            "Metrics are of held-out patients; they and the exact numbers of patients left the hospitals without noise, as "
-            + ("a simulation's policy allows" if simulated else "their policies allow")
-            + (". Epsilon does not cover them." if outcome.privacy or outcome.central else ".")
-        )
+    elif state.released:
+        said += _metrics_notes(outcome, simulated)
     if outcome.config.synthesis:
         said += _synthesis_notes(outcome)
     if outcome.config.one_release and not outcome.config.sums and outcome.config.rounds > 1:
@@ -94,16 +96,51 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         )
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
-    if outcome.privacy and not simulated and state.dropouts:
-        said.append(
-            "A hospital that dropped out may have been charged for work whose reply was lost: its epsilon here is what it "
-            "told last, and its own ledger has the figure that counts."
-        )
+    if outcome.privacy:
+        said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
+
+
+def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
+    """Whose metrics left without noise, whose with noise, and whose did not."""
+    state = outcome.state
+    exact = sorted(name for name, left in state.released.items() if left and name not in state.score_counts)
+    rest = sorted(name for name, left in state.released.items() if not left)
+    said = []
+    if exact:
+        some = f"{len(exact)} of {len(state.released)} hospitals ({several(exact)})"
+        where = some if rest or state.score_counts else "the hospitals"
+        allowed = "a simulation's policy allows" if simulated else "their policies allow"
+        said.append(
+            f"Exact metrics of held-out patients and the exact number of these patients left {where} without noise, as {allowed}."
+            + (" Epsilon does not cover them." if outcome.privacy or outcome.central else "")
+        )
+    if state.score_counts:
+        epsilon = max(state.held_out[name] for name in state.score_counts)
+        said.append(
+            f"Private metrics: counts of held-out patients' scores left {several(sorted(state.score_counts))} with noise. Those "
+            f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
+            "figures are of that noise alone."
+        )
+    if rest and not (exact or state.score_counts):
+        said.append("No hospital's policy let metrics or the exact number of its patients leave: this run has none.")
+    elif rest:
+        said.append(f"Neither left {several(rest)}." if exact else f"No metrics left {several(rest)}.")
+    reasons = sorted({f"{name}: {why.rstrip('.')}." for name, why in state.withheld.items()})
+    return said + reasons[:_MOST_UNCHANGED]
+
+
+def terms_of(outcome: Outcome) -> dict[str, Terms]:
+    """By what each hospital's epsilon is measured, with the budget of its policy."""
+    return {
+        site.name: Terms(site.name, site.delta, cast(Relation, site.relation), site.schema.unit, site.budget,
+                         cast(Accountant, site.accountant))
+        for site in outcome.sites
+    }  # fmt: skip
 
 
 def _asked(config: RunConfig) -> str:
@@ -127,9 +164,12 @@ def _updates(config: RunConfig) -> str:
 
 def _synthesis_notes(outcome: Outcome) -> list[str]:
     """What the metrics of such a run are of, and what became of its rounds."""
-    found = [
-        "AUROC and accuracy are of a logistic regression that was fitted to synthetic rows and judged on held-out real patients."
-    ]
+    found = []
+    if any(outcome.state.released.values()):
+        found.append(
+            "AUROC and accuracy are of a logistic regression that was fitted to synthetic rows and judged on held-out real "
+            "patients."
+        )
     strategy = outcome.strategy
     if isinstance(strategy, FedGAN) and strategy.diverged:
         rounds = ", ".join(map(str, strategy.diverged[:_MOST_UNCHANGED]))

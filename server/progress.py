@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,22 @@ class Progress(Protocol):
         """``engine``: how the hospitals of a simulation train; None where they are real and choose for themselves."""
 
     def round_done(self, config: RunConfig, state: RunState) -> None: ...
+
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        """``dropouts``: the new ones of those in the run's summary."""
+
+
+def figures(state: RunState) -> str:
+    """Loss and AUROC after the newest round in words, or why there are none."""
+    rows = {row["site"]: row for row in state.newest_rows()}
+    overall = rows.get("pooled") or rows.get("macro")
+    if overall is None:
+        return "not evaluated"
+    if not any(state.released.values()):
+        return "metrics not released"
+    shown = [f"{name} {'undefined' if overall[key] is None else format(overall[key], '.3f')}"
+             for name, key in (("loss", "loss"), ("AUROC", "auroc"))]  # fmt: skip
+    return ", ".join(shown) + (", the mean over hospitals" if overall["site"] == "macro" else "")
 
 
 class OneLine:
@@ -62,6 +78,9 @@ class OneLine:
         if state.round >= config.rounds:
             print(flush=True)
 
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
 
 class Silent:
     """Nobody watches."""
@@ -81,4 +100,7 @@ class Silent:
         pass
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
+        pass
+
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         pass

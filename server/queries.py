@@ -20,9 +20,9 @@ from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, sever
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.messages import QUERY, RECORD, QueryRequest, Request
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
-from polyclinic.privacy.statements import finite
+from polyclinic.privacy.ledger_file import finite
 from polyclinic.privacy.streams import Floats
-from polyclinic.server.enrolment import enrol
+from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.sites import Dropped, Site, SiteGrid
 from polyclinic.training.queries import plan
 from polyclinic.training.question import Question, conclude
@@ -115,7 +115,7 @@ def replies_to(
     grid: Grid, asked: Asked, kind: str, run: str, home: str | Path, timeout: float
 ) -> tuple[list[tuple[Site, Message]], Dropped]:
     """The replies of all hospitals behind ``grid`` in order, and who gave none and why. Raises as ``ask`` does."""
-    sites, absent = enrol(grid, run, str(home), 1, timeout)
+    sites, absent = enrol(grid, enrol_request(run, str(home), trains=False), 1, timeout)
     _check_alike(sites)
     for site in {(site.delta, site.relation, site.accountant): site for site in sites}.values():
         asked.check(site)

@@ -20,6 +20,7 @@ from polyclinic.server.state import RunState
 #: What Flower's strategies weigh by.
 EXAMPLES = "num-examples"
 _SHOWN = 100
+_LARGEST_METRIC = 1e100
 
 
 class RunFailed(PolyclinicError):
@@ -43,28 +44,35 @@ def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, thre
 
 def accept(
     exchange: Exchange, state: RunState, number: int, problem: Callable[[Message], str | None],
-    counted: Mapping[str, float] | None = None,
+    counted: Mapping[str, float] | None = None, request: str | None = None,
 ) -> list[tuple[Site, Message]]:  # fmt: skip
     """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``.
 
     counted: patients by site, as counted before the first round, which replies that weigh by examples must keep to.
+    request: by which name ``state`` knows what the hospitals were asked, where that cost them something.
     """
     valid = []
     for site, reply in exchange.replies:
-        why = problem(reply) or _miscounted(reply, (counted or {}).get(site.name))
+        # What a hospital says of its ledger counts also where the rest of its reply is of no use: it has left.
+        why = _unheard(state, site, reply, request)
+        why = problem(reply) or _miscounted(reply, (counted or {}).get(site.name)) or why
         if why:
             exchange.dropped.append((site, why))
-            continue
-        told = reply.content.get(RECORD)
-        if isinstance(told, ConfigRecord):
-            try:
-                state.hear(site.name, told)
-            except PolyclinicError as error:
-                exchange.dropped.append((site, str(error)))
-                continue
-        valid.append((site, reply))
+        else:
+            valid.append((site, reply))
     state.drop(number, exchange.dropped)
     return valid
+
+
+def _unheard(state: RunState, site: Site, reply: Message, request: str | None) -> str | None:
+    """Why what a reply says of the hospital's ledger makes no sense, or None; notes it in ``state`` where it does."""
+    told = reply.content.get(RECORD)
+    if isinstance(told, ConfigRecord):
+        try:
+            state.hear(site.name, told, request)
+        except PolyclinicError as error:
+            return str(error)
+    return None
 
 
 def _miscounted(reply: Message, counted: float | None) -> str | None:
@@ -103,6 +111,8 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
     for name, value in records[0][1].items():
         if isinstance(value, list) or not math.isfinite(value):
             return f"metric {name[:_SHOWN]!r} is not a finite number"
+        if abs(value) > _LARGEST_METRIC:  # sums and pictures of larger ones are not finite
+            return f"metric {name[:_SHOWN]!r} is {value:.3g}; allowed are numbers up to {_LARGEST_METRIC:g}"
     if like is None:
         return None
     array_records = arrays_of(reply)

@@ -16,8 +16,9 @@ from flwr.app import ConfigRecord
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.errors import BudgetRefused
 from polyclinic.messages import BESIDE, CONTROL, TrainRequest
+from polyclinic.server.calibration import declared_plan, round_costs
 from polyclinic.server.cohort import sample_cohort
-from polyclinic.server.evaluation import METRICS, evaluate
+from polyclinic.server.evaluation import METRICS, evaluate, evaluate_again
 from polyclinic.server.joining import with_newcomers, without_silent
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import EXAMPLES, RunFailed, TooFew, accept, misplaced, too_few
@@ -46,6 +47,7 @@ def run_rounds(
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
         run = with_newcomers(run, state, number, keep)
+        state.miss(number, [site.name for site in run.sites])
         try:
             told = _train(run, state, number)
         except BudgetRefused as refusal:
@@ -60,8 +62,10 @@ def run_rounds(
             state.leave(number, str(shortfall))
             told = {}
         run = without_silent(run, state, number)
-        if number % config.evaluate_every == 0 or number == config.rounds:
-            rows = evaluate(run, state, number)
+        # Generators that hospitals choose among are judged again after the choice, which is when private metrics are asked for.
+        private = config.plans_private(number, config.rounds) and not (config.candidates and number == config.rounds)
+        if number % config.evaluate_every == 0 or number == config.rounds or private:
+            rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
             rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in told]
@@ -74,11 +78,10 @@ def run_rounds(
             for row in rows
         ]  # fmt: skip
         after_round(state)
-    if state.stopped and state.round % config.evaluate_every:
-        kept = [row for row in state.rows if row["round"] != state.round]
-        state.rows = kept + evaluate(run, state, state.round)
+    if state.stopped and not config.candidates:
+        evaluate_again(run, state)
     elif state.predictions is None and state.round:  # resumed after its last round
-        evaluate(run, state, state.round)
+        evaluate(run, state, state.round, private=not config.candidates)
     return run
 
 
@@ -109,12 +112,13 @@ def _train(run: Run, state: RunState, number: int) -> Told:
 
 def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[Exchange, Replies]:
     """Ask the parties to train; returns the replies that count. Raises TooFew or BudgetRefused."""
-    config, parties = run.config, updates.parties
+    config, parties, plan = run.config, updates.parties, declared_plan(run.privacy)
 
     def request(site: Site) -> TrainRequest:
         return TrainRequest(
             run=run.name, site=site.index, home=run.home, round=number, noise_multiplier=state.noise_multiplier,
-            public_patients=state.public_patients.get(site.name), learning_rate=state.learning_rate, **updates.asked(site),
+            public_patients=state.public_patients.get(site.name), learning_rate=state.learning_rate, plan=plan,
+            **updates.asked(site),
         )  # fmt: skip
 
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
@@ -123,12 +127,20 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     messages = list(run.strategy.configure_train(number, to_record(state.model), told, view))
     state.told = {key: value for key, value in told.items() if isinstance(value, bool | int | float | str)}
     exchange = view.exchange(messages if parties else [], config.timeout)
+    request_name = f"train {number}"
+    if run.privacy:
+        state.ask(exchange, request_name, *round_costs(config, state.noise_multiplier))
     # In a secure sum the weights are in the sum already.
     counted = {} if config.secure_aggregation else state.public_patients
     asked = {name for message in messages for name in message.content.array_records} - (set(BESIDE) - {CONTROL})
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
     replies = accept(
-        exchange, state, number, lambda reply: updates.problem(reply) or misplaced(reply, asked, weight), counted
+        exchange,
+        state,
+        number,
+        lambda reply: updates.problem(reply) or misplaced(reply, asked, weight),
+        counted,
+        request_name,
     )
     if parties and len(replies) < max(min(config.min_sites, len(parties)), updates.fewest):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config, updates.fewest)

@@ -10,9 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import platform, python_version
 from typing import Any
 
 import numpy as np
@@ -26,11 +24,14 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report, write_report
+from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
+from polyclinic.spreadsheets import as_text
 from polyclinic.synthesis.release import run_in
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, save
+from polyclinic.versions import recorded_versions
 
-_PACKAGES = ("flwr", "torch", "opacus", "dp-accounting", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
+RESULTS = "Polyclinic: results go to "  # and the run's folder, in the log of a Flower runtime
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, *, comparison: bool = False) -> RunFolder:
-        """A new folder under ``config.out`` with the resolved configuration and the packages' versions.
+        """A new folder under ``config.out`` with the resolved configuration and the coordinator's versions.
 
         ``comparison``: the run is to be compared, which a resumed run must know too.
         """
@@ -54,7 +55,7 @@ class RunFolder:
                 f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}."
             ) from None
         (folder.path / "config.toml").write_text(tomli_w.dumps(config.flat()), encoding="utf-8")
-        (folder.path / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+        folder._write_versions({"coordinator": recorded_versions()})
         if comparison:
             folder._awaited.touch()
         return folder
@@ -80,9 +81,15 @@ class RunFolder:
         return folder
 
     def check_unfinished(self) -> None:
-        """Raises ConfigError when the run has finished or holds no checkpoint."""
+        """Raises ConfigError when the run has finished, holds no checkpoint, or was begun with another Polyclinic."""
         if self.finished or not self.checkpoint.is_file():
             raise ConfigError(self.way_on())
+        begun = self.versions().get("coordinator", {}).get("polyclinic", "a version that is not recorded")
+        if begun != polyclinic.__version__:
+            raise ConfigError(
+                f"The run {self.name} was begun with Polyclinic {begun} and this is {polyclinic.__version__}; two versions may "
+                "count privacy or split patients differently: go on with the version with which it was begun, or start anew."
+            )
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -98,6 +105,32 @@ class RunFolder:
                     f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
                 ) from None
             yield
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process carries out this run now; also True where the folder cannot be written, so that nobody can see."""
+        try:
+            with self.held():
+                return False
+        except (ConfigError, OSError):
+            return True
+
+    def add_flower_run(self, number: int) -> None:
+        """Note Flower's number of a run that works in this folder; each resumption has another."""
+        with self._flower_runs.open("a", encoding="utf-8") as file:
+            file.write(f"{number}\n")
+
+    @property
+    def flower_runs(self) -> list[str]:
+        """Flower's numbers of the runs that worked in this folder, oldest first; none outside a Flower runtime."""
+        try:
+            return self._flower_runs.read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return []
+
+    @property
+    def _flower_runs(self) -> Path:
+        return self.path / "flower-runs.txt"
 
     @property
     def name(self) -> str:
@@ -168,6 +201,17 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path / 'summary.json'} cannot be read: {error}.") from None
 
+    def versions(self) -> dict[str, dict[str, Any]]:
+        """What ``versions.json`` holds: the coordinator's versions by package and, of real hospitals, those of each by name.
+
+        Empty for a file that is missing or cannot be read.
+        """
+        try:
+            recorded = json.loads((self.path / "versions.json").read_text(encoding="utf-8"))
+            return {name: part for name, part in recorded.items() if isinstance(part, dict)}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
     def rounds(self) -> pd.DataFrame:
         return pd.read_parquet(self.path / "rounds.parquet")
 
@@ -177,20 +221,23 @@ class RunFolder:
         """All results; the report goes last, so its presence means that the run is whole."""
         frame = pd.DataFrame(state.rows)
         frame.to_parquet(self.path / "rounds.parquet", index=False)
-        frame.to_csv(self.path / "rounds.csv", index=False)
+        frame.rename(columns=as_text).map(as_text).to_csv(self.path / "rounds.csv", index=False)
         arrays = {name: np.ascontiguousarray(value) for name, value in state.arrays.items()}
         if state.standardiser is not None:
             arrays |= {"standardiser.mean": state.standardiser[0], "standardiser.std": state.standardiser[1]}
-        save_file(arrays, self.path / "model.safetensors", {"features": json.dumps(feature_names(schema))})
+        save_file(arrays, self.path / "model.safetensors", {"features": json_text(feature_names(schema))})
         schema.to_toml(self.path / "schema.toml")
         if synthesizer is not None:
             save(synthesizer, self.synthesizer)
         posterior = summary.get("posterior")
         if posterior and posterior["finished"]:
             self.posterior.write_text(
-                json.dumps(posterior | {"privacy": summary["privacy"]}, indent=2), encoding="utf-8"
+                json_text(posterior | {"privacy": summary["privacy"]}, indent=2), encoding="utf-8"
             )
-        (self.path / "ledger.json").write_text(json.dumps(summary["statement"], indent=2), encoding="utf-8")
+        if state.hospitals:
+            hospitals = {name: said["versions"] for name, said in state.hospitals.items()}
+            self._write_versions({**self.versions(), "hospitals": hospitals})
+        (self.path / "ledger.json").write_text(json_text(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
         write_report(self.path)
 
@@ -204,18 +251,10 @@ class RunFolder:
         self._write_summary(summary)
         render_report(self.path)
 
+    def _write_versions(self, versions: dict[str, dict[str, Any]]) -> None:
+        (self.path / "versions.json").write_text(json_text(versions, indent=2), encoding="utf-8")
+
     def _write_summary(self, summary: dict[str, Any]) -> None:
         partial = self.path / "summary.json.partial"
-        partial.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        partial.write_text(json_text(summary, indent=2), encoding="utf-8")
         partial.replace(self.path / "summary.json")
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result may depend on."""
-    found = {"polyclinic": polyclinic.__version__, "python": python_version(), "platform": platform()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -1,12 +1,14 @@
 """The server's half of a secure sum: it relays keys and sealed shares, adds masked updates, and opens the sum alone.
 
-Three exchanges stand around a round's training: keys, shares, and afterwards what removes the masks. A hospital may drop
-out of any of them, up to ``secure-dropouts`` of the round's cohort; with more the sum stays closed.
+Four exchanges stand around a round's training: keys, shares, and afterwards who arrived and what removes the masks. A
+hospital may drop out of any of them, up to ``secure-dropouts`` of the round's cohort; with more the sum stays closed. The
+server passes on what hospitals sign for each other, and leaves out those whose signatures would stop the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,10 +23,12 @@ from polyclinic.config import secure_terms
 from polyclinic.errors import several
 from polyclinic.messages import (
     SECURE,
+    SECURE_CONFIRM,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
     Request,
+    SecureConfirmRequest,
     SecureKeysRequest,
     SecureSharesRequest,
     SecureUnmaskRequest,
@@ -32,7 +36,7 @@ from polyclinic.messages import (
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
-from polyclinic.privacy.signatures import SIGNATURE_BYTES
+from polyclinic.privacy.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
 from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.merging import arrays_of
 from polyclinic.server.replies import TooFew
@@ -60,7 +64,8 @@ class SecureSum:
     """One round's sum after keys and shares were exchanged; all of it is public.
 
     ``peers``: who sent keys; ``parties``: who of them shared its seeds, so that updates are masked for these. ``keys`` and
-    ``sealed`` are by the hospital's index. ``scale``: what makes weighted updates of what is summed.
+    ``shared``, the answers of both exchanges, are by the hospital's index. ``scale``: what makes weighted updates of what is
+    summed.
     """
 
     run: Run
@@ -69,7 +74,7 @@ class SecureSum:
     peers: tuple[Site, ...]
     parties: tuple[Site, ...]
     keys: dict[int, Arrays]
-    sealed: dict[int, np.ndarray]
+    shared: dict[int, Arrays]
     weights: dict[str, float]
     scale: float = 1.0
 
@@ -77,6 +82,11 @@ class SecureSum:
     def indices(self) -> list[int]:
         """The parties as hospitals know each other."""
         return [site.index for site in self.parties]
+
+    @property
+    def signatures(self) -> list[bytes]:
+        """The parties' signatures of the sum's terms."""
+        return [bytes(self.shared[index]["signature"]) for index in self.indices]
 
     def problem(self, reply: Message) -> str | None:
         """Why a reply is no masked update, or None."""
@@ -95,41 +105,66 @@ class SecureSum:
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
         epsilon = self._charge(arrived)
-        shares, dropped = self._shares([site for site, _ in replies])
+        confirmed, silent = self._confirmed([site for site, _ in replies])
+        shares, dropped = self._shares(confirmed)
+        question = _most_common(bytes(arrays["question"]) for arrays in confirmed.values())
         total = sum(arrived.values(), np.zeros(self.terms.size, dtype=self.terms.word))
         for party in self.parties:
             seed = self._seed(party, {point: rows[party.index] for point, rows in shares.items()}, arrived)
-            total = total - self._mask(party.index, seed, arrived)
+            total = total - self._mask(party.index, seed, arrived, question)
         weight = sum(self.weights[site.name] for site, _ in replies)
         mean = shaped(flattened(given, np.float64) + self.scale * self.terms.total(total) / weight, _as_float64(given))
         reply = copy(replies[0][1])
         reply.content = RecordDict({"arrays": to_record(mean), "metrics": MetricRecord({key: weight})})
-        return Opened(reply, dropped, epsilon)
+        return Opened(reply, silent + dropped, epsilon)
 
     def _charge(self, arrived: dict[int, np.ndarray]) -> float | None:
         """Pay for the sum before it can be opened; the same updates again have the same sum, which is paid for once."""
         if self.run.ledger is None:
             return None
         release = sha256(b"".join(vector.tobytes() for _, vector in sorted(arrived.items()))).hexdigest()
-        return self.run.ledger.charge(self.terms.event(len(arrived)), "secure-sum", self.run.name, self.round, release)
+        # How many drop out follows from no answer, so that every number that may be left counts as declared.
+        sums = [
+            (self.terms.event(left), self.run.config.rounds)
+            for left in range(self.terms.threshold, self.terms.parties + 1)
+        ]
+        event = self.terms.event(len(arrived))
+        return self.run.ledger.charge(event, "secure-sum", self.run.name, self.round, release, sums)
 
-    def _shares(self, survivors: Sequence[Site]) -> tuple[dict[int, dict[int, bytes]], Dropped]:
+    def _confirmed(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
+        """The signatures of the survivors that signed the same outcome, by index."""
+        alive = {"survivors": np.array([site.index for site in survivors], dtype=np.int64)}
+
+        def request(site: Site) -> Request:
+            return SecureConfirmRequest(run=self.run.name, site=site.index, home=self.run.home, round=self.round)
+
+        signed = {"question": (KEY_BYTES,), "outcome": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)}
+        answers, dropped = _ask(self.run, survivors, SECURE_CONFIRM, request, lambda site: alive, signed)
+        answers, unlike = _alike(survivors, answers, self.keys, "outcome")
+        _check_enough(answers, dropped + unlike, self.terms.threshold, f"Round {self.round}, confirming who arrived")
+        return answers, dropped + unlike
+
+    def _shares(self, confirmed: Mapping[int, Arrays]) -> tuple[dict[int, dict[int, bytes]], Dropped]:
         """By the number of the hospital that holds them, its share of each party's seed."""
-        alive = [site.index for site in survivors]
+        agreed = {
+            "signers": np.array(sorted(confirmed), dtype=np.int64),
+            "signatures": np.stack([confirmed[index]["signature"] for index in sorted(confirmed)]),
+        }
 
         def message(site: Site) -> Arrays:
             senders = [index for index in self.indices if index != site.index]
             row = self._position(site.index)
-            return {
-                "survivors": np.array(alive, dtype=np.int64), "senders": np.array(senders, dtype=np.int64),
-                "sealed": np.stack([self.sealed[index][row] for index in senders]),
-            }  # fmt: skip
+            return agreed | {
+                "senders": np.array(senders, dtype=np.int64),
+                "sealed": np.stack([self.shared[index]["sealed"][row] for index in senders]),
+            }
 
         def request(site: Site) -> Request:
             return SecureUnmaskRequest(run=self.run.name, site=site.index, home=self.run.home, round=self.round)
 
         wanted = {"shares": (len(self.parties), SHARE_BYTES)}
-        found, dropped = _ask(self.run, survivors, SECURE_UNMASK, request, message, wanted)
+        signers = [site for site in self.parties if site.index in confirmed]
+        found, dropped = _ask(self.run, signers, SECURE_UNMASK, request, message, wanted)
         _check_enough(found, dropped, self.terms.threshold, f"Round {self.round}, removing masks")
         shares = {
             self._position(index) + 1: dict(zip(self.indices, map(bytes, arrays["shares"]), strict=True))
@@ -151,14 +186,14 @@ class SecureSum:
             raise SumRefused(f"Round {self.round}: the shares of a seed of {party.name!r} do not fit its keys.")
         return seed
 
-    def _mask(self, index: int, seed: bytes, arrived: dict[int, np.ndarray]) -> secure_sum.Words:
+    def _mask(self, index: int, seed: bytes, arrived: dict[int, np.ndarray], question: bytes) -> secure_sum.Words:
         """What a party's seed leaves in the sum of those that arrived."""
         size, word = self.terms.size, self.terms.word
         if index in arrived:
             return secure_sum.own_mask(seed, size, word)
         # What this party would have added for each that arrived is what they took away together.
         others = {other: bytes(self.keys[other]["mask"]) for other in arrived}
-        purpose = self.terms.purpose(self.run.name, self.round)
+        purpose = self.terms.purpose(self.run.name, self.round, question)
         pairs = secure_sum.pair_masks(seed, index, others, size, word, purpose)
         return np.zeros(size, dtype=word) - pairs
 
@@ -185,30 +220,61 @@ def begin(
     keys, dropped = _ask(
         run, cohort, SECURE_KEYS, lambda site: SecureKeysRequest(site=site.index, **places), lambda site: {}, wanted
     )
+    dropped += [(site, "its keys are impossible or not signed") for site in cohort
+                if site.index in keys and not _is_usable(keys[site.index], run.name, number, site.index)]  # fmt: skip
+    keys = {index: arrays for index, arrays in keys.items() if _is_usable(arrays, run.name, number, index)}
     _check_enough(keys, dropped, threshold, f"Round {number}, keys")
     peers = tuple(site for site in cohort if site.index in keys)
-    public = {"peers": np.array([site.index for site in peers], dtype=np.int64)} | {
-        name: np.stack([keys[site.index][name] for site in peers])
-        for name in ("sealing", "mask", "identity", "signature")
-    }
-    shared, later = _ask(
-        run, peers, SECURE_SHARES, lambda site: SecureSharesRequest(site=site.index, threshold=threshold, **places),
-        lambda site: public, {"sealed": (len(peers), SEALED_BYTES)},
-    )  # fmt: skip
-    _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
     counted = [public_patients.get(site.name) for site in cohort]
     known = [count for count in counted if count is not None]
     weights = {
         site.name: count / max(known) if count is not None and len(known) == len(cohort) else 1.0
         for site, count in zip(cohort, counted, strict=True)
     }
+    public = {name: np.stack([keys[site.index][name] for site in peers])
+              for name in ("sealing", "mask", "identity", "signature")}  # fmt: skip
+    public["peers"] = np.array([site.index for site in peers], dtype=np.int64)
+    public["weights"] = np.array([weights[site.name] for site in peers])
+    shared, later = _ask(
+        run, peers, SECURE_SHARES, lambda site: SecureSharesRequest(site=site.index, threshold=threshold, **places),
+        lambda site: public,
+        {"sealed": (len(peers), SEALED_BYTES), "terms": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)},
+    )  # fmt: skip
+    shared, unlike = _alike(peers, shared, keys, "terms")
+    later += unlike
+    _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
     terms = secure_terms(run.config, flattened(arrays).size, len(peers), threshold, noise_multiplier)
     # Where gradient sums are summed, a hospital's weighted update is the learning rate times its own, over the largest count.
     scale = learning_rate / max(known, default=1.0) if run.config.shared_noise else 1.0
     parties = tuple(site for site in peers if site.index in shared)
-    sealed = {index: found["sealed"] for index, found in shared.items()}
-    found = SecureSum(run, number, terms, peers, parties, keys, sealed, weights, scale)
-    return found, dropped + later
+    return SecureSum(run, number, terms, peers, parties, keys, shared, weights, scale), dropped + later
+
+
+def _is_usable(keys: Arrays, run: str, number: int, index: int) -> bool:
+    """Whether hospitals would take the keys of another for this place."""
+    sealing, mask, signer = (bytes(keys[name]) for name in ("sealing", "mask", "identity"))
+    stated = statement("keys", run, number, index, sealing.hex(), mask.hex())
+    possible = secure_sum.is_usable(sealing) and secure_sum.is_usable(mask)
+    return possible and is_signed(signer, bytes(keys["signature"]), stated)
+
+
+def _alike(
+    sites: Sequence[Site], answers: Mapping[int, Arrays], keys: Mapping[int, Arrays], name: str
+) -> tuple[dict[int, Arrays], Dropped]:
+    """The answers that hold the statement ``name`` that most hospitals signed, and who did not sign it."""
+    signed = {
+        index: bytes(arrays[name]) for index, arrays in answers.items()
+        if is_signed(bytes(keys[index]["identity"]), bytes(arrays["signature"]), bytes(arrays[name]))
+    }  # fmt: skip
+    most = _most_common(signed.values())
+    reason = f"it signed another {name} than the others, as a hospital of another version would"
+    unlike = [(site, reason) for site in sites if site.index in answers and signed.get(site.index) != most]
+    return {index: arrays for index, arrays in answers.items() if signed.get(index) == most}, unlike
+
+
+def _most_common(values: Iterable[bytes]) -> bytes:
+    """The value that is there most often; empty when there is none."""
+    return next((value for value, _ in Counter(values).most_common(1)), b"")
 
 
 def _ask(

@@ -7,7 +7,9 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from polyclinic.arrays import from_record, to_record
 from polyclinic.messages import QUESTION, SELECT, SelectRequest
-from polyclinic.server.evaluation import evaluate
+from polyclinic.privacy.selection import choice_event
+from polyclinic.server.calibration import declared_plan
+from polyclinic.server.evaluation import evaluate_again
 from polyclinic.server.replies import accept, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
@@ -16,6 +18,12 @@ from polyclinic.strategies.fedgan import FedGAN
 
 
 def select(run: Run, state: RunState, strategy: FedGAN) -> None:
+    """Choose among the strategy's candidates, and judge the last round anew."""
+    _choose(run, state, strategy)
+    evaluate_again(run, state)
+
+
+def _choose(run: Run, state: RunState, strategy: FedGAN) -> None:
     """Have the hospitals choose ``selected`` of the strategy's candidates; it then draws from those.
 
     A hospital's first choice weighs most, and a hospital by its patients that were paid for. Without any reply, or fewer
@@ -29,23 +37,27 @@ def select(run: Run, state: RunState, strategy: FedGAN) -> None:
         "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
     })  # fmt: skip
 
+    plan = declared_plan(run.privacy)
+
     def request(site: Site) -> SelectRequest:
         return SelectRequest(
             run=run.name, site=site.index, home=run.home, round=config.rounds, selected=config.selected,
-            epsilon=config.selection_cost or None,
+            epsilon=config.selection_cost or None, plan=plan,
         )  # fmt: skip
 
     view = SiteGrid(run.grid, run.sites, request, {})
     messages = [Message(RecordDict({QUESTION: beside}), site.id, SELECT) for site in run.sites]
     exchange = view.exchange(messages, config.timeout)
     votes = np.zeros(len(rounds))
-    for site, reply in accept(exchange, state, config.rounds, problem):
+    if config.selection_cost:
+        event = choice_event(config.selection_cost, config.selected)
+        state.ask(exchange, SELECT, event, event)
+    for site, reply in accept(exchange, state, config.rounds, problem, request=SELECT):
         chosen = _chosen(reply, config.selected, len(rounds))
         weight = state.public_patients.get(site.name, 1.0)
         votes[chosen] += weight * (config.selected - np.arange(len(chosen)))
     if votes.any():
         strategy.selected = [rounds[index] for index in np.argsort(-votes, kind="stable")[: config.selected]]
-        state.rows = [row for row in state.rows if row["round"] != state.round] + evaluate(run, state, state.round)
 
 
 def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:

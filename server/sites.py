@@ -27,7 +27,8 @@ class Site:
     """A hospital taking part: what it said of itself when it enrolled.
 
     ``budget`` None is unlimited. ``elsewhere``: in how many other hospitals one of its patients may also be, at most.
-    ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows.
+    ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows. ``versions``: of what it
+    computes with, by name.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Site:
     accountant: str
     elsewhere: int = 0
     knows_others: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def id(self) -> int:
@@ -66,9 +68,13 @@ def silence(timeout: float | None) -> str:
 
 
 def reason_of(reply: Message) -> str:
-    """Why a reply is an error, as one line of printed text that is not too long to read."""
-    said = (reply.error.reason or "")[:_LONGEST]
-    said = " ".join("".join(char if char.isprintable() else " " for char in said).split())
+    """Why a reply is an error, as ``one_line`` of printed text."""
+    return one_line(reply.error.reason or "")
+
+
+def one_line(reason: str) -> str:
+    """A hospital's words as one line of printed text that is not too long to read."""
+    said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
     return said or "no reason given"
 
 

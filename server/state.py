@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+from dp_accounting import DpEvent
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -16,11 +18,13 @@ from polyclinic.arrays import Arrays, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions
-from polyclinic.messages import LOCAL, STANDARDISER
+from polyclinic.evaluation.private_metrics import ScoreCounts
+from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import check_told, from_text
-from polyclinic.server.sites import Site
+from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
+from polyclinic.server.accounts import LOST, Account
+from polyclinic.server.sites import Exchange, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +53,17 @@ class RunState:
     ``stopped``: why there will be no further round though some were left. ``unchanged``: the rounds that changed no model,
     and why. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
-    hospital's protection. ``charged``: how often real hospitals were charged what, as they told last. ``local``: the arrays
-    that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of task synthesis.
+    hospital's protection. ``epsilon``: what each site said of its ledger last, in a private run alone; ``accounts``: what the
+    server knows beside that of real hospitals' spending; ``run`` and ``plan``: the run's name and the charges that it declares.
+    ``local``: the arrays that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of
+    task synthesis.
     ``hospitals``: what each real one said of itself when it enrolled (``Site.told``).
     ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
+    ``released``: of each hospital that was asked for metrics, whether its policy let them leave.
     ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
     run began or was resumed. They are in no checkpoint.
+    ``score_counts``: the noised score counts of the newest evaluation, by site; in no checkpoint. ``held_out``: the epsilon
+    of held-out patients, and ``withheld``: why a site let no metrics leave, as each said last.
     """
 
     arrays: Arrays
@@ -74,25 +83,66 @@ class RunState:
     sampled: dict[str, int] = field(default_factory=dict)
     trained: dict[str, int] = field(default_factory=dict)
     hospital_epsilon: float | None = None
-    charged: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, Account] = field(default_factory=dict)
+    run: str = ""
+    plan: str = ""
     local: list[str] = field(default_factory=list)
     classes: list[float] = field(default_factory=list)
     hospitals: dict[str, dict[str, Any]] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
+    released: dict[str, bool] = field(default_factory=dict)
     predictions: dict[str, Predictions] | None = None
+    score_counts: dict[str, ScoreCounts] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
+    withheld: dict[str, str] = field(default_factory=dict)
 
-    def hear(self, site: str, told: ConfigRecord) -> None:
-        """Note what a site says of its ledger. Raises PolyclinicError if it makes no sense."""
+    @property
+    def private(self) -> bool:
+        """Whether patients are protected by noise: by the run's configuration, whatever a hospital says."""
+        return self.noise_multiplier is not None
+
+    def _account(self, site: str) -> Account:
+        return self.accounts.setdefault(site, Account(run_digest(self.run), self.plan))
+
+    def ask(self, exchange: Exchange, request: str, first: DpEvent, later: DpEvent) -> None:
+        """Note what a private ``request`` costs the real hospitals that it was sent to, unless they refused it.
+
+        first: at one that is asked for such a thing for the first time in this run; later: at the others.
+        """
+        kind = request.split()[0]
+        for site in [site for site, _ in (*exchange.replies, *exchange.dropped) if not site.simulated]:
+            account = self._account(site.name)
+            if site in exchange.refusals:
+                account.refuse(request)
+            else:
+                account.ask(request, later if account.has(kind) else first)
+
+    def ask_lost(self, config: RunConfig, counting: DpEvent, first: DpEvent, later: DpEvent) -> None:
+        """Note what may have been asked after this checkpoint, of which a run that goes on knows nothing."""
+        for name in self.hospitals:
+            account = self._account(name)
+            if not account.has(STATISTICS):
+                account.ask(f"{STATISTICS} {LOST}", counting)
+            for number in range(self.round + 1, min(self.round + config.checkpoint_every, config.rounds) + 1):
+                begun = account.has("train") or number > self.round + 1
+                account.ask(f"train {number} {LOST}", later if begun else first)
+
+    def hear(self, site: str, told: ConfigRecord, request: str | None = None) -> None:
+        """Note what a site says of its ledger in answer to ``request``. Raises PolyclinicError if it makes no sense."""
+        wrong = f"what {site} says of its ledger cannot be read"
         try:
             epsilon = float(told["epsilon"])  # type: ignore[arg-type]
-            if not epsilon >= 0:
-                raise ValueError("an epsilon is a number and not negative")
-            if "charged" in told:
-                check_told(from_text(str(told["charged"])), self.hospitals.get(site, {}).get("relation", "add-remove"))
-                self.charged[site] = str(told["charged"])
-            self.epsilon[site] = epsilon
+            charged = str(told["charged"]) if "charged" in told else None
+            if charged is not None:
+                check_told(from_text(charged), self.hospitals.get(site, {}).get("relation", "add-remove"))
         except (LookupError, TypeError, ValueError, RecursionError):
-            raise PolyclinicError(f"what {site} says of its ledger cannot be read") from None
+            raise PolyclinicError(wrong) from None
+        if not epsilon >= 0 or (self.private and math.isinf(epsilon)):
+            raise PolyclinicError(f"{wrong}: its epsilon must be a finite number of at least 0, got {epsilon}")
+        if self.private:
+            self.epsilon[site] = epsilon
+            if charged is not None:
+                self._account(site).hear(request, charged)
 
     def welcome(self, site: Site) -> Site:
         """A real hospital at its place, by which strategies know it: its own where it was here before, else a new one."""
@@ -101,12 +151,20 @@ class RunState:
         self.hospitals[site.name] = placed.told()
         return placed
 
+    def name_of(self, node: int) -> str:
+        """The hospital of a node by its name where it took part, else the node by its number."""
+        return next((name for name, said in self.hospitals.items() if said["node"] == node), f"node {node}")
+
     def impostor(self, site: Site) -> str | None:
         """Why it is not who took part under its name: a node is known by its key, a name is its own word."""
         told = self.hospitals.get(site.name)
         if told is None or told["node"] == site.node:
             return None
-        return "another node took part in this run under that name; one that has a new key is in the next run again"
+        return (
+            f"another node took part in this run under that name: it is node {site.node}, the other is node {told['node']}; one "
+            "that has a new key is in the next run again. `polyclinic coordinator nodes` lists the names under which their "
+            "keys were registered."
+        )
 
     def tell(self, number: int, absent: Sequence[tuple[str, str]]) -> None:
         """Note who cannot take part from round ``number`` on, and why; what was said of it last is not said again."""
@@ -115,9 +173,22 @@ class RunState:
             {"round": number, "site": name, "reason": why} for name, why in absent if last.get(name) != why
         ]
 
+    def miss(self, number: int, present: Iterable[str]) -> None:
+        """Note of each real hospital of the run that is not ``present`` in round ``number`` that it missed it, and why."""
+        last = {drop["site"]: drop["reason"] for drop in self.dropouts}
+        noted = {drop["site"] for drop in self.dropouts if drop["round"] == number}
+        away = [name for name in self.hospitals if name not in noted.union(present)]
+        self.dropouts += [{"round": number, "site": name, "reason": last.get(name, "it is away")} for name in away]
+
     def drop(self, number: int, dropped: Sequence[tuple[Site, str]]) -> None:
-        """Note who dropped out of round ``number``, and why."""
-        self.dropouts += [{"round": number, "site": site.name, "reason": reason} for site, reason in dropped]
+        """Note who dropped out of round ``number``, and why; once, though it may do so from training and evaluation alike."""
+        before = takewhile(lambda drop: drop["round"] == number, reversed(self.dropouts))
+        noted = {(drop["site"], drop["reason"]) for drop in before}
+        self.dropouts += [
+            {"round": number, "site": site.name, "reason": reason}
+            for site, reason in dropped
+            if (site.name, reason) not in noted
+        ]
 
     def leave(self, number: int, reason: str) -> None:
         """Note why round ``number`` changes no model."""

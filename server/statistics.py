@@ -13,7 +13,8 @@ from polyclinic.arrays import from_record
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import CONTROL, STATISTICS, StatisticsRequest
-from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
+from polyclinic.server.calibration import declared_plan
 from polyclinic.server.merging import arrays_of
 from polyclinic.server.replies import accept, problem, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
@@ -58,10 +59,10 @@ def _sums(
     grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: str,
     privacy: PrivacyPlan | None, round: int,
 ) -> tuple[Exchange, Sums]:  # fmt: skip
-    noise = privacy.statistics_noise_multiplier if privacy else None
+    noise, plan = privacy.statistics_noise_multiplier if privacy else None, declared_plan(privacy)
 
     def request(site: Site) -> StatisticsRequest:
-        return StatisticsRequest(run=run, site=site.index, home=home, noise_multiplier=noise)
+        return StatisticsRequest(run=run, site=site.index, home=home, noise_multiplier=noise, plan=plan)
 
     view = SiteGrid(grid, sites, request, {})
     exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
@@ -76,7 +77,10 @@ def _sums(
         found[reply.metadata.src_node_id] = total
         return _impossible(total, schema, config)
 
-    replies = accept(exchange, state, round, wrong)
+    if noise is not None:
+        event = gaussian_event(noise)
+        state.ask(exchange, STATISTICS, event, event)
+    replies = accept(exchange, state, round, wrong, request=STATISTICS)
     return exchange, [(site, found[site.id]) for site, _ in replies]
 
 

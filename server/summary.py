@@ -8,14 +8,16 @@ from typing import Any, cast
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
+from polyclinic.evaluation.private_metrics import as_dict, pool_counts
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
-from polyclinic.privacy.ledger_terms import Spent, Terms, epsilon_together, from_text, risk_of, risk_together
+from polyclinic.privacy.ledger_terms import History, Terms, epsilon_together, risk_of, risk_together
 from polyclinic.privacy.statements import statements
+from polyclinic.server.accounts import bound
 from polyclinic.server.federate import Outcome
 from polyclinic.server.model import sha256_of
-from polyclinic.server.notes import notes
+from polyclinic.server.notes import notes, terms_of
 from polyclinic.server.posterior import posterior_statement
 from polyclinic.server.sites import Site
 from polyclinic.server.synthesis import synthesis_statement
@@ -32,7 +34,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     private = privacy is not None
     spent, charged = _spent(outcome, home), _charged(outcome, home)
     site, overlap = outcome.sites[0], _overlap(outcome)
-    statement = _statement(outcome, home)
+    statement = _statement(outcome, home, spent)
     unchanged = _unchanged(outcome, statement)
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
@@ -40,13 +42,15 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "flow": _flow(config.dataset) if simulated else None,
         "metrics": {
-            "pooled": _metrics(last.get("pooled")), "macro": _metrics(last.get("macro")),
+            "pooled": _metrics(last.get("pooled")) | {"released": _if_asked(outcome, _is_pooled(outcome))},
+            "macro": _metrics(last.get("macro")) | {"released": _if_asked(outcome, any(state.released.values()))},
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged) for found in outcome.sites},
         },
         "evaluation": None if config.posterior else _evaluation(outcome),
+        "private_metrics": _private_metrics(outcome),
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
-            "risk": _risk(outcome, charged),
+            "private": private, "risk": _risk(outcome, charged),
             "delta": config.delta if private else None,
             "overlap": overlap, "composition": composition(overlap, site.schema.unit),
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
@@ -73,7 +77,34 @@ def _flow(dataset: str) -> list[dict[str, Any]] | None:
 def _evaluation(outcome: Outcome) -> dict[str, Any]:
     config, schema = outcome.config, outcome.sites[0].schema
     groups = group_names(schema, config.groups) if config.groups else ()
+    if not outcome.state.released:
+        return {"undefined": "no hospital was asked for metrics"}
     return assess(outcome.state.predictions or {}, config.seed, config.groups, groups)
+
+
+def _is_pooled(outcome: Outcome) -> bool:
+    """Whether some hospital let predictions or noised counts leave."""
+    state = outcome.state
+    return any(len(part.labels) for part in (state.predictions or {}).values()) or bool(state.score_counts)
+
+
+def _if_asked(outcome: Outcome, released: bool) -> bool | None:
+    """``released``, or None where no hospital was asked for metrics."""
+    return released if outcome.state.released else None
+
+
+def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
+    """The last round's noised figures, with the error of their noise and what they cost; None where none were asked for."""
+    state = outcome.state
+    if not (state.score_counts or state.withheld):
+        return None
+    spent = [(state.held_out[site.name], site.delta) for site in outcome.sites if site.name in state.score_counts]
+    return {
+        "epsilon": max((epsilon for epsilon, _ in spent), default=None),
+        "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,
+        "pooled": as_dict(pool_counts([*state.score_counts.values()])) if state.score_counts else None,
+        "sites": {name: as_dict(part) | {"epsilon": state.held_out[name]} for name, part in state.score_counts.items()},
+    }  # fmt: skip
 
 
 def _without_ledger(central: dict[str, Any]) -> dict[str, Any]:
@@ -86,18 +117,17 @@ def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:
 
 
 def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
-    """Each site's epsilon: what it told last, or its ledger's where that is at hand and says more.
-
-    A site can have been charged for work whose reply was lost.
-    """
-    spent = dict(outcome.state.epsilon)
+    """Each site's epsilon: by its ledger where that is at hand; else the larger of its word and what it must have spent."""
+    if outcome.privacy is None:
+        return {}
+    state, terms = outcome.state, terms_of(outcome)
+    spent = {name: bound(state.accounts.get(name), state.epsilon.get(name), by) for name, by in terms.items()}
     path = home / "ledger.sqlite"
     if path.exists():
         ledgers = Ledger.read_all(path)
         known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
-        for ledger, epsilon in zip(known, spent_all(known), strict=True):
-            spent[ledger.site] = max(spent.get(ledger.site, 0.0), epsilon)
-    return spent
+        spent |= zip([ledger.site for ledger in known], spent_all(known) if known else [], strict=True)
+    return {name: epsilon for name, epsilon in spent.items() if epsilon is not None}
 
 
 def _overlap(outcome: Outcome) -> int:
@@ -106,7 +136,7 @@ def _overlap(outcome: Outcome) -> int:
     return min(max(declared, outcome.config.overlap), len(outcome.sites))
 
 
-def _composed(outcome: Outcome, charged: dict[str, Spent], spent: dict[str, float]) -> float:
+def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, float]) -> float:
     """The run's epsilon for a patient of as many hospitals as may be: the largest of one, or what the worst spent together."""
     largest, overlap = max(spent.values()), _overlap(outcome)
     if overlap == 1:
@@ -116,7 +146,7 @@ def _composed(outcome: Outcome, charged: dict[str, Spent], spent: dict[str, floa
     return max(largest, epsilon_together([*charged.values()], overlap, terms))
 
 
-def _risk(outcome: Outcome, charged: dict[str, Spent]) -> dict[str, float] | None:
+def _risk(outcome: Outcome, charged: dict[str, History]) -> dict[str, float] | None:
     """The run's risk, of the same patient as its epsilon; None where no hospital told what it was charged."""
     if not charged:
         return None
@@ -124,21 +154,21 @@ def _risk(outcome: Outcome, charged: dict[str, Spent]) -> dict[str, float] | Non
     return risk_together([*charged.values()], _overlap(outcome), relation).as_dict()
 
 
-def _charged(outcome: Outcome, home: Path) -> dict[str, Spent]:
-    """What each site has spent: as a real hospital told last, and by the ledgers of simulated ones."""
+def _charged(outcome: Outcome, home: Path) -> dict[str, History]:
+    """What each site has spent: of a real hospital at least what it must have, and by the ledgers of simulated ones."""
     path = home / "ledger.sqlite"
     ledgers = Ledger.read_all(path) if path.exists() else {}
     known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
-    told = {name: from_text(text) for name, text in outcome.state.charged.items()}
-    return told | dict(zip([one.site for one in known], past_all(known) if known else [], strict=True))
+    accounts = {name: account.spent() for name, account in outcome.state.accounts.items()}
+    return accounts | dict(zip([one.site for one in known], past_all(known) if known else [], strict=True))
 
 
 def _site_metrics(
-    site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float], charged: dict[str, Spent]
+    site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float], charged: dict[str, History]
 ) -> dict[str, Any]:
     state, private, relation = outcome.state, outcome.privacy is not None, cast(Relation, site.relation)
     return {
-        "patients": state.patients.get(site.name), **_metrics(row),
+        "patients": state.patients.get(site.name), **_metrics(row), "released": state.released.get(site.name),
         "epsilon": spent.get(site.name) if private else None, "delta": site.delta if private else None,
         "risk": risk_of(charged[site.name], relation).as_dict() if site.name in charged else None,
         "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),
@@ -150,8 +180,11 @@ def _floor(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     return {"accuracy": majority[-1]} if majority else None
 
 
-def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
-    """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here."""
+def _statement(outcome: Outcome, home: Path, spent: dict[str, float]) -> dict[str, Any]:
+    """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here.
+
+    ``said`` is a real hospital's own word, which ``epsilon`` is never below.
+    """
     sites: dict[str, Any] = {}
     path = home / "ledger.sqlite"
     ledgers = list(Ledger.read_all(path).values()) if path.exists() else []
@@ -160,8 +193,9 @@ def _statement(outcome: Outcome, home: Path) -> dict[str, Any]:
         if site.simulated and site.name in shown:
             sites[site.name] = shown[site.name]
         else:
-            sites[site.name] = {"site": site.name, "epsilon": outcome.state.epsilon.get(site.name), "delta": site.delta,
-                                "budget": site.budget, "relation": site.relation, "accountant": site.accountant}  # fmt: skip
+            sites[site.name] = {"site": site.name, "epsilon": spent.get(site.name),
+                                "said": outcome.state.epsilon.get(site.name), "delta": site.delta, "budget": site.budget,
+                                "relation": site.relation, "accountant": site.accountant}  # fmt: skip
     first = outcome.sites[0]
     return {
         "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,

@@ -13,11 +13,11 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
 from polyclinic.ehr.imputation import Imputer
-from polyclinic.ehr.prepared import Counted, Rules, prepared
+from polyclinic.ehr.prepared import Counted, Rules, prepared, standard_error
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import RELATIONS, SURVEY, RelationsRequest, SurveyRequest
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon
-from polyclinic.privacy.statements import finite
+from polyclinic.privacy.ledger_file import finite
 from polyclinic.server.queries import Bill, bill_of, replies_to, together
 from polyclinic.server.sites import Dropped, Site
 from polyclinic.training import relations as related
@@ -161,7 +161,7 @@ def _statement(
         mechanism = "exact" if survey.epsilon is None else "gaussian, thresholded" if column.is_open else "gaussian"
         columns[column.name] = {
             "mechanism": mechanism, "cells": len(added[column.name].patients),
-            "standard_error": added[column.name].error, "most": survey.most(column), "epsilon": finite(cost),
+            "standard_error": standard_error(column, added[column.name]), "most": survey.most(column), "epsilon": finite(cost),
             "threshold_delta": max(plan.threshold_delta for plan in plans) if column.is_open else 0.0,
             "threshold": plans[0].threshold(column) if column.is_open else None, **found[column.name],
         }  # fmt: skip

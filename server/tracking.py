@@ -22,6 +22,7 @@ from flwr.common.logger import log
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.json_text import json_text
 from polyclinic.server.progress import Progress
 from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
@@ -88,6 +89,9 @@ class Tracked:
             self.tell(state)
         self._watcher.round_done(config, state)
 
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        self._watcher.dropped(dropouts)
+
     def tell(self, state: RunState) -> None:
         """What the track does not have of the state's rounds; of one that is done again, what is true now."""
 
@@ -131,7 +135,7 @@ class Tracked:
 
     def _keep(self, **changes: Any) -> None:
         self._kept = _Kept(**asdict(self._kept) | changes)
-        (self._folder / _FILE).write_text(json.dumps(asdict(self._kept)), encoding="utf-8")
+        (self._folder / _FILE).write_text(json_text(asdict(self._kept)), encoding="utf-8")
 
 
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -111,7 +111,7 @@ class _Masked:
         return self.total.terms.threshold
 
     def asked(self, site: Site) -> dict[str, Any]:
-        return {"secure_parties": self.total.indices, "secure_weight": self.total.weights[site.name]}
+        return {"secure_parties": self.total.indices, "secure_signatures": self.total.signatures}
 
     def problem(self, reply: Message) -> str | None:
         return problem(reply) or self.total.problem(reply)

@@ -131,9 +131,10 @@ class CentralDP(Strategy):
         if self.ledger is None:
             return
         event = self.plan.event() if self._to_pay(server_round, self.ledger) else PAID_BEFORE
+        all_rounds = [(self.plan.event(), math.ceil(self.plan.rounds / self.plan.covers))]
         # Only a simulation gives the same numbers again; of a real server every aggregate is a new release.
         release = "" if self.seed is None else _digest(self.seed, self.plan, self.clip_norm, sent, replies)
-        self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release)
+        self.epsilon = self.ledger.charge(event, "central", self.run, server_round, release, all_rounds)
 
     def _to_pay(self, server_round: int, ledger: Ledger) -> bool:
         """Whether no earlier charge pays for this round, or the round is done again, with other noise."""

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from polyclinic import Federation
-from polyclinic.server.run_folder import versions
+from polyclinic.versions import recorded_versions
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -42,7 +42,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         hospitals = Federation.from_dataset("breast-cancer", out=out, **SETTINGS)
         rows = {name: _curve(hospitals, options) for name, options in WAYS.items()}
-    results = {"machine": platform.platform(), "versions": versions(), "settings": SETTINGS, "ways": WAYS, "rows": rows}
+    results = {
+        "machine": platform.platform(),
+        "versions": recorded_versions(),
+        "settings": SETTINGS,
+        "ways": WAYS,
+        "rows": rows,
+    }
     (HERE / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
     (HERE / "table.md").write_text(table(rows), encoding="utf-8")
     plot(rows).savefig(HERE / "curve.svg", metadata={"Date": None})

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from polyclinic import Federation
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.plugins import dataset_named
-from polyclinic.server.run_folder import versions
+from polyclinic.versions import recorded_versions
 
 HERE = Path(__file__).parent
 SEEDS = range(5)
@@ -35,7 +35,7 @@ def main() -> None:
         rows["no DP, measured scale"] = [_one(hospitals, seed, dp=False, standardise="measured") for seed in SEEDS]
         for epsilon in EPSILONS:
             rows[f"ε = {epsilon:g}"] = [_one(hospitals, seed, epsilon=epsilon) for seed in SEEDS]
-    results = {"machine": platform.platform(), "versions": versions(), "settings": hospitals.config.flat() | {"out": ""},
+    results = {"machine": platform.platform(), "versions": recorded_versions(), "settings": hospitals.config.flat() | {"out": ""},
                "references": REFERENCES, "rows": rows}  # fmt: skip
     (HERE / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
     (HERE / "table.md").write_text(table(rows) + "\n" + site_table(rows, site_floors()), encoding="utf-8")

@@ -32,7 +32,7 @@ def attack_run(
     Raises ConfigError as ``read_target`` and for a column that cannot be guessed.
     """
     target = read_target(path, seed)
-    private = target.summary["privacy"]["epsilon"] is not None
+    private = target.summary["privacy"]["private"]
     at = delta or (target.summary["privacy"]["delta"] if private else None) or _USUAL_DELTA
     left_out: LeftOut = []
     if target.config.synthesis:

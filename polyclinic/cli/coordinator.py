@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyclinic.cli.deploying import (
+    Destination,
     Folder,
     IfMissing,
     LogFormat,
@@ -17,8 +18,10 @@ from polyclinic.cli.deploying import (
     Starting,
     errors_told,
     serve_metrics,
+    show_backup,
     start_or_show,
     table,
+    warn,
 )
 from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
 
@@ -92,6 +95,9 @@ def start(
 def renew(
     folder: Folder,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new certificate.")] = 825,
+    ca_key: Annotated[
+        Path | None, typer.Option(help="The authority's key, where it is kept elsewhere than in FOLDER/ca.key.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a new server's certificate of the same authority; hospitals need nothing new."""
@@ -99,7 +105,7 @@ def renew(
         from polyclinic.deployment.certificates import expiry
         from polyclinic.deployment.coordinator import Coordinator
 
-    Coordinator.read(folder).renew(days)
+    Coordinator.read(folder).renew(days, ca_key)
     until = expiry(folder / "server.crt").strftime("%Y-%m-%d")
     if as_json:
         print_json({"folder": str(folder), "expires": until})
@@ -150,10 +156,13 @@ def revoke(
 def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     """List the nodes that were registered, and which of them are there."""
     with loading():
+        from polyclinic.deployment.certificates import expiry_warnings
         from polyclinic.deployment.control import nodes as listed
+        from polyclinic.deployment.coordinator import Coordinator
 
     with _control(folder, address) as client:
         found = listed(client)
+    warn(expiry_warnings(Coordinator.read(folder).certificates))
     if as_json:
         print_json(found)
     else:
@@ -162,16 +171,30 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 
 @app.command()
 def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
-    """List the runs that were submitted, and how they ended."""
+    """List the runs that were submitted, with their folders' names, how they ended, and how to go on with one that broke off."""
     with loading():
         from polyclinic.deployment.control import runs as listed
+        from polyclinic.deployment.coordinator import Coordinator
+        from polyclinic.deployment.submitting import folders_by_run, next_step
 
     with _control(folder, address) as client:
         found = listed(client)
+    read = Coordinator.read(folder)
+    folders = folders_by_run(read.folder / "runs")
+    shown = [run | {"folder": folders[run["run"]].name if run["run"] in folders else None} for run in found]
     if as_json:
-        print_json(found)
-    else:
-        console().print(table(("run", "status", "submitted", "finished", "details"), found))
+        print_json(shown)
+        return
+    screen = console()
+    # Flower's words are "finished:completed", "finished:failed" and the like.
+    screen.print(table(("run", "folder", "status", "submitted"),
+                       [run | {"status": run["status"].removeprefix("finished:")} for run in shown]))  # fmt: skip
+    for run in shown:
+        if run["details"]:
+            screen.print(f"{run['run']}: {run['details']}", soft_wrap=True)
+    for run_folder in dict.fromkeys(folders.values()):
+        if not run_folder.finished and not run_folder.is_held:
+            screen.print(next_step(read, run_folder), soft_wrap=True)
 
 
 @app.command()
@@ -222,13 +245,26 @@ def submit(
 
 
 @app.command()
+def backup(folder: Folder, destination: Destination, as_json: Json = False) -> None:
+    """Copy the folder while the SuperLink runs: its nodes and runs, models under way, certificates and keys."""
+    with loading():
+        from polyclinic.deployment.backup import back_up
+        from polyclinic.deployment.coordinator import Coordinator
+
+    read = Coordinator.read(folder)
+    parts = {name: read.folder / name for name in ("state", "runs", "flwr")}
+    show_backup(back_up(read.folder, destination, parts), as_json)
+
+
+@app.command()
 def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
     """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
     with loading():
         from polyclinic.deployment.coordinator import Coordinator
         from polyclinic.deployment.metrics import CoordinatorMetrics
 
-    serve_metrics(CoordinatorMetrics(Coordinator.read(folder).folder / "runs"), host, port)
+    read = Coordinator.read(folder)
+    serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)
 
 
 def _control(folder: Path, address: str) -> Any:

@@ -15,11 +15,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from polyclinic.cli.terminal import console, print_json
 from polyclinic.errors import PolyclinicError
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.", show_default=False)]
+Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.", show_default=False)]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
 ]
@@ -122,11 +124,28 @@ def start_or_show(
         raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
 
 
+def warn(sentences: Sequence[str]) -> None:
+    """Print each sentence on stderr."""
+    for sentence in sentences:
+        console(as_json=True).print(Text.assemble(("Warning:", "bold yellow"), f" {sentence}"), soft_wrap=True)
+
+
+def show_backup(copied: Mapping[str, Any], as_json: bool) -> None:
+    """Print what ``back_up`` returned."""
+    if as_json:
+        print_json(dict(copied))
+    else:
+        console().print(
+            f"{copied['backup']}: {copied['files']} files, {copied['bytes']:,} bytes; private keys are among them.",
+            soft_wrap=True,
+        )
+
+
 def table(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """A table of the rows' values by heading; what is not known is left empty."""
     made = Table(box=None)
     for heading in headings:
-        made.add_column(heading, overflow="fold", no_wrap=heading in ("run", "node", *TIMES))
+        made.add_column(heading, overflow="fold", no_wrap=heading in ("run", "node", "folder", *TIMES))
     for row in rows:
         made.add_row(*(_cell(heading, row[heading]) for heading in headings))
     return made

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyclinic.cli.deploying import (
+    Destination,
     Folder,
     IfMissing,
     LogFormat,
@@ -17,7 +18,9 @@ from polyclinic.cli.deploying import (
     Starting,
     errors_told,
     serve_metrics,
+    show_backup,
     start_or_show,
+    warn,
 )
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -109,18 +112,32 @@ def rekey(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
-def status(folder: Folder, as_json: Json = False) -> None:
+def status(
+    folder: Folder,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 1 when the coordinator does not answer or the ledger was altered."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
     with loading():
+        from polyclinic.deployment.certificates import expiry_warnings
         from polyclinic.deployment.hospital import HospitalNode
         from polyclinic.deployment.status import hospital_status
 
-    found = hospital_status(HospitalNode.read(folder))
+    node = HospitalNode.read(folder)
+    found = hospital_status(node)
     if as_json:
         print_json(found)
     else:
         for line in _lines(found):
             console().print(line, soft_wrap=True)
+    warn(expiry_warnings([node.ca]))
+    if check and not found["coordinator"]["reachable"]:
+        raise PolyclinicError(f"The coordinator does not answer: {found['coordinator']['problem']}.")
+    if check and not found["ledger"]["intact"]:
+        raise PolyclinicError("The ledger has been altered; `polyclinic ledger verify` says where.")
 
 
 @app.command()
@@ -153,30 +170,57 @@ def journal(
 
 
 @app.command()
+def backup(folder: Folder, destination: Destination, as_json: Json = False) -> None:
+    """Copy the folder while its node runs: ledger, journal, what was kept beside them, policy and keys."""
+    with loading():
+        from polyclinic.deployment.backup import back_up
+        from polyclinic.deployment.hospital import HospitalNode
+
+    node = HospitalNode.read(folder)
+    show_backup(back_up(node.folder, destination, {"home": node.home, "flwr": node.folder / "flwr"}), as_json)
+
+
+@app.command()
 def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
     """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
     with loading():
         from polyclinic.deployment.hospital import HospitalNode
         from polyclinic.deployment.metrics import HospitalMetrics
 
-    serve_metrics(HospitalMetrics(HospitalNode.read(folder).home), host, port)
+    node = HospitalNode.read(folder)
+    serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     coordinator, ledger = found["coordinator"], found["ledger"]
     answer = (
-        f"answers, certificate until {coordinator['expires']}" if coordinator["reachable"] else coordinator["problem"]
+        f"answers, certificate until {coordinator['expires']} ({coordinator['days']} days)"
+        if coordinator["reachable"]
+        else coordinator["problem"]
     )
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
     budget = "unlimited" if ledger["budget"] is None else f"{ledger['budget']:g}"
-    record = "the record is intact" if ledger["intact"] else "THE RECORD HAS BEEN ALTERED"
+    record = _record(ledger)
+    held_out = found["held_out"]
+    apart = (
+        [
+            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; {_record(held_out)}"
+        ]
+        if held_out
+        else []
+    )
     return [
         f"{found['site']}",
         f"Coordinator {coordinator['address']}: {answer}",
         f"Authority: until {found['authority']['expires']} ({found['authority']['days']} days)",
         f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; {record}",
+        *apart,
         *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in ledger["last"]),
     ]
+
+
+def _record(ledger: dict[str, Any]) -> str:
+    return "the record is intact" if ledger["intact"] else "THE RECORD HAS BEEN ALTERED"
 
 
 def _options(source: list[str] | None) -> dict[str, str]:

@@ -45,10 +45,16 @@ def show(
     found = statements(ledgers)
     if as_json or len(found) == 1 or delta:
         found = [detailed(statement, delta or ()) for statement in found]
+    beside = _held_out(path)
+    held_out = statements([*Ledger.read_all(beside).values()]) if beside else []
+    held_out = [statement for statement in held_out if site in (None, statement["site"])]
     if as_json:
-        print_json(statement_of(found))
+        print_json(statement_of(found) | {"held_out": statement_of(held_out) if held_out else None})
         return
     screen = console()
+    for statement in held_out:
+        intact = "the record is intact" if statement["intact"] else "THE RECORD HAS BEEN ALTERED"
+        screen.print(f"{statement['site']}, held-out patients: {_spent(statement)}; {intact}", soft_wrap=True)
     for statement in found:
         record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
         screen.print(Text.assemble((statement["site"], "bold"), f": {_spent(statement)}; ", record), soft_wrap=True)
@@ -74,19 +80,22 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
 
     path = _file(path)
     found = verify_all(path, site)
+    beside = _held_out(path)
+    held_out = [one for one in verify_all(beside) if site in (None, one["site"])] if beside else []
     if as_json:
-        print_json(statement_of(found))
+        print_json(statement_of(found) | {"held_out": statement_of(held_out) if held_out else None})
     else:
         screen = console()
-        for statement in found:
+        for statement in [*found, *held_out]:
             charges = len(statement["events"])
-            what = f": {charges} {'charge' if charges == 1 else 'charges'}, {_spent(statement)}; "
+            whose = ", held-out patients" if statement in held_out else ""
+            what = f"{whose}: {charges} {'charge' if charges == 1 else 'charges'}, {_spent(statement)}; "
             number = len(statement["findings"])
             word = (f"{number} {'finding' if number == 1 else 'findings'}", "bold red") if number else "intact"
             screen.print(Text.assemble((statement["site"], "bold"), what, word), soft_wrap=True)
             for finding in statement["findings"]:
                 screen.print(str(Finding(**finding)), style="red", soft_wrap=True)
-    if not all(statement["intact"] for statement in found):
+    if not all(statement["intact"] for statement in [*found, *held_out]):
         raise typer.Exit(1)
 
 
@@ -125,6 +134,12 @@ def _file(path: Path) -> Path:
 
     places = [path / "ledger.sqlite", path / "home" / "ledger.sqlite"]
     return next((place for place in places if place.is_file()), None) or run_in(path) / "sites" / "ledger.sqlite"
+
+
+def _held_out(path: Path) -> Path | None:
+    """The held-out patients' own ledger, where one lies beside a ledger."""
+    beside = path.with_name("held-out.sqlite")
+    return beside if beside != path and beside.is_file() else None
 
 
 def _print_details(screen: Console, statement: dict[str, Any]) -> None:
@@ -166,5 +181,5 @@ def _epsilon(value: float | None) -> str:
     return "unbounded (something left without noise)" if value is None else significant(value)
 
 
-def _day(time: str) -> str:
-    return time[:16].replace("T", " ")
+def _day(time: object) -> str:
+    return str(time)[:16].replace("T", " ")

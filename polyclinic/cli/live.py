@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import number, significant
-from polyclinic.evaluation.privacy_text import central_sentence, risk_sentence, share
+from polyclinic.cli.terminal import number, significant, unless_withheld
+from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 
 if TYPE_CHECKING:
     from polyclinic.config import RunConfig
@@ -131,12 +131,13 @@ class LiveProgress:
             said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
             self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
         else:
-            self._say(rows, config, state)
+            self._say(config, state)
         if self._stop and self._in_rounds:
             raise KeyboardInterrupt
 
-    def _say(self, rows: dict[str, dict[str, Any]], config: RunConfig, state: RunState) -> None:
-        overall = rows.get("pooled") or rows.get("macro") or {}
+    def _say(self, config: RunConfig, state: RunState) -> None:
+        from polyclinic.server.progress import figures  # only a run needs the server
+
         spent = (
             f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
             if config.dp and state.epsilon
@@ -144,8 +145,11 @@ class LiveProgress:
         )
         if state.hospital_epsilon is not None:
             spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
-        figures = f": loss {number(overall.get('loss'))}, AUROC {number(overall.get('auroc'))}"
-        self._console.print(f"round {state.round}/{config.rounds}{'' if config.posterior else figures}{spent}")
+        reached = "" if config.posterior else f": {figures(state)}"
+        self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
+
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        pass  # the result names them
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -184,15 +188,15 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
     columns = {
         "hospital": [*sites, "pooled"],
         "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
-        "AUROC": [number(row["auroc"]) for row in (*sites.values(), pooled)],
-        "accuracy": [number(row["accuracy"]) for row in (*sites.values(), pooled)],
+        "AUROC": [unless_withheld(row, number(row["auroc"])) for row in (*sites.values(), pooled)],
+        "accuracy": [unless_withheld(row, number(row["accuracy"])) for row in (*sites.values(), pooled)],
     }
     if summary.get("posterior"):
         columns = {
             "hospital": columns["hospital"],
             "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
         }
-    if summary["privacy"]["epsilon"] is not None:
+    if summary["privacy"]["private"]:
         columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
         columns[_RISK] = [*(_found(row) for row in sites.values()), ""]
     if comparison:
@@ -255,12 +259,16 @@ def privacy_sentence(summary: dict[str, Any]) -> str:
     """The guarantee with everything that a reader needs to judge it, and what it means."""
     privacy, central = summary["privacy"], summary["privacy"].get("central")
     whole = f" {central_sentence(central)}" if central else ""
-    if privacy["epsilon"] is None:
+    if not privacy["private"]:
         return f"No noise at the hospitals.{whole}" if central else "No differential privacy."
+    private = summary.get("private_metrics") or {}
+    held_out = f" {held_out_sentence(private, privacy['unit'])}" if private.get("epsilon") is not None else ""
     overlap = privacy.get("overlap", 1)
+    spent = "not known" if privacy["epsilon"] is None else significant(privacy["epsilon"])
     where = "any hospital" if overlap == 1 else f"up to {overlap} hospitals together"
     risk = risk_sentence(privacy["risk"], privacy["unit"], privacy["relation"]) if privacy.get("risk") else ""
     return (
-        f"Privacy: ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} for each {privacy['unit']} at {where}, "
+        f"Privacy: ε = {spent} at δ = {privacy['delta']:g} for each {privacy['unit']} at {where}, "
         f"neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{f' {risk}' if risk else ''}{whole}"
+        f"{held_out}"
     )

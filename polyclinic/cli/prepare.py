@@ -31,7 +31,7 @@ def prepare(
     ] = None,
     low: Annotated[float, typer.Option(help="Quantile that becomes a numeric column's lower bound.")] = 0.01,
     high: Annotated[float, typer.Option(help="Quantile that becomes its upper bound.")] = 0.99,
-    bins: Annotated[int, typer.Option(help="Equal parts of the draft's bounds in which patients are counted.")] = 40,
+    bins: Annotated[int, typer.Option(help="Equal parts of the draft's bounds in which patients are counted.")] = 256,
     codes: Annotated[int, typer.Option(help="The most codes of a code set that a patient counts for.")] = 10,
     fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,

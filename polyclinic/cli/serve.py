@@ -36,10 +36,18 @@ def serve(
     screen.print(f"Runs in {folder}: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)", soft_wrap=True)
     if not local:
         screen.print(
-            "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password.",
-            style="yellow",
-        )
-    config = uvicorn.Config(application(folder.resolve(), names), log_level="warning", lifespan="off", ws="none")
+            "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password."
+            + ("" if known else " Any name is allowed in the Host header, so that a page of another site that a user of "
+               "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."),
+            style="yellow", soft_wrap=True,
+        )  # fmt: skip
+    config = uvicorn.Config(
+        application(folder.resolve(), names),
+        log_level="warning",
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 

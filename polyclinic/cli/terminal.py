@@ -7,7 +7,7 @@ import gc
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from polyclinic.config import parse_value
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.evaluation.privacy_text import NOT_RELEASED
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
 _FIRST = ("run", "show", "report", "datasets")
@@ -104,6 +105,11 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 def number(value: float | None, digits: int = 3) -> str:
     """A figure for a table; what is undefined is said to be so."""
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def unless_withheld(row: Mapping[str, Any], figure: str) -> str:
+    """The figure, or that the policies did not let those of this row of a summary leave."""
+    return NOT_RELEASED if row.get("released") is False else figure
 
 
 def significant(value: float) -> str:

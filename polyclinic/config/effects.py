@@ -47,7 +47,11 @@ EFFECTS = (
     Effect(("method-options",), "the task synthesis or posterior", lambda c: c.synthesis or c.posterior),
     Effect(("method-kind", "synthetic-rows", "condition-hospitals", "quality"), "the task synthesis", lambda c: c.synthesis),
     Effect(("columns", "prior-mean", "prior-sd"), "the task posterior", lambda c: c.posterior),
-    Effect(("evaluate-every", "groups"), "a task whose result is judged on held-out patients", lambda c: not c.posterior),
+    Effect(
+        ("evaluate-every", "groups", "metrics", "metrics-epsilon", "private-evaluations"),
+        "a task whose result is judged on held-out patients", lambda c: not c.posterior,
+    ),
+    Effect(("metrics-epsilon", "private-evaluations"), "metrics other than none", lambda c: c.metrics != "none"),
     Effect(("preset", "candidates"), "task synthesis with a game, as gan", lambda c: c.game),
     Effect(("baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density),
     Effect(("selected", "selection-epsilon"), "candidates above 0", lambda c: c.candidates > 0),

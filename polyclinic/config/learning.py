@@ -165,15 +165,18 @@ class Training(Keys):
     momentum: float = Field(
         0.9, ge=0, lt=1, description="Momentum of sgd and rmsprop; rmsprop has 0 where none is given."
     )
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer.")
-    proximal_mu: float = Field(0.0, ge=0, description="FedProx's proximal term (Li et al. 2020).")
+    weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
+    proximal_mu: float = Field(0.0, ge=0, le=1e6, description="FedProx's proximal term (Li et al. 2020).")
     control_variate: Literal["update", "gradient"] = Field(
         "update",
         description="Strategy scaffold: a hospital's control variate from its update (option II), or from one more gradient over "
         "all its patients, which is charged (option I).",
     )
     personal_mu: float = Field(
-        0.1, ge=0, description="Strategy ditto: how strongly a hospital's personal model is held near the shared one."
+        0.1,
+        ge=0,
+        le=1e6,
+        description="Strategy ditto: how strongly a hospital's personal model is held near the shared one.",
     )
     local_layers: str = Field(
         "",

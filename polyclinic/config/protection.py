@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from polyclinic.config.keys import Keys, Positive, noise_known
 from polyclinic.config.reading import parse_assignments
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.streams import LEAST_DELTA
 
 
 class SecureSum(Keys):
@@ -31,7 +32,8 @@ class SecureSum(Keys):
     secure_dropouts: int = Field(
         0,
         ge=0,
-        description="Secure aggregation: hospitals of a round that may drop out; with more the sum is not opened.",
+        description="Secure aggregation: hospitals of a round that may drop out, fewer than a third of them; with more the sum "
+        "is not opened.",
     )
     secure_noise: float = Field(
         0.0,
@@ -52,7 +54,9 @@ class Privacy(Keys):
 
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
-    delta: float = Field(1e-3, ge=1e-100, lt=1, description="Target delta; must be below 1/patients at every hospital.")
+    delta: float = Field(
+        1e-3, ge=LEAST_DELTA, lt=1, description="Target delta; must be below 1/patients at every hospital."
+    )
     overlap: int = Field(
         1,
         ge=1,
@@ -64,7 +68,7 @@ class Privacy(Keys):
     )
     perturbation: Literal["gaussian", "gamma"] = Field(
         "gaussian",
-        description="Noise of output-perturbation and objective-perturbation; gamma has a pure epsilon, without delta.",
+        description="Noise of output-perturbation and objective-perturbation; gamma has a pure epsilon.",
     )
     standardise: Literal["public", "measured", "none"] = Field(
         "public",
@@ -85,6 +89,31 @@ class Privacy(Keys):
     )
 
 
+class HeldOut(Keys):
+    """What is learned of held-out patients, and what that may cost them."""
+
+    metrics: Literal["exact", "private", "none"] = Field(
+        "exact",
+        description="Metrics of held-out patients: exact (private where a policy releases no exact ones), private (with noise "
+        "everywhere), or none.",
+    )
+    metrics_epsilon: Positive = Field(
+        1.0,
+        description="Epsilon of a simulated hospital's private metrics, for its held-out patients, over the run; a real "
+        "hospital's policy has its own.",
+    )
+    private_evaluations: int = Field(
+        1,
+        ge=1,
+        description="Rounds after which private metrics are released, evenly spaced up to the last; they share the epsilon.",
+    )
+
+    def plans_private(self, number: int, rounds: int) -> bool:
+        """Whether private metrics are released after round ``number`` of ``rounds``."""
+        releases = min(self.private_evaluations, rounds)
+        return self.metrics != "none" and number * releases // rounds > (number - 1) * releases // rounds
+
+
 class Central(Keys):
     """What a whole hospital's part in the model may cost."""
 
@@ -94,7 +123,7 @@ class Central(Keys):
         description="Privacy budget of a whole hospital, for noise that a trusted server adds to the sum of updates; 0 is off.",
     )
     central_delta: float = Field(
-        1e-3, ge=1e-100, lt=1, description="Target delta of central-epsilon; must be below 1/hospitals."
+        1e-3, ge=LEAST_DELTA, lt=1, description="Target delta of central-epsilon; must be below 1/hospitals."
     )
     central_clip_norm: float = Field(
         1.0,

@@ -16,7 +16,7 @@ from polyclinic.config.execution import Conditions, Execution
 from polyclinic.config.keys import dashed
 from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
 from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior, posterior_defaults
-from polyclinic.config.protection import Central, Privacy, SecureSum
+from polyclinic.config.protection import Central, HeldOut, Privacy, SecureSum
 from polyclinic.config.synthesis import Synthesis, is_density, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
 
@@ -24,6 +24,7 @@ from polyclinic.errors import ConfigError, nearest
 _INDECISIVE = {
     "out", "timeout", "workers", "ray-address", "evaluate-every", "groups", "checkpoint-every", "checkpoints-kept",
     "overlap", "resume", "meant", "tracker", "tracker-place", "quality",
+    "metrics", "metrics-epsilon", "private-evaluations",
 }  # fmt: skip
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -56,7 +57,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 # Pydantic lists the fields of the last base first.
 class RunConfig(
-    Execution, Central, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Posterior, Synthesis, Model, Data
+    Execution, Central, HeldOut, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Posterior, Synthesis, Model, Data
 ):  # fmt: skip
     """Everything that decides a run's result. Immutable; every field has a default that works."""
 

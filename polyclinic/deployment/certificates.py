@@ -5,12 +5,15 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -24,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from polyclinic.errors import ConfigError
 
 CA_DAYS, SERVER_DAYS = 3650, 825
+WARNING_DAYS = 30
 _LABEL = re.compile(r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)")
 _CLOCKS = timedelta(hours=1)  # a hospital's clock may be behind the coordinator's
 
@@ -76,6 +80,16 @@ def make_server(authority: Pair, hosts: Sequence[str], days: int = SERVER_DAYS) 
     return Pair(_pem(builder.sign(signing, hashes.SHA384())), _private(key))
 
 
+def check_key(pair: Pair, source: str) -> None:
+    """Raises ConfigError when the private key, which was read from ``source``, is not that of the certificate."""
+    try:
+        public = load_pem_private_key(pair.key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{source} is no private key in PEM without a password.") from None
+    if public != x509.load_pem_x509_certificate(pair.certificate).public_key():
+        raise ConfigError(f"{source} is the key of another authority than ca.crt's.")
+
+
 def read_certificate(path: Path) -> x509.Certificate:
     """Raises ConfigError when the file is missing or no certificate in PEM."""
     try:
@@ -86,28 +100,119 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} is no certificate in PEM.") from None
 
 
-def check_authority(path: Path) -> bytes:
-    """The file's content. Raises ConfigError when it is no authority's certificate, or TLS itself would not take it."""
+def check_authority(path: Path, next_step: str = "ask the coordinator's operator for its ca.crt") -> bytes:
+    """The file's content.
+
+    Raises ConfigError, with ``next_step``, when it is no authority's certificate, TLS itself would not take it, or it has
+    expired.
+    """
     certificate = read_certificate(path)
     try:
-        is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        is_authority = _is_authority(certificate)
     except x509.ExtensionNotFound:
         is_authority = False
     if not is_authority:
-        raise ConfigError(f"{path} is a certificate, but no authority's; ask the coordinator for its ca.crt.")
+        raise ConfigError(f"{path} is a certificate, but no authority's; {next_step}.")
     content = path.read_bytes()
     if b"PRIVATE KEY" in content:
         raise ConfigError(f"{path} holds a private key; a hospital gets the authority's certificate alone.")
     try:
         ssl.create_default_context(cadata=content.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError):
-        raise ConfigError(f"{path} is no certificate that TLS can use.") from None
+        raise ConfigError(f"{path} is no certificate that TLS can use; {next_step}.") from None
+    _check_dates(path, certificate, next_step)
     return content
+
+
+def check_server(certificate: Path, key: Path, ca: Path) -> None:
+    """Raises ConfigError when a coordinator cannot serve with these files: one is damaged or expired, or they do not fit."""
+    check_authority(ca, "restore it from a backup")
+    described = read_certificate(certificate)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError:
+        raise ConfigError(
+            f"{certificate} and {key} are not a certificate and its key; `polyclinic coordinator renew` makes both anew."
+        ) from None
+    _check_dates(certificate, described, "`polyclinic coordinator renew` makes a new one")
 
 
 def expiry(path: Path) -> datetime:
     """When the certificate ends, in UTC. Raises ConfigError as ``read_certificate``."""
     return read_certificate(path).not_valid_after_utc
+
+
+def days_left(path: Path) -> float:
+    """Days until the certificate ends, negative after that. Raises ConfigError as ``read_certificate``."""
+    return (expiry(path) - datetime.now(UTC)) / timedelta(days=1)
+
+
+def expiry_warnings(paths: Sequence[Path]) -> list[str]:
+    """A sentence for each certificate that ends within WARNING_DAYS. Raises ConfigError as ``read_certificate``."""
+    return [_expiry_warning(path) for path in paths if days_left(path) < WARNING_DAYS]
+
+
+def warn_daily(paths: Sequence[Path], warn: Callable[[str], object]) -> None:
+    """Call ``warn`` with each of ``expiry_warnings`` now and once a day, in a thread that ends with the process."""
+
+    def watch() -> None:
+        while True:
+            try:
+                warnings = expiry_warnings(paths)
+            except ConfigError as error:
+                warnings = [str(error)]
+            for warning in warnings:
+                warn(warning)
+            time.sleep(24 * 3600)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def failed_verification(error: BaseException) -> ssl.SSLCertVerificationError | None:
+    """The refusal of a certificate that lies behind the error, None for other errors."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
+    """Why the coordinator's certificate does not hold, and the next step; goes on a sentence."""
+    expired, not_yet_valid, other_host, other_address = 10, 9, 62, 64  # openssl/x509_vfy.h
+    if error.verify_code in (expired, not_yet_valid):
+        next_step = (
+            f"if this machine's clock, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, is right, the coordinator's operator runs "
+            "`polyclinic coordinator renew` and starts it again"
+        )
+    elif error.verify_code in (other_host, other_address):
+        next_step = (
+            "the coordinator's operator adds that name to `hosts` of coordinator.toml and renews the certificate"
+        )
+    else:
+        next_step = "another authority than that of ca.crt signed it, so ask the coordinator's operator for its ca.crt"
+    return f"its certificate does not hold ({error.verify_message.rstrip('.')}): {next_step}"
+
+
+def _expiry_warning(path: Path) -> str:
+    next_step = (
+        "the coordinator's operator makes a new authority, whose ca.crt every hospital then needs"
+        if _is_authority(read_certificate(path))
+        else "`polyclinic coordinator renew` makes a new one"
+    )
+    return f"The certificate {path} ends in {days_left(path):.0f} days, on {expiry(path):%Y-%m-%d}; {next_step}."
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
+
+
+def _check_dates(path: Path, certificate: x509.Certificate, next_step: str) -> None:
+    now = datetime.now(UTC)
+    clock = f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC"
+    if now > certificate.not_valid_after_utc:
+        raise ConfigError(f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}, and {clock}; {next_step}.")
+    if now < certificate.not_valid_before_utc:
+        raise ConfigError(f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, but {clock}.")
 
 
 def _dated(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:

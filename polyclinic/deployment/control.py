@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from polyclinic.deployment.certificates import certificate_problem, failed_verification
 from polyclinic.deployment.keys import read_public_key
 from polyclinic.errors import ConfigError, PolyclinicError, several
 
@@ -99,9 +99,6 @@ def _named(found: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _transport(error: httpx.RequestError) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate does not hold ({cause.verify_message})"
-        cause = cause.__cause__ or cause.__context__
+    if refused := failed_verification(error):
+        return certificate_problem(refused)
     return "nothing answers there" if isinstance(error, httpx.ConnectError) else f"{type(error).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -12,8 +13,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from polyclinic.deployment.certificates import CA_DAYS, SERVER_DAYS, Pair, check_host, make_authority, make_server
-from polyclinic.deployment.environment import flower_settings, joined, reached_here
+from polyclinic.deployment.certificates import (
+    CA_DAYS,
+    SERVER_DAYS,
+    Pair,
+    check_host,
+    check_key,
+    check_server,
+    make_authority,
+    make_server,
+)
+from polyclinic.deployment.environment import CERTIFICATES, flower_settings, joined, reached_here
 from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
 from polyclinic.errors import ConfigError
 
@@ -100,13 +110,22 @@ class Coordinator:
     @property
     def settings(self) -> dict[str, str]:
         """The environment of its SuperLink and ServerApps; the gate's networks travel in it."""
-        told = {"POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from), "POLYCLINIC_HOSPITALS": "real"}
+        told = {
+            "POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from),
+            "POLYCLINIC_HOSPITALS": "real",
+            CERTIFICATES: os.pathsep.join(map(str, self.certificates)),
+        }
         return flower_settings(self.folder / "flwr") | told
+
+    @property
+    def certificates(self) -> list[Path]:
+        """The server's certificate and the authority's."""
+        return [self.folder / "server.crt", self.folder / "ca.crt"]
 
     def command(self) -> list[str]:
         """The SuperLink's arguments, with TLS, node authentication and its database on disk.
 
-        Raises ConfigError when a certificate, a key or the database's folder is missing.
+        Raises ConfigError when a certificate, a key or the database's folder is missing, or TLS could not use them now.
         """
         names = ("ca.crt", "server.crt", "server.key", "state")
         missing = [name for name in names if not (self.folder / name).exists()]
@@ -114,6 +133,7 @@ class Coordinator:
             raise ConfigError(
                 f"{self.folder} lacks {missing[0]}; `polyclinic coordinator init` makes it in a new folder."
             )
+        check_server(self.folder / "server.crt", self.folder / "server.key", self.folder / "ca.crt")
         ca, certificate, key, state = (str(self.folder / name) for name in names)
         return [
             sys.executable, "-P", "-m", "polyclinic.deployment.superlink", "--host", self.file.listen, "--port",
@@ -126,15 +146,21 @@ class Coordinator:
         """Flower's config.toml, by which `flwr` finds this SuperLink."""
         return _flower_config(address or self.here, self.folder / "ca.crt")
 
-    def renew(self, days: int = SERVER_DAYS) -> None:
+    def renew(self, days: int = SERVER_DAYS, ca_key: Path | None = None) -> None:
         """A new server's certificate of the same authority, for the hosts that coordinator.toml names now.
 
-        Raises ConfigError when the authority's key is not here.
+        Args:
+            days: Validity of the new certificate.
+            ca_key: The authority's private key; by default ``ca.key`` of this folder.
+
+        Raises:
+            ConfigError: When the authority's key cannot be read, or is the key of another authority.
         """
         try:
-            authority = Pair(*((self.folder / name).read_bytes() for name in ("ca.crt", "ca.key")))
+            authority = Pair((self.folder / "ca.crt").read_bytes(), (ca_key or self.folder / "ca.key").read_bytes())
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read; renewing needs the authority's key.") from None
+        check_key(authority, str(ca_key or self.folder / "ca.key"))
         server = make_server(authority, self.file.certified, days)
         # Certificate and key are two files: a start between the two steps fails and is tried again.
         replace(self.folder / "server.key", NewFile(server.key, SECRET))

@@ -11,6 +11,8 @@ from pathlib import Path
 from polyclinic.deployment.certificates import check_host
 from polyclinic.errors import ConfigError
 
+CERTIFICATES = "POLYCLINIC_CERTIFICATES"  # paths of those whose end a program warns of, as in PATH
+
 
 def flower_settings(home: Path) -> dict[str, str]:
     """What is set for every Flower program: its files in ``home``, no telemetry, no look at an update, no installing."""
@@ -22,6 +24,11 @@ def flower_settings(home: Path) -> dict[str, str]:
         # Else a header could name another address than the connection's, and the gate believes addresses.
         "FORWARDED_ALLOW_IPS": "",
     }
+
+
+def certificates_to_watch() -> list[Path]:
+    """The paths in CERTIFICATES of this process's environment."""
+    return [Path(path) for path in os.environ.get(CERTIFICATES, "").split(os.pathsep) if path]
 
 
 def with_settings(settings: Mapping[str, str]) -> dict[str, str]:

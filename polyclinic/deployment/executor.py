@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from logging import ERROR, WARNING
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -128,4 +129,5 @@ def report_killed(spec: Any, signal: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):  # how Flower says that the node has ended
+        main()

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
-from polyclinic.deployment.environment import endpoint, flower_settings
+from polyclinic.deployment.certificates import check_authority
+from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
 from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
-from polyclinic.deployment.keys import make_node_key
+from polyclinic.deployment.keys import check_private_key, make_node_key
 from polyclinic.errors import ConfigError
 
 FILE, NODE = "hospital.toml", "node.toml"
@@ -90,7 +91,8 @@ class HospitalNode:
     @property
     def settings(self) -> dict[str, str]:
         """The environment of its SuperNode; no secret is in it."""
-        return flower_settings(self.folder / "flwr") | {"POLYCLINIC_HOSPITAL": str(self.folder / FILE)}
+        own = {"POLYCLINIC_HOSPITAL": str(self.folder / FILE), CERTIFICATES: str(self.ca)}
+        return flower_settings(self.folder / "flwr") | own
 
     @property
     def passwords(self) -> list[str]:
@@ -106,11 +108,14 @@ class HospitalNode:
     def command(self) -> list[str]:
         """The SuperNode's arguments, with TLS, its key and its hospital.toml.
 
-        Raises ConfigError when the authority's certificate or the key is missing, or the folder's name cannot be told.
+        Raises ConfigError when the authority's certificate or the key is missing, damaged or expired, or Flower cannot be
+        given the folder's name.
         """
         for path in (self.ca, self.folder / self.node.key):
             if not path.is_file():
                 raise ConfigError(f"There is no {path}, which {NODE} names.")
+        check_authority(self.ca)
+        check_private_key(self.folder / self.node.key)
         hospital = str(self.folder / FILE)
         if '"' in hospital or "\\" in hospital:
             raise ConfigError(f"Flower cannot be told the path {hospital}: it has a quotation mark or a backslash.")
@@ -194,7 +199,10 @@ _MEANINGS = {
     "only_secure_aggregation": "Whether updates may leave in secure sums only.",
     "known_hospitals": "Keys of the hospitals to sum with (`polyclinic identity`); [] takes those that the server passes on.",
     "allow_shared_noise": "Whether updates may leave with a share of the noise alone, in a secure sum that has the rest.",
-    "release_metrics": "Whether unperturbed test metrics and the exact number of patients may leave.",
+    "release_metrics": "Whether exact metrics of held-out patients, and their exact number, may leave in place of private ones.",
+    "most_evaluations_per_run": "Exact evaluations of one run, at most.",
+    "most_evaluations": "Exact evaluations over the life of the ledger, at most.",
+    "metrics_epsilon": "Epsilon of one run's private metrics, on the held-out patients' own account under budget; 0: none.",
     "release_predictions": "Whether scores and labels of held-out patients may leave, row by row.",
     "release_groups": "Columns, as sex, whose group may leave beside each score; [] lets none.",
 }

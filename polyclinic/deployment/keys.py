@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 
@@ -49,3 +50,18 @@ def read_public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ConfigError(f"{path} is no ECDSA key on NIST P-384, as `polyclinic hospital init` makes it.")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_private_key(path: Path) -> None:
+    """Raises ConfigError for anything but a private P-384 key of OpenSSH's form without a passphrase."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"The key {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ConfigError(
+            f"{path} is no private key, or a damaged one; restore it from a backup, or make a new one with `polyclinic hospital "
+            "rekey`, which the coordinator's operator then registers."
+        )

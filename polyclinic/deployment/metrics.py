@@ -7,7 +7,8 @@ they listen on this machine alone unless another address is given.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from polyclinic.client.journal import NAME, entry_of
+from polyclinic.deployment.certificates import days_left
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.privacy.ledger import Ledger
 
@@ -60,17 +62,23 @@ class _Journal:
 class HospitalMetrics(Collector):
     """Of the hospital whose home this is: messages by kind and outcome, rounds, seconds, bytes, and what its ledger says.
 
-    home: folder of journal and ledger. What cannot be read is left out; ``polyclinic_ledger_intact`` is then 0.
+    home: folder of journal and ledger. ca: the authority's certificate. What cannot be read is left out;
+    ``polyclinic_ledger_intact`` is then 0.
     """
 
-    def __init__(self, home: Path) -> None:
-        self._ledger, self._journal = home / "ledger.sqlite", _Journal(home / NAME)
+    def __init__(self, home: Path, ca: Path | None = None) -> None:
+        self._ledger, self._held_out = home / "ledger.sqlite", home / "held-out.sqlite"
+        self._journal = _Journal(home / NAME)
+        self._certificates = [ca] if ca else []
 
     def collect(self) -> Iterator[Metric]:
+        yield _days_of(self._certificates)
         self._journal.follow()
         yield from self._of_messages()
         if self._ledger.exists():
             yield from self._of_ledger()
+        if self._held_out.exists():
+            yield from self._of_held_out()
 
     def _of_messages(self) -> Iterator[Metric]:
         kept = self._journal
@@ -112,17 +120,34 @@ class HospitalMetrics(Collector):
                 "polyclinic_epsilon_left", "What of the budget is left.", value=max(budget - spent, 0.0)
             )
 
+    def _of_held_out(self) -> Iterator[Metric]:
+        try:
+            ledger = Ledger.read(self._held_out)
+            spent, intact = ledger.spent(), ledger.verify()
+        except PolyclinicError:
+            spent, intact = None, False
+        yield GaugeMetricFamily(
+            "polyclinic_held_out_ledger_intact",
+            "1 where the held-out patients' is as it was written.",
+            value=int(intact),
+        )
+        if spent is not None:
+            yield GaugeMetricFamily(
+                "polyclinic_held_out_epsilon_spent", "Epsilon of held-out patients at the ledger's delta.", value=spent
+            )
+
 
 class CoordinatorMetrics(Collector):
     """Of the runs in a folder: rounds done, hospitals that answered in the newest, drop-outs, bytes, seconds, epsilon.
 
-    runs: the folder that runs are written to (configuration key ``out``).
+    runs: the folder that runs are written to (configuration key ``out``). certificates: of the coordinator.
     """
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, certificates: Sequence[Path] = ()) -> None:
+        self._runs, self._certificates = runs, certificates
 
     def collect(self) -> Iterator[Metric]:
+        yield _days_of(self._certificates)
         names = {
             "round": "Newest round that is done.", "hospitals": "Hospitals in the newest round.",
             "dropouts": "Hospitals that dropped out of a round, over all rounds.",
@@ -136,6 +161,14 @@ class CoordinatorMetrics(Collector):
             for run, values in found.items():
                 metric.add_metric([run], values[name])
             yield metric
+
+
+def _days_of(certificates: Sequence[Path]) -> Metric:
+    days = GaugeMetricFamily("polyclinic_certificate_days", "Days until a certificate ends.", labels=["file"])
+    for path in certificates:
+        with suppress(ConfigError):
+            days.add_metric([path.name], days_left(path))
+    return days
 
 
 def _of_run(config: Path) -> dict[str, float]:

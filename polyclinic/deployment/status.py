@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from polyclinic.client.policy import Policy
-from polyclinic.deployment.certificates import expiry
+from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import FILE, HospitalNode
 from polyclinic.errors import ConfigError
@@ -28,8 +28,9 @@ def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
     return {
         "site": found.hospital.site,
         "coordinator": _coordinator(found),
-        "authority": {"expires": _utc(ends), "days": (ends - datetime.now(UTC)).days},
+        "authority": {"expires": _utc(ends), "days": _days(ends)},
         "ledger": _ledger(found, messages),
+        "held_out": _held_out(found),
     }
 
 
@@ -44,12 +45,14 @@ def _coordinator(found: HospitalNode) -> dict[str, Any]:
         ):
             until = str((secure.getpeercert() or {})["notAfter"])
         ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
-        return {"address": found.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends)}
+        return {
+            "address": found.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends), "days": _days(ends),
+        }  # fmt: skip
     except ssl.SSLCertVerificationError as error:
-        problem = f"its certificate does not hold: {error.verify_message}"
+        problem = certificate_problem(error)
     except (OSError, KeyError) as error:
         problem = getattr(error, "strerror", None) or type(error).__name__
-    return {"address": found.node.coordinator, "reachable": False, "problem": problem, "expires": None}
+    return {"address": found.node.coordinator, "reachable": False, "problem": problem, "expires": None, "days": None}
 
 
 def _ledger(found: HospitalNode, messages: int) -> dict[str, Any]:
@@ -71,6 +74,19 @@ def _ledger(found: HospitalNode, messages: int) -> dict[str, Any]:
         "intact": statement["intact"], "charges": len(statement["events"]),
         "last": [{key: event.get(key) for key in _TOLD} for event in statement["events"][-messages:]],
     }  # fmt: skip
+
+
+def _held_out(found: HospitalNode) -> dict[str, Any] | None:
+    """What the held-out patients' own ledger says; None where there is none yet."""
+    path = found.ledger.with_name("held-out.sqlite")
+    if not path.is_file():
+        return None
+    statement = statements([Ledger.read(path)])[0]
+    return {key: statement[key] for key in ("epsilon", "delta", "intact")} | {"charges": len(statement["events"])}
+
+
+def _days(ends: datetime) -> int:
+    return (ends - datetime.now(UTC)).days
 
 
 def _utc(time: datetime) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,11 @@ from polyclinic.deployment.control import control, runs
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.run_folder import RESULTS, RunFolder
 
 _POLL_SECONDS = 1.0
+# A run whose folder no process holds for so long has ended; Flower itself waits a minute for a heartbeat.
+_FREE_SECONDS = 10.0
 
 
 def submit(
@@ -54,13 +58,37 @@ def submit(
         app = app_dir.resolve() if app_dir else _own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
         run = _started(app, told, environment)
-        said = _follow(run, environment, say) if stream else ""
-    with control(address or found.here, found.folder / "ca.crt") as client:
-        result = _result(client, run, wait=stream) | {"out": out}
-    if stream and result["status"] != "finished:completed":
-        why = said or result["details"] or "no details given"
-        raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
+        said, abandoned = _follow(run, environment, say) if stream else ("", False)
+    try:
+        with control(address or found.here, found.folder / "ca.crt") as client:
+            result = _result(client, run, wait=stream and not abandoned) | {"out": out}
+        if abandoned and not result["status"].startswith("finished"):
+            raise PolyclinicError(
+                f"The process that carried out run {run} has ended; Flower will notice within a minute."
+            )
+        if stream and result["status"] != "finished:completed":
+            why = said or result["details"] or "no details given"
+            raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
+    except PolyclinicError as error:
+        if stream and (folder := folders_by_run(Path(out)).get(run)) and not folder.finished:
+            error.add_note(next_step(found, folder))
+        raise
     return result
+
+
+def folders_by_run(runs: Path) -> dict[str, RunFolder]:
+    """The folders in ``runs`` by the numbers of the Flower runs that worked in them."""
+    folders = [RunFolder(path.parent) for path in sorted(runs.glob("*/config.toml"))]
+    return {number: folder for folder in folders for number in folder.flower_runs}
+
+
+def next_step(found: Coordinator, folder: RunFolder) -> str:
+    """How to go on with a run that is not finished and that no process carries out any more."""
+    if not folder.checkpoint.is_file():
+        return f"Run {folder.name} stopped before its first checkpoint; submit it anew."
+    # A folder elsewhere is named by its path.
+    name = folder.name if folder.path.parent == found.folder / "runs" else shlex.quote(str(folder.path))
+    return f"`polyclinic coordinator submit {shlex.quote(str(found.folder))} --resume {name}` goes on with run {folder.name}."
 
 
 def run_to_resume(runs: Path, named: Path) -> Path:
@@ -96,9 +124,9 @@ def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> 
     return str(said["run-id"])
 
 
-def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> str:
-    """Tell the run's log until it ends; the last error in it, or an empty string."""
-    error = ""
+def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
+    """Tell the run's log until it ends; the last error in it, or "", and whether its ServerApp ended without Flower noticing."""
+    error, abandoned = "", threading.Event()
     process = subprocess.Popen(
         ["flwr", "log", run, LINK, "--stream"],
         env=environment,
@@ -107,16 +135,28 @@ def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -
         text=True,
     )
     assert process.stdout is not None
+
+    def watch(folder: RunFolder) -> None:
+        free = 0.0
+        while process.poll() is None and free < _FREE_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            free = 0.0 if folder.is_held else free + _POLL_SECONDS
+        if process.poll() is None:
+            abandoned.set()
+            process.terminate()
+
     try:
         for line in process.stdout:
             if "Polyclinic: " in line or "Round " in line:
                 say(line.rstrip())
             if "ERROR" in line and "Polyclinic: " in line:
                 error = line.split("Polyclinic: ", 1)[1].strip()
+            if RESULTS in line and (path := Path(line.split(RESULTS, 1)[1].strip())).is_dir():
+                threading.Thread(target=watch, args=(RunFolder(path),), daemon=True).start()
     finally:
         process.terminate()
         process.wait()
-    return error
+    return error, abandoned.is_set()
 
 
 def _result(client: Any, run: str, wait: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """``python -m polyclinic.deployment.supernode``: flower-supernode that runs only the bundles of the policy's allowed-runs.
 
 The check stands in the node's process, before a bundle is stored or unpacked; code that a bundle brings cannot reach it.
-Beside it: shorter pauses, an executor that forks, and an answer for every message whose ClientApp ended without one.
+Beside it: shorter pauses, an executor that forks, an answer for every message whose ClientApp ended without one, and an end
+with a reason (``refusals``) when the coordinator refuses the node.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
+from polyclinic.deployment.certificates import warn_daily
+from polyclinic.deployment.environment import certificates_to_watch
 from polyclinic.deployment.pauses import Pauses, put_in
+from polyclinic.deployment.refusals import RefusalInterceptor
 from polyclinic.errors import ConfigError
 
 
 def main() -> None:
-    """flower-supernode's own arguments; POLYCLINIC_HOSPITAL names the hospital.toml."""
+    """flower-supernode's own arguments; POLYCLINIC_HOSPITAL names the hospital.toml, FLWR_HOME the folder of Flower's files."""
+    from flwr.common.logger import log
     from flwr.supernode import fleet_http_connection as connection
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
@@ -39,11 +44,25 @@ def main() -> None:
     node._verify_fab = _verdict(verify)
     hasten(node)
     persist(connection)
+    note_heartbeats(connection, Path(os.environ["FLWR_HOME"]) / "heartbeat")
+    explain_end(connection)
+    warn_daily(certificates_to_watch(), lambda sentence: log(WARNING, "%s", sentence))
     try:
         flower_supernode()
     except Exception:
         traceback.print_exc()
-    # Threads that Flower leaves behind would keep a node that asks for nothing any more, and that nobody starts again.
+    _end()
+
+
+def _end(why: str = "") -> NoReturn:
+    """End with exit code 1, so that systemd starts the node again.
+
+    Threads that Flower leaves behind would keep a node that asks for nothing any more, and that nobody starts again.
+    """
+    if why:
+        from flwr.common.logger import log
+
+        log(ERROR, "%s", why)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -67,10 +86,42 @@ def persist(connection: Any) -> None:
     connection.make_simple_http_retry_invoker = lasting
 
 
+def explain_end(connection: Any) -> None:
+    """Let Flower's connection (its module) end the node with a sentence and exit code 1 where the coordinator refuses it."""
+    signing = getattr(connection, "NodeAuthHttpInterceptor", None)
+    if not callable(signing):
+        sys.exit("This flwr has no place for the reasons of a refusal; install flwr 1.41.")
+    connection.NodeAuthHttpInterceptor = lambda *keys: RefusalInterceptor(signing(*keys), _end)
+
+
 def _of_the_line(error: Exception) -> bool:
     import httpx
 
     return isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
+
+
+def note_heartbeats(connection: Any, file: Path) -> None:
+    """Let Flower's connection (its module) touch the file whenever the SuperLink has answered a heartbeat.
+
+    The file's age tells a health check whether the node is connected, which no port of the node does. It is deleted first.
+    Ends the process where this flwr has no place for it.
+    """
+    sender = getattr(connection, "HeartbeatSender", None)
+    if not callable(sender):
+        sys.exit("This flwr has no place for noting heartbeats; install flwr 1.41.")
+    file.unlink(missing_ok=True)
+
+    def noting_sender(send: Callable[[], bool]) -> Any:
+        def send_and_note() -> bool:
+            answered = send()
+            if answered:
+                with contextlib.suppress(OSError):  # a full disk must not end the heartbeats
+                    file.touch()
+            return answered
+
+        return sender(send_and_note)
+
+    connection.HeartbeatSender = noting_sender
 
 
 def hasten(node: Any) -> None:

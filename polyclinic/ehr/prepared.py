@@ -8,20 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyclinic.ehr import running
 from polyclinic.ehr.rules import kept_rules
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, several
 
 Floats = NDArray[np.float64]
-_NUMERIC = ("continuous", "integer", "trajectory")
+NUMERIC = ("continuous", "integer", "trajectory")
 _OTHER = "other"
-_SURE = 3.0  # standard errors above which patients are taken to be there
-_CUT_OFF = 0.05  # share of the patients that a cell may have and not be sure to have any
+_SURE, _LIKELY = 4.0, 2.0  # standard errors that a count is surely within, and likely
+_CUT_OFF = 0.05  # the most of the patients that the bounds may leave outside, half of it on either side
+_MIDDLE = 0.5  # as much of centre and spread, which a few patients at the ends, or noise there, would else decide
 _NARROWEST = 1 / 25  # spread, of half the range
 # Of half the range, (usual value, spread), before any record is seen.
 _USUAL_MEAN, _USUAL_VARIANCE = (0.0, 0.3), (0.1, 0.05)
@@ -31,7 +34,8 @@ _USUAL_MEAN, _USUAL_VARIANCE = (0.0, 0.3), (0.1, 0.05)
 class Counted:
     """How many ``patients`` are in each cell of a column, (cells,), each with the same standard ``error`` (0 if exact).
 
-    The cells are those of ``cell_names``; of an open column those that were found, by their ``names``.
+    A numeric column's are unmixed, and ``error`` is that of the mixed ones (``running``). An open column's cells are those that
+    were found, by their ``names``.
     """
 
     patients: Floats
@@ -77,7 +81,7 @@ def cell_count(column: Column, bins: int) -> int:
     """How many cells are counted of a column whose vocabulary is known; the last is ``missing`` in a nullable one."""
     if column.kind == "code_set":
         return len(column.categories)
-    cells = len(edges(column, bins)) - 1 if column.kind in _NUMERIC else len(column.categories) or 2
+    cells = len(edges(column, bins)) - 1 if column.kind in NUMERIC else len(column.categories) or 2
     return cells + int(column.nullable)
 
 
@@ -113,6 +117,13 @@ def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tu
     return Schema(name=schema.name, unit=schema.unit, columns=tuple(columns), rules=still), told
 
 
+def standard_error(column: Column, counted: Counted) -> float:
+    """That of each count; of a numeric column the largest that a number of patients below an edge has."""
+    if column.kind not in NUMERIC:
+        return counted.error
+    return float(running.errors(np.tri(len(counted.patients)), counted.error).max())
+
+
 def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, dict[str, Any]]:
     patients, share = counted.patients, 0.0
     if column.nullable and column.kind != "code_set" and not column.is_open:
@@ -121,7 +132,7 @@ def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, di
     found: dict[str, Any] = {"missing": share, "dropped": share > rules.most_missing}
     if found["dropped"]:
         return column.model_copy(update={"role": "ignore"}), found
-    if column.kind in _NUMERIC:
+    if column.kind in NUMERIC:
         changes = _numeric(column, patients, counted.error, rules)
     elif column.kind in ("categorical", "code_set"):
         changes = _listed(column, patients, counted.names, rules)
@@ -133,30 +144,46 @@ def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, di
 
 
 def _numeric(column: Column, patients: Floats, error: float, rules: Rules) -> dict[str, Any]:
-    at = edges(column, len(patients))
-    begin = _from_outside(patients, error, rules.low)
-    end = len(patients) - _from_outside(patients[::-1], error, 1 - rules.high)
-    inside = slice(begin, end) if begin < end else slice(0, len(patients))
-    bounds = float(at[inside.start]), float(at[inside.stop])
+    at, shares = edges(column, len(patients)), (rules.low, 1 - rules.high)
+    cells = len(patients) + int(column.nullable)
+    bounds = _between(at, _inside(patients, error, cells, shares, _CUT_OFF))
     if column.kind == "integer":
         bounds = math.ceil(bounds[0]) + 0.0, math.floor(bounds[1]) + 0.0
         if bounds[0] == bounds[1]:  # all patients have one number; a column needs two
             bounds = bounds[0] - 1.0, bounds[1] + 1.0
-    low, high = bounds
-    centre, spread = _moments((at[:-1] + at[1:])[inside] / 2, patients[inside], error, low, high)
+    middle = _inside(patients, error, cells, shares, _MIDDLE)
+    weights = np.zeros((2, cells))
+    place = np.arange(cells)
+    low, high = _between(at, middle)
+    half = (high - low) / 2
+    inside = (place >= middle.start) & (place < middle.stop)
+    weights[:, inside] = (((at[:-1] + at[1:]) / 2)[middle] - low) / half - 1, np.ones(middle.stop - middle.start)
+    centre, spread = _moments(weights, patients, error)
+    centre = low + half * (1 + centre)
+    spread = max(half * spread, float(at[1] - at[0]) / math.sqrt(12))  # that of numbers spread over one cell
     fill = float(round(centre)) if column.kind == "integer" else centre
     return {"bounds": bounds, "clip": True, "centre": centre, "spread": spread, "fill": fill}
 
 
-def _moments(middle: Floats, patients: Floats, error: float, low: float, high: float) -> tuple[float, float]:
-    """Mean and standard deviation of cells' middles, drawn towards usual ones the more the noisier the counts are."""
-    half = (high - low) / 2
-    place = np.clip((middle - low) / half - 1, -1, 1)
-    total = max(float(patients.sum()), max(error, 1.0))
-    mean = _drawn(float(patients @ place) / total, error * float(np.linalg.norm(place)) / total, *_USUAL_MEAN)
-    square = (place - mean) ** 2
-    variance = _drawn(float(patients @ square) / total, error * float(np.linalg.norm(square)) / total, *_USUAL_VARIANCE)
-    return low + half * (1 + float(np.clip(mean, -1, 1))), half * float(np.clip(variance, _NARROWEST**2, 1)) ** 0.5
+def _between(at: Floats, inside: slice) -> tuple[float, float]:
+    return float(at[inside.start]), float(at[inside.stop])
+
+
+def _moments(weights: Floats, patients: Floats, error: float) -> tuple[float, float]:
+    """Mean and standard deviation of places, drawn towards usual ones the more the noisier the counts are.
+
+    weights: (2, cells) each cell's place from -1 to 1, and 1 where it counts, 0 elsewhere.
+    """
+    place, counts = weights[:, : len(patients)]
+    total = max(float(patients @ counts), max(error, 1.0))
+
+    def drawn(values: Floats, usual: tuple[float, float]) -> float:
+        padded = np.concatenate([values, np.zeros(weights.shape[1] - len(values))])
+        return _drawn(float(values @ patients) / total, float(running.errors(padded[None], error)[0]) / total, *usual)
+
+    mean = float(np.clip(drawn(place, _USUAL_MEAN), -1, 1))
+    variance = drawn(counts * (place - mean) ** 2, _USUAL_VARIANCE)
+    return mean, float(np.clip(variance, _NARROWEST**2, 1)) ** 0.5
 
 
 def _drawn(value: float, error: float, usual: float, spread: float) -> float:
@@ -164,15 +191,38 @@ def _drawn(value: float, error: float, usual: float, spread: float) -> float:
     return float(usual + (value - usual) * spread**2 / (spread**2 + error**2))
 
 
-def _from_outside(patients: Floats, error: float, share: float) -> int:
-    """The first cell up to which, from the outside, there are a ``share`` of all patients, in cells that surely have any.
+def _inside(patients: Floats, error: float, cells: int, shares: tuple[float, float], most: float) -> slice:
+    """The cells between the quantiles that leave ``shares`` of the patients below and above, as far as that is sure.
 
-    0, the draft's bound, where cells may have many patients and not be sure.
+    What lies outside on either side has surely at most half of ``most`` of all patients, or the share asked for where that
+    is more: its share's estimate and ``_SURE`` standard errors. ``error``: as in ``Counted``; ``cells``: with the missing one.
     """
-    total, least = float(patients.sum()), _SURE * error
-    up_to = np.cumsum(np.where(patients >= least, patients, 0.0))
-    reached = (up_to >= share * total) & (up_to > 0)
-    return int(reached.argmax()) if least <= _CUT_OFF * total else 0
+    number, limits = len(patients), [max(share, most / 2) for share in shares]
+    begin = _last(patients, *_outside(number, cells, False, limits[0]), error, shares[0], limits[0])
+    above = _last(patients, *_outside(number, cells, True, limits[1]), error, shares[1], limits[1])
+    return slice(begin, number - above) if begin + above < number else slice(0, number)
+
+
+def _last(
+    patients: Floats, outside: Floats, beyond: Floats, about: Floats, error: float, share: float, most: float
+) -> int:
+    """The last row of ``outside`` that has about a ``share`` of the patients at most, and surely no more than ``most``."""
+    total, sums = float(patients.sum()), outside @ patients
+    slack = 1e-9 * abs(total)
+    sure = sums - most * total + _SURE * error * beyond <= slack
+    wanted = sums <= share * total + _LIKELY * error * about + slack
+    return int(np.flatnonzero(sure & wanted).max(initial=0)) if total > 0 else 0
+
+
+@lru_cache(maxsize=32)
+def _outside(number: int, cells: int, above: bool, most: float) -> tuple[Floats, Floats, Floats]:
+    """(number, number) whose row k is 1 in the k outermost cells; for an ``error`` of 1 the standard errors of what they hold
+    beyond ``most`` of all patients, and of what they hold.
+    """
+    outside = np.tri(number, k=-1)[:, :: -1 if above else 1]
+    missing = np.zeros((number, cells - number))
+    beyond, about = (running.errors(np.hstack([weights, missing]), 1.0) for weights in (outside - most, outside))
+    return outside, beyond, about
 
 
 def _listed(column: Column, patients: Floats, found: tuple[str, ...], rules: Rules) -> dict[str, Any]:

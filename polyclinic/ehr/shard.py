@@ -68,6 +68,16 @@ class Shard:
         return found.hexdigest()
 
     @cached_property
+    def contents(self) -> str:
+        """Identifies the patients, their rows and their sides of the split, in whatever order they come: SHA-256 (hex) of
+        64-bit hashes of the patients. A data base may give the same rows in another order."""
+        columns = [*self.x.T, self.y, self.is_test[self.patient], *(cells for _, cells in sorted(self.cells.items()))]
+        rows = pd.util.hash_pandas_object(pd.DataFrame(dict(enumerate(columns))), index=False).to_numpy()
+        patients = np.zeros(self.patients, dtype=np.uint64)
+        np.add.at(patients, self.patient, rows)
+        return sha256(np.sort(pd.util.hash_array(patients)).data).hexdigest()
+
+    @cached_property
     def train(self) -> Rows:
         """The training patients' rows, in the order of the records."""
         return self._side(~self.is_test)

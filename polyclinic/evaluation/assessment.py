@@ -26,7 +26,7 @@ OF_CLASSES = ("auroc", "auprc", "f1", "sensitivity", "specificity", "sensitivity
 FEWEST_OF_CLASS = 5  # patients of each class, for an interval of a metric that is of classes
 SMALLEST_GROUP = 10  # patients; counts of groups are told to the nearest ten
 WORST_IS_LARGEST = ("loss", "brier", "calibration_error", "calibration_in_the_large")
-NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave, or the model could not be judged"
+NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave"
 DIVERGED = "the model gave no usable probabilities"
 
 Draws = dict[str, Floats]

@@ -110,7 +110,7 @@ def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None
         for i, names in enumerate([largest] if shaded else groups)
     ]
     budgets = _budget_lines(budget, list(series))
-    near = {name: value for name, value in budgets.items() if value <= 4 * top}
+    near = {name: value for name, value in budgets.items() if value / 4 <= top}
     beyond = [f"{name} of {value:g} is above the chart" for name, value in budgets.items() if name not in near]
     words = (
         f"grey: {SHADING} {len(series):,} hospitals" if shaded else "the hospital refuses what would pass its budget"

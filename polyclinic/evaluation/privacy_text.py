@@ -11,6 +11,8 @@ from typing import Any
 
 from polyclinic.errors import several
 
+#: In place of a figure that the policies did not let leave.
+NOT_RELEASED = "not released"
 RELATIONS = {
     "add-remove": "it compares training with and without the whole of one {unit}.",
     "replace-one": "it compares training with one {unit} and with another in that one's place.",
@@ -76,6 +78,18 @@ def central_sentence(central: Mapping[str, Any]) -> str:
     )
 
 
+def held_out_sentence(private: Mapping[str, Any], unit: str) -> str:
+    """What private metrics cost, and whom.
+
+    private: ``epsilon`` and ``delta`` of held-out patients.
+    """
+    return (
+        f"Held-out {unit}s: private metrics cost them epsilon {float(private['epsilon']):.3g} at delta "
+        f"{float(private['delta']):g}, of an account of their own. Each {unit} of a hospital is either trained on or held out "
+        "there, so that the larger of the two epsilons holds."
+    )
+
+
 def covered(unit: str) -> list[str]:
     """Sentences on what epsilon bounds, for one ``unit`` of one hospital."""
     return [
@@ -101,7 +115,7 @@ def not_covered(
         + (
             "In this simulation they left the hospitals without noise, as the simulation's policy allows."
             if simulation
-            else "They left a hospital only where its own policy lets metrics without noise leave."
+            else "They left a hospital only where its own policy lets metrics without noise leave. Private metrics are apart."
         ),
     ]
     items = [
@@ -148,7 +162,7 @@ def warnings(
         found.append(f"The ledger of {several(broken)} does not verify: entries were changed after they were written.")
     bare = [name for name, site in sites.items() if site.get("epsilon") is None and site.get("rounds_joined")]
     if bare:
-        found.append(f"No privacy guarantee holds for the patients of {several(bare)}, trained on without noise.")
+        found.append(f"What {several(bare)} spent is not known, though patients there were trained on.")
     loose = [name for name, site in sites.items() if delta and delta * float(site.get("patients") or 0) >= 1]
     if loose:
         found.append(

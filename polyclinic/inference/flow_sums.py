@@ -96,7 +96,7 @@ class FlowSums:
         parameters, jacobian = _pushed(
             self.settings, self.start.tobytes(), self.scale.tobytes(), question["flow"].tobytes(), question["draws"].tobytes()
         )  # fmt: skip
-        given = torch.from_numpy(np.ascontiguousarray(records, dtype=np.float64))
+        given = torch.tensor(records, dtype=torch.float64)  # a copy, as torch aligns its own arrays alike
         found: Floats = gradients_at(self.likelihood, parameters, jacobian, given).numpy() / self.settings.clip
         return found
 

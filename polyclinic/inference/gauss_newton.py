@@ -135,8 +135,9 @@ class GaussNewton:
 
     def contributions(self, question: Arrays, records: Floats) -> Floats:
         """(n, width) of records (n, d), each of length at most 1; a record that is not finite gives zeros."""
-        basis, estimate = question["basis"], torch.from_numpy(np.asarray(question["estimate"], dtype=np.float64))
-        k, given = len(estimate), torch.from_numpy(np.ascontiguousarray(records, dtype=np.float64))
+        # Copies, as torch aligns its own arrays alike.
+        basis, estimate = question["basis"], torch.tensor(question["estimate"], dtype=torch.float64)
+        k, given = len(estimate), torch.tensor(records, dtype=torch.float64)
         score = self.likelihood.score(estimate, given).numpy() @ basis
         information = basis.T @ self.likelihood.information(estimate, given).numpy() @ basis
         upper = np.triu_indices(k)

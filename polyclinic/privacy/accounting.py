@@ -30,11 +30,13 @@ from polyclinic.privacy.events import (
 from polyclinic.privacy.renyi import rdp_epsilon
 
 __all__ = [
-    "ACCOUNTANTS", "RELATIONS", "Accountant", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",
+    "ACCOUNTANTS", "RELATIONS", "Accountant", "Charges", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",
     "composition_of", "dpsgd_event", "epsilon", "event_from_json", "event_to_json", "gaussian_event", "plan",
 ]  # fmt: skip
 
 Accountant = Literal["pld", "rdp"]
+# Events and how often each is charged.
+Charges = tuple[tuple[DpEvent, int], ...]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
 RELATIONS: tuple[str, ...] = get_args(Relation)
 _NEAR, _CLOSE = 0.02, 0.002  # how far below its target a calibrated epsilon may lie: on the way, and in the end
@@ -163,7 +165,7 @@ class PrivacyPlan:
     """One hospital's spending over a run: at most ``epsilon`` at ``delta`` for each patient.
 
     Noise multipliers are relative to one patient's clipped contribution; None means that no statistics are released.
-    ``training``: what all rounds of training together spend with ``noise_multiplier``.
+    ``training``: the charges of all rounds with ``noise_multiplier``, each with how often it is made.
     """
 
     epsilon: float
@@ -172,7 +174,7 @@ class PrivacyPlan:
     relation: Relation
     noise_multiplier: float
     statistics_noise_multiplier: float | None
-    training: DpEvent
+    training: Charges
 
     @property
     def statistics_event(self) -> DpEvent:
@@ -181,9 +183,16 @@ class PrivacyPlan:
         return dpa.NoOpDpEvent() if noise is None else gaussian_event(noise)
 
     @property
+    def charges(self) -> Charges:
+        """All charges of the run, each with how often it is made."""
+        return (
+            self.training if self.statistics_noise_multiplier is None else ((self.statistics_event, 1), *self.training)
+        )
+
+    @property
     def total_event(self) -> DpEvent:
         """What the whole run spends."""
-        return dpa.ComposedDpEvent([self.statistics_event, self.training])
+        return dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(event, count) for event, count in self.charges])
 
     def statement(self) -> dict[str, Any]:
         """The promise in the words that go into reports."""
@@ -197,14 +206,14 @@ def plan(
     *,
     epsilon: float,
     delta: float,
-    training: Callable[[float], DpEvent],
+    training: Callable[[float], Charges],
     statistics_share: float = 0.0,
     accountant: Accountant = "pld",
     relation: Relation = "add-remove",
 ) -> PrivacyPlan:
     """The plan with the least training noise whose statistics and training together spend at most ``epsilon``.
 
-    training: what all rounds together spend with a noise multiplier. statistics_share: the statistics alone would spend
+    training: the charges of all rounds with a noise multiplier. statistics_share: the statistics alone would spend
     this fraction of ``epsilon``; 0 means that none are released.
     Raises ConfigError naming the value that is out of range.
     """

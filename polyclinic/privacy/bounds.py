@@ -38,6 +38,7 @@ _NO_PRIVACY = 1e4  # beyond this RDP is as good a bound as any
 _MOST_JOINED = 4000
 _NO_TAIL = 1e-18  # a delta that no composition notices
 _LARGE = 500.0  # where exp comes near to overflow
+_MOST_POINTS = 1e5  # of a discrete Gaussian's deviation, or of a patient's weight; each takes hundreds of bytes
 _NEIGHBOURS = {
     "add-remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
@@ -52,6 +53,11 @@ def pld_epsilon(events: Composition, delta: float, relation: Relation) -> float:
 def losses(events: Composition, delta: float, relation: Relation) -> Any:
     """The privacy loss distribution of all events together, rounded to the safe side as ``pld_epsilon`` does at ``delta``."""
     return composed(events, relation, _refined(events, delta, relation)[1])
+
+
+def quick_losses(events: Composition, rough: float, relation: Relation) -> Any:
+    """The same on a coarse grid, in milliseconds, where a bound on epsilon of ``rough`` is known."""
+    return composed(events, relation, _interval(events, relation, rough, _COARSE_SHARE), _of_doublings)
 
 
 def rounding(events: Composition) -> float:
@@ -156,7 +162,10 @@ def composed(events: Composition, relation: Relation, interval: float, compose: 
 
 def _has_only_renyi(event: DpEvent, relation: Relation) -> bool:
     drawn = isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation == "replace-one"
-    return drawn or isinstance(event, dpa.ZCDpEvent | SelectionDpEvent)
+    wide = isinstance(event, DiscreteGaussianDpEvent) and (
+        max(event.noise_multiplier, 1.0) * event.sensitivity > _MOST_POINTS
+    )
+    return drawn or wide or isinstance(event, dpa.ZCDpEvent | SelectionDpEvent)
 
 
 def _at_once(event: DpEvent, count: int, relation: Relation, interval: float) -> Any:

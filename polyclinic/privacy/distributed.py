@@ -63,12 +63,13 @@ class SumTerms:
         if self.units > 1 and self.noise_multiplier and self._rho(self.threshold) > patient_rho(self.noise_multiplier):
             raise ValueError("The grid is too coarse for shared noise; more bits make it finer.")
 
-    def purpose(self, run: str, round: int) -> str:
-        """What pair masks of a round are derived for. They cancel only between hospitals that were told the same terms.
+    def purpose(self, run: str, round: int, question: bytes) -> str:
+        """What pair masks of a round are derived for. They cancel only between hospitals that were asked the same.
 
-        So a server cannot have some of them add less noise than the others count on.
+        question: digest of what hospitals were asked to train on. A server that computes the pair masks of drop-outs needs no
+        cancelling: what it takes for that is what hospitals sign for each other (``polyclinic.client.agreement``).
         """
-        return f"mask {run} {round} {self}"
+        return f"mask {run} {round} {question.hex()} {self}"
 
     @property
     def step(self) -> float:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import DpEvent, NoOpDpEvent
+from dp_accounting import DpEvent
 
 from polyclinic.errors import BudgetRefused, ConfigError, several
 from polyclinic.privacy.accounting import Accountant
@@ -30,29 +30,50 @@ from polyclinic.privacy.ledger_file import (
     explained,
     genesis,
     head_in,
+    heads_in,
     link,
     past_in,
     read_sites,
     terms_in,
     transaction,
 )
-from polyclinic.privacy.ledger_terms import Spent, Terms, entry_of, epsilon_of, with_entry
+from polyclinic.privacy.ledger_terms import (
+    History,
+    Terms,
+    entry_of,
+    epsilon_of,
+    filtered_epsilon,
+    is_affordable,
+    is_costly,
+    plan_text,
+    read_plan,
+    reserving_run,
+    with_charge,
+    with_spares,
+)
 
 __all__ = ["Charge", "Ledger", "Terms", "charge_all", "spent_all"]
 
-_FIXED = ("delta", "relation", "unit")
+_FIXED = ("delta", "relation", "unit", "records")
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One event of one round. ``release`` identifies what will leave: a release that was charged before, and can only
-    leave again as the same numbers, is not charged twice. Empty means that every charge is a new release."""
+    """One event of one round.
+
+    ``release`` identifies what will leave: a release that was charged before, and can only leave again as the same numbers,
+    is not charged twice. Empty means that every charge is a new release, as at a real hospital, whose crash in mid-round makes
+    it charge again.
+    ``plan``: ``plan_text`` of all charges that the run will make; it is recorded with the run's first charge, and what
+    later ones say of it does not count. Empty: the run's later charges may follow from its answers.
+    """
 
     event: DpEvent
     purpose: str
     run: str
     round: int
     release: str = ""
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,8 @@ class Ledger:
     def open(cls, path: Path, terms: Terms) -> Ledger:
         """The ledger of a hospital, begun if there is none.
 
-        Raises ConfigError if the file belongs to another site, delta, relation or unit; DataError if it is no ledger.
+        Raises ConfigError if the file was begun with another site, delta, relation, unit or other records; DataError if it is no
+        ledger.
         """
         return cls.open_all(path, [terms], alone=True)[0]
 
@@ -94,7 +116,7 @@ class Ledger:
         if changed:
             with transaction(path) as db:
                 db.executemany(
-                    f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                    f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
                     " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
                     [(*astuple(wanted), genesis(wanted)) for wanted in changed],
                 )
@@ -134,13 +156,25 @@ class Ledger:
     def delta(self) -> float:
         return self.terms.delta
 
-    def charge(self, event: DpEvent, purpose: str, run: str, round: int, release: str = "") -> float:
+    def charge(
+        self,
+        event: DpEvent,
+        purpose: str,
+        run: str,
+        round: int,
+        release: str = "",
+        plan: Sequence[tuple[DpEvent, int]] = (),
+    ) -> float:
         """Record ``event`` before it happens; returns an upper bound on the epsilon spent with it.
 
-        The bound comes from the quick accountant; the exact one decides only when that would refuse.
-        Raises BudgetRefused, with the file unchanged, if the epsilon would exceed the budget.
+        plan: all charges that the run will make, each with how often at most; of its first charge only, see ``Charge``.
+        Raises BudgetRefused, with the file unchanged, if the budget does not allow it.
+
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> ledger = Ledger.open(Path("ledger.sqlite"), Terms("north", delta=1e-5, budget=3.0))  # doctest: +SKIP
+        >>> ledger.charge(gaussian_event(9.0), "statistics", "run-1", round=0)  # doctest: +SKIP
         """
-        after = charge_all([(self, Charge(event, purpose, run, round, release))])[0]
+        after = charge_all([(self, Charge(event, purpose, run, round, release, plan_text(plan) if plan else ""))])[0]
         if isinstance(after, BudgetRefused):
             raise after
         return after
@@ -156,7 +190,7 @@ class Ledger:
             delta=self.delta if delta is None else delta,
         )
         with connection(self.path) as db:
-            return epsilon_of(past_in(db, self.site), terms)
+            return epsilon_of(past_in(db, self.site)[1], terms)
 
     def events(self) -> list[dict[str, Any]]:
         """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
@@ -185,25 +219,49 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetR
     results: list[float | BudgetRefused] = []
     rows: list[tuple[Any, ...]] = []
     with transaction(path) as db:
-        heads = dict(db.execute("SELECT site, head FROM sites"))
+        heads = heads_in(db)
         for ledger, charge in charges:
             site = ledger.site
             before = _charged_before(db, site, charge) if charge.release else None
             if before is not None:
                 results.append(before)
                 continue
-            past, entry = _past_of(db, path, site, heads.get(site, "")), entry_of(charge.event)
-            after = _afford(ledger.terms, past, charge)
+            seq, past = _past_of(db, path, site, heads.get(site, ""))
+            entry = entry_of(charge.event)
+            is_first = is_costly(entry) and all(block.run != charge.run for block in past)
+            plan = charge.plan if is_first else ""
+            if plan and not charge.release:
+                plan = with_spares(past, charge.run, plan, ledger.terms)
+            total = with_charge(past, charge.run, entry, read_plan(plan))
+            after = _afford(ledger.terms, past, total, charge)
             results.append(after)
             if not isinstance(after, BudgetRefused):
-                seq = 1 + sum(count for _, count in past)
-                row = Row(seq, now, charge.run, int(charge.round), charge.purpose, charge.release, entry, after)
+                row = Row(
+                    seq + 1, now, charge.run, int(charge.round), charge.purpose, charge.release, plan, entry, after
+                )  # fmt: skip
                 heads[site] = link(heads[site], row)
                 rows.append((site, *row[:-1], heads[site]))
-                _remember(path, site, heads[site], with_entry(past, entry))
-        db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 9}?)", rows)
+                _remember(path, site, heads[site], seq + 1, total)
+        db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 10}?)", rows)
         db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
     return results
+
+
+def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str) -> None:
+    """Raises BudgetRefused if the budget has no room for ``events``, with which a ``run`` begins that declares ``plan``.
+
+    Charges nothing, and begins no ledger where there is none. A run of which the ledger holds a charge has begun: what it
+    still costs is judged charge by charge.
+    """
+    ledger = Ledger(path, terms, False)
+    rows = ledger.recorded().rows if path.exists() else []
+    if not any(row.run == run for row in rows):
+        past = total = past_all([ledger])[0] if rows else ()
+        for event in events:
+            total = with_charge(total, run, entry_of(event), read_plan(plan))
+        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1))
+        if isinstance(after, BudgetRefused):
+            raise after
 
 
 def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
@@ -212,32 +270,32 @@ def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
         return [epsilon_of(past, one.terms) for past, one in zip(past_all(ledgers), ledgers, strict=True)]
 
 
-def past_all(ledgers: Sequence[Ledger]) -> list[Spent]:
-    """What several sites of one file have spent, as often as each entry was charged."""
+def past_all(ledgers: Sequence[Ledger]) -> list[History]:
+    """What several sites of one file have spent, run by run."""
     path = ledgers[0].path
     with connection(path) as db:
-        heads = dict(db.execute("SELECT site, head FROM sites"))
-        return [_past_of(db, path, one.site, heads.get(one.site, "")) for one in ledgers]
+        heads = heads_in(db)
+        return [_past_of(db, path, ledger.site, heads.get(ledger.site, ""))[1] for ledger in ledgers]
 
 
-# What a chain of hashes stands for, by its head: read from the file once, and then known as long as nobody else charges.
-_known: dict[tuple[Path, str], tuple[str, Spent]] = {}
-_MOST_KNOWN = 100_000
+# What a chain of hashes stands for, by its head: read from the file once, and then valid as long as nobody else charges.
+_pasts: dict[tuple[Path, str], tuple[str, int, History]] = {}
+_MOST_PASTS = 100_000
 
 
-def _past_of(db: sqlite3.Connection, path: Path, site: str, head: str) -> Spent:
-    known = _known.get((path, site))
-    if known is not None and known[0] == head:
-        return known[1]
-    past = past_in(db, site)
-    _remember(path, site, head_in(db, site), past)
-    return past
+def _past_of(db: sqlite3.Connection, path: Path, site: str, head: str) -> tuple[int, History]:
+    """The number of a site's charges, and what they have spent."""
+    remembered = _pasts.get((path, site))
+    if remembered is None or remembered[0] != head:
+        _remember(path, site, head_in(db, site), *past_in(db, site))
+        remembered = _pasts[path, site]
+    return remembered[1:]
 
 
-def _remember(path: Path, site: str, head: str, spent: Spent) -> None:
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    _known[path, site] = head, spent
+def _remember(path: Path, site: str, head: str, charges: int, history: History) -> None:
+    if len(_pasts) >= _MOST_PASTS:
+        _pasts.clear()
+    _pasts[path, site] = head, charges, history
 
 
 def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float | None:
@@ -249,16 +307,22 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
     return float(db.execute(newest, (site,)).fetchone()[0])
 
 
-def _afford(terms: Terms, past: Spent, charge: Charge) -> float | BudgetRefused:
-    total = with_entry(past, entry_of(charge.event))
-    after = epsilon_of(total, terms, quick=True)
+def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
     # What costs nothing is never refused, even if the policy's budget is now below what was spent.
-    if terms.budget is None or after <= terms.budget or isinstance(charge.event, NoOpDpEvent):
-        return after
-    after = epsilon_of(total, terms)
-    if after <= terms.budget:
-        return after
+    if terms.budget is None or total == past:
+        return epsilon_of(total, terms, quick=True)
+    if is_affordable(total, terms):
+        after = epsilon_of(total, terms, quick=True)
+        return after if after <= terms.budget else min(epsilon_of(total, terms), terms.budget)
+    refused = f"The privacy budget of {terms.site!r} refuses {charge.purpose!r} of round {charge.round}:"
+    run = reserving_run(total, terms)
+    if run is not None and is_affordable(past, terms):
+        return BudgetRefused(
+            f"{refused} run {run!r} declared before its first charge that it would spend the budget of {terms.budget:.4g}, and "
+            "only what it declared is answered; resume that run, or raise the budget."
+        )
+    after = max(epsilon_of(total, terms), filtered_epsilon(total, terms))
     return BudgetRefused(
-        f"The privacy budget of {terms.site!r} refuses {charge.purpose!r} of round {charge.round}: epsilon spent is"
-        f" {epsilon_of(past, terms):.4g}, it would become {after:.4g}, allowed is {terms.budget:.4g}."
+        f"{refused} epsilon spent is {epsilon_of(past, terms):.4g}, it would become {after:.4g}, allowed is"
+        f" {terms.budget:.4g}."
     )

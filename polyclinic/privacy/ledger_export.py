@@ -1,6 +1,6 @@
 """A ledger's whole statement as a file for an auditor, who needs neither Polyclinic nor the ledger to check its chain.
 
-JSON holds everything; CSV is the table of charges. The file appears whole or not at all.
+JSON holds everything, to the letter; CSV is the table of charges, for spreadsheets. The file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_file import COLUMNS, Recorded, beginning, genesis, read_sites, written
 from polyclinic.privacy.ledger_verify import verified
 from polyclinic.privacy.statements import Statement, detailed
+from polyclinic.spreadsheets import as_text
 
 _RULE = (
     "A hash is the SHA-256, in hexadecimal, of UTF-8 text: a site's genesis of its 'begun'; a charge's hash of the hash "
@@ -46,7 +47,7 @@ def _as_json(statements: Sequence[Statement], found: dict[str, Recorded]) -> str
     for statement in statements:
         recorded = found[statement["site"]]
         events = [
-            {**event, "recorded": written(row), "hash": row.hash}
+            {**event, "recorded": written(row), "hash": str(row.hash)}
             for event, row in zip(statement["events"], recorded.rows, strict=True)
         ]
         more = detailed(statement) if statement["epsilon"] is not None else statement
@@ -60,7 +61,7 @@ def _as_csv(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["site", *COLUMNS.split(", ")])
     for statement in statements:
-        table.writerows([statement["site"], *row] for row in found[statement["site"]].rows)
+        table.writerows(map(as_text, (statement["site"], *row)) for row in found[statement["site"]].rows)
     return text.getvalue()
 
 

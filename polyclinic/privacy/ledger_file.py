@@ -6,10 +6,12 @@ written; the site's head is the newest. The chain does not stop someone who can 
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,24 +20,30 @@ from typing import Any, NamedTuple, cast
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.privacy.ledger_terms import Spent, Terms, counted
+from polyclinic.privacy.ledger_terms import History, Terms, read_plan, with_charge
 
 _TABLES = (
     "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"
-    " budget REAL, accountant TEXT NOT NULL, head TEXT NOT NULL)",
+    " budget REAL, accountant TEXT NOT NULL, records TEXT NOT NULL, head TEXT NOT NULL)",
     "CREATE TABLE events (site TEXT NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, run TEXT NOT NULL,"
-    " round INTEGER NOT NULL, purpose TEXT NOT NULL, release TEXT NOT NULL, event TEXT NOT NULL,"
+    " round INTEGER NOT NULL, purpose TEXT NOT NULL, release TEXT NOT NULL, plan TEXT NOT NULL, event TEXT NOT NULL,"
     " epsilon_after REAL NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (site, seq))",
     "CREATE INDEX releases ON events (site, run, round)",
 )
-TERMS = "site, delta, relation, unit, budget, accountant"
-COLUMNS = "seq, time, run, round, purpose, release, event, epsilon_after, hash"
+TERMS = "site, delta, relation, unit, budget, accountant, records"
+COLUMNS = "seq, time, run, round, purpose, release, plan, event, epsilon_after, hash"
 # Another process holds the lock while it computes epsilon.
 _WAIT_SECONDS = 600.0
+_FULL = (
+    "The disk that holds the privacy ledger is full, so that nothing was charged: free some space on it, then ask again; the "
+    "ledger itself is intact."
+)
+_MOST_DAMAGES = 5
 
 
 class Row(NamedTuple):
-    """One charge as it is recorded: ``time`` in UTC, ``event`` its entry, ``hash`` that of the chain up to here."""
+    """One charge as it is recorded: ``time`` in UTC, ``plan`` what its run declared with its first charge, ``event`` its
+    entry, ``hash`` that of the chain up to here."""
 
     seq: int
     time: str
@@ -43,16 +51,34 @@ class Row(NamedTuple):
     round: int
     purpose: str
     release: str
+    plan: str
     event: str
     epsilon_after: float
     hash: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """The charge without its hash, its event as JSON rather than text."""
-        found = dict(zip(self._fields, self, strict=True))
-        found["event"] = json.loads(self.event)
-        del found["hash"]
-        return found
+        """The charge without its hash, its event as JSON rather than text, its plan where there is one.
+
+        What damage made no value of JSON is text.
+
+        Raises LookupError if the event is not text, JSONDecodeError if it is no JSON.
+        """
+        if not isinstance(self.event, str):
+            raise LookupError(f"the event of charge {self.seq} is not text")
+        shown = {name: _as_json(value) for name, value in zip(self._fields, self, strict=True)}
+        del shown["hash"]
+        if not self.plan:
+            del shown["plan"]
+        return shown | {"event": json.loads(self.event), "epsilon_after": finite(self.epsilon_after)}
+
+
+def finite(value: Any) -> float | None:
+    """The number for JSON, which has no infinity; None for anything else."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) or finite(value) is not None else repr(value)
 
 
 @dataclass(frozen=True)
@@ -64,8 +90,8 @@ class Recorded:
     rows: tuple[Row, ...]
 
     @property
-    def spent(self) -> Spent:
-        return counted(row.event for row in self.rows)
+    def history(self) -> History:
+        return history_of(self.rows)
 
     def breaks(self) -> Iterator[tuple[int | None, str]]:
         """Where the chain does not hold: a charge's seq (None: the site itself) and what is wrong; nothing if intact."""
@@ -93,7 +119,7 @@ def read_sites(path: Path, sites: Sequence[str]) -> dict[str, Recorded]:
     """What the file holds of ``sites``, read in one pass and as of one moment. Raises DataError if one is missing."""
     with _snapshot(path) as db:
         begun = {terms.site: terms for terms in terms_in(db)}
-        heads = dict(db.execute("SELECT site, head FROM sites"))
+        heads = heads_in(db)
         rows: dict[str, list[Row]] = {site: [] for site in sites}
         one = " WHERE site = ?" if len(rows) == 1 else ""
         query = f"SELECT site, {COLUMNS} FROM events{one} ORDER BY site, seq"
@@ -103,7 +129,7 @@ def read_sites(path: Path, sites: Sequence[str]) -> dict[str, Recorded]:
         for site in sites:
             if site not in begun:
                 raise LookupError(f"the site {site!r} is missing")
-        return {site: Recorded(begun[site], str(heads[site]), tuple(found)) for site, found in rows.items()}
+        return {site: Recorded(begun[site], heads[site], tuple(found)) for site, found in rows.items()}
 
 
 def strays(path: Path) -> list[str]:
@@ -113,9 +139,34 @@ def strays(path: Path) -> list[str]:
         return [str(site) for (site,) in db.execute(lost)]
 
 
-def past_in(db: sqlite3.Connection, site: str) -> Spent:
-    """What a site has spent."""
-    return tuple(db.execute("SELECT event, COUNT(*) FROM events WHERE site = ? GROUP BY event ORDER BY event", (site,)))
+def past_in(db: sqlite3.Connection, site: str) -> tuple[int, History]:
+    """The number of a site's charges, and what they have spent."""
+    charges = db.execute(f"SELECT {COLUMNS} FROM events WHERE site = ? ORDER BY seq", (site,)).fetchall()
+    return len(charges), history_of(map(Row._make, charges))
+
+
+def history_of(rows: Iterable[Row]) -> History:
+    """What charges in order have spent. Raises LookupError for a plan that cannot be read."""
+    history: History = ()
+    try:
+        for row in rows:
+            if not isinstance(row.event, str):
+                raise LookupError(f"the event of charge {row.seq} is not text")
+            history = with_charge(history, str(row.run), row.event, read_plan(row.plan))
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
+    return history
+
+
+def damages(path: Path) -> list[str]:
+    """What SQLite itself finds wrong with the file, such as an index that disagrees with its table; nothing if intact."""
+    with connection(path) as db:
+        return [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({_MOST_DAMAGES})") if line != "ok"]
+
+
+def heads_in(db: sqlite3.Connection) -> dict[str, str]:
+    """Every site's newest hash."""
+    return {str(site): str(head) for site, head in db.execute("SELECT site, head FROM sites")}
 
 
 def head_in(db: sqlite3.Connection, site: str) -> str:
@@ -130,8 +181,16 @@ def terms_in(db: sqlite3.Connection) -> list[Terms]:
     """The terms of all sites in the order they were begun. Raises LookupError for impossible ones."""
     try:
         return [
-            Terms(str(site), float(delta), cast(Relation, relation), str(unit), budget, cast(Accountant, accountant))
-            for site, delta, relation, unit, budget, accountant in db.execute(
+            Terms(
+                str(site),
+                float(delta),
+                cast(Relation, relation),
+                str(unit),
+                budget,
+                cast(Accountant, accountant),
+                str(records),
+            )
+            for site, delta, relation, unit, budget, accountant, records in db.execute(
                 f"SELECT {TERMS} FROM sites ORDER BY rowid"
             )
         ]
@@ -151,7 +210,7 @@ def link(previous: str, row: Row) -> str:
 
 def beginning(terms: Terms) -> str:
     """A site's fixed terms as the text whose hash begins its chain."""
-    return json.dumps([terms.site, terms.delta, terms.relation, terms.unit])
+    return json.dumps([terms.site, terms.delta, terms.relation, terms.unit, terms.records])
 
 
 def genesis(terms: Terms) -> str:
@@ -184,7 +243,8 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
         try:
             yield db
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # of itself SQLite rolls back when the disk is full
+                db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
 
@@ -199,18 +259,35 @@ def _snapshot(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What is wrong with the file, as DataError."""
+    """Turns what SQLite and a damaged file raise into DataError: what is wrong, and what to do about it.
+
+    Python's own errors are among them: a damaged file has text that is not UTF-8, also in SQLite's messages.
+    """
     try:
         yield
-    except (sqlite3.Error, LookupError, json.JSONDecodeError) as error:
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DataError(_FULL) from error
+    except (sqlite3.Error, LookupError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        if _code(error) == sqlite3.SQLITE_FULL:
+            raise DataError(_FULL) from error
         if _strange(path):
             raise DataError(
                 f"{path} cannot be used as a privacy ledger: it is something else; name the ledger's own file, or restore it "
                 "from a backup."
             ) from error
+        said = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        what = "".join(char if char.isprintable() else "?" for char in said)  # SQLite quotes what the file holds
         raise DataError(
-            f"{path} cannot be used as a privacy ledger ({error}); if it is damaged, restore it from a backup."
+            f"{path} cannot be used as a privacy ledger ({what}); if it is damaged, restore it from a backup."
         ) from error
+
+
+def _code(error: Exception) -> int | None:
+    """SQLite's primary result code; None of an error that is not SQLite's own."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _strange(path: Path) -> bool:
@@ -218,17 +295,18 @@ def _strange(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             columns = {str(column[1]) for column in db.execute("PRAGMA table_info(sites)")}
-    except sqlite3.DatabaseError as error:
-        return error.sqlite_errorcode == sqlite3.SQLITE_NOTADB
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        return _code(error) == sqlite3.SQLITE_NOTADB
     return not columns.issuperset(TERMS.split(", "))
 
 
 def create(path: Path) -> None:
-    """Write a whole new file aside and link it into place, so that no half-made one is ever seen."""
+    """Write a whole new file aside and link it into place, so that no half-made one is ever seen. Its owner alone reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with explained(path):
+            aside.touch(mode=0o600)  # SQLite would make it by the umask
             db = sqlite3.connect(aside, isolation_level=None)
             try:
                 db.execute("PRAGMA synchronous = EXTRA")
@@ -238,7 +316,7 @@ def create(path: Path) -> None:
                 db.execute("COMMIT")
             finally:
                 db.close()
-        with suppress(FileExistsError):
-            path.hardlink_to(aside)
+            with suppress(FileExistsError):
+                path.hardlink_to(aside)
     finally:
         aside.unlink(missing_ok=True)

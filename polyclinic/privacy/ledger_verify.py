@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import Recorded, Row, read_sites, strays
-from polyclinic.privacy.ledger_terms import Spent, Terms, counted, epsilon_of, risk_of, with_entry
-from polyclinic.privacy.statements import Statement, finite
+from polyclinic.privacy.ledger_file import Recorded, Row, damages, finite, read_sites, strays
+from polyclinic.privacy.ledger_terms import History, Terms, epsilon_of, read_plan, risk_of, with_charge
+from polyclinic.privacy.statements import Statement
 
 # Two machines' arithmetic differs by far less, and an edit that matters by far more.
 _ROUNDING = 1e-6
@@ -35,17 +36,26 @@ class Finding:
 
 
 def verify_all(path: Path, site: str | None = None) -> list[Statement]:
-    """``verified`` of one site of a file, or of all; charges of sites whose terms are gone are findings of their own.
+    """``verified`` of one site of a file, or of all; charges of sites whose terms are gone are findings of their own, and
+    what SQLite finds wrong with the file is a finding of every site.
 
     Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
     """
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     found = read_sites(path, [ledger.site for ledger in ledgers])
     statements = [verified(ledger.terms, found[ledger.site]) for ledger in ledgers]
-    lost = [Finding(name, None, "charges are there, but the site's terms are gone") for name in strays(path)]
-    if site is None and lost:
-        statements[0] |= {"intact": False, "findings": statements[0]["findings"] + [asdict(one) for one in lost]}
+    damaged = [f"SQLite finds the file damaged ({problem})" for problem in damages(path)]
+    for statement in statements:
+        _add(statement, [Finding(statement["site"], None, problem) for problem in damaged])
+    if site is None:
+        lost = "charges are there, but the site's terms are gone"
+        _add(statements[0], [Finding(name, None, lost) for name in strays(path)])
     return statements
+
+
+def _add(statement: Statement, findings: Sequence[Finding]) -> None:
+    statement["findings"] += [asdict(finding) for finding in findings]
+    statement["intact"] = not statement["findings"]
 
 
 def verified(terms: Terms, recorded: Recorded) -> Statement:
@@ -62,14 +72,14 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
     spent = None
     if not unknown:
         findings += _too_low(terms, recorded.rows)
-        spent = epsilon_of(recorded.spent, terms)
+        spent = epsilon_of(recorded.history, terms)
         if terms.budget is not None and spent > terms.budget:
             problem = f"epsilon spent is {spent:.6g}, more than the {terms.budget:g} that the budget of now allows"
             findings.append(Finding(terms.site, None, problem))
     return {
         "site": terms.site, "epsilon": finite(spent), "delta": terms.delta, "budget": terms.budget, "unit": terms.unit,
         "relation": terms.relation, "accountant": terms.accountant,
-        "risk": None if unknown else risk_of(recorded.spent, terms.relation).as_dict(),
+        "risk": None if unknown else risk_of(recorded.history, terms.relation).as_dict(),
         "events": [_legible(row) for row in recorded.rows],
         "intact": not findings, "findings": [asdict(one) for one in findings],
     }  # fmt: skip
@@ -81,17 +91,22 @@ def _unaccountable(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
         first.setdefault(row.event, row.seq)
     for entry, seq in first.items():
         try:
-            epsilon_of(counted([entry]), terms, quick=True)
+            epsilon_of(with_charge((), "", entry), terms, quick=True)
         except (LookupError, TypeError) as error:
             yield Finding(terms.site, seq, f"its event cannot be accounted ({str(error).rstrip('.')})")
+    for row in rows:
+        try:
+            read_plan(row.plan)
+        except (ConfigError, TypeError) as error:
+            yield Finding(terms.site, row.seq, str(error).rstrip("."))
 
 
 def _too_low(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
     """The tightest accountant tells, whichever decided the charge: a bound by any other is above it."""
     by = replace(terms, accountant="pld")
-    past: Spent = ()
+    past: History = ()
     for row in rows:
-        past = with_entry(past, row.event)
+        past = with_charge(past, row.run, row.event, read_plan(row.plan))
         said = row.epsilon_after if isinstance(row.epsilon_after, (int, float)) else -math.inf
         least = epsilon_of(past, by, quick=True)
         # A coarse bound that is not above what was said settles it in milliseconds.
@@ -105,10 +120,8 @@ def _covers(said: float, least: float) -> bool:
 
 
 def _legible(row: Row) -> dict[str, Any]:
-    """A charge of a statement; what is no value of JSON, or an event that is no JSON, as text."""
-    legible = Row._make(repr(value) if isinstance(value, bytes) else value for value in row)
+    """A charge of a statement; an event that is no JSON, as text."""
     try:
-        shown = legible.shown()
-    except (ValueError, TypeError):
-        shown = legible._replace(event=json.dumps(legible.event)).shown()
-    return shown | {"epsilon_after": finite(legible.epsilon_after)}
+        return row.shown()
+    except (LookupError, ValueError):
+        return row._replace(event=json.dumps(row.event, default=repr)).shown()

@@ -29,6 +29,17 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 PRIME = 2**130 - 5
 SEED_BYTES, SHARE_BYTES, KEY_BYTES = 16, 17, 32
 SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+_ANY = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+
+
+def is_safe_threshold(threshold: int, count: int) -> bool:
+    """Whether ``threshold`` of ``count`` parties may open a sum: at least two, and more than two thirds of them.
+
+    If parties release shares only for survivors that ``threshold`` of them signed, a server cannot have two different lists
+    accepted unless 2 * threshold - count parties help it, which is more than a third of them. Bonawitz et al. 2017,
+    section 6 and Theorem 6.5.
+    """
+    return max(2, 2 * count // 3 + 1) <= threshold <= count
 
 
 def new_seed() -> bytes:
@@ -44,6 +55,16 @@ def public_key(seed: bytes) -> bytes:
 def private_key(seed: bytes) -> X25519PrivateKey:
     """The private key that follows from ``seed``."""
     return X25519PrivateKey.from_private_bytes(_derived(seed, "private key"))
+
+
+@lru_cache(maxsize=4096)
+def is_usable(public_key: bytes) -> bool:
+    """Whether a public key gives a secret with a private one; a few points of small order do with none. RFC 7748, section 6.1."""
+    try:
+        _ANY.exchange(X25519PublicKey.from_public_bytes(public_key))
+    except ValueError:
+        return False
+    return True
 
 
 def agree(own: X25519PrivateKey, their_public_key: bytes, purpose: str) -> bytes:

@@ -14,17 +14,29 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent
+from dp_accounting import GaussianDpEvent, NoOpDpEvent
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import calibrate_noise_multiplier
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import Recorded, explained, read_sites
-from polyclinic.privacy.ledger_terms import Spent, Terms, composed, counted, entry_of, epsilon_of, risk_of
+from polyclinic.privacy.ledger_file import Recorded, explained, finite, read_sites
+from polyclinic.privacy.ledger_terms import (
+    History,
+    Terms,
+    entry_of,
+    epsilon_of,
+    is_affordable,
+    read_plan,
+    risk_of,
+    with_charge,
+)
 from polyclinic.privacy.risk import Risk, worst
+from polyclinic.privacy.streams import LEAST_DELTA
 
 Statement = dict[str, Any]
 _OUTSIDE = NoOpDpEvent.__name__
+_LEAST_NOISE, _MOST_NOISE, _CLOSE = 1e-3, 1e6, 1e-4
+_NEW_RUN = ""  # no run has this name
 
 
 def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
@@ -37,12 +49,10 @@ def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
 
 def _statement(terms: Terms, recorded: Recorded) -> Statement:
     events = [row.shown() for row in recorded.rows]
-    for event in events:
-        event["epsilon_after"] = finite(event["epsilon_after"])
     return {
-        "site": terms.site, "epsilon": finite(epsilon_of(recorded.spent, terms)), "delta": terms.delta,
+        "site": terms.site, "epsilon": finite(epsilon_of(recorded.history, terms)), "delta": terms.delta,
         "budget": terms.budget, "unit": terms.unit, "relation": terms.relation, "accountant": terms.accountant,
-        "risk": risk_of(recorded.spent, terms.relation).as_dict(),
+        "risk": risk_of(recorded.history, terms.relation).as_dict(),
         "events": events, "intact": recorded.intact,
     }  # fmt: skip
 
@@ -74,32 +84,33 @@ def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
     Raises ConfigError for a delta outside (0, 1).
     """
     terms = Terms(*(statement[name] for name in ("site", "delta", "relation", "unit", "budget", "accountant")))
-    spent = _spent(statement["events"])
+    history = _history(statement["events"])
     by_run: dict[str, list[dict[str, Any]]] = {}
     for event in statement["events"]:
         by_run.setdefault(event["run"], []).append(event)
     return statement | {
-        "at": [{"delta": delta, "epsilon": finite(epsilon_of(spent, replace(terms, delta=delta)))}
+        "at": [{"delta": delta, "epsilon": finite(epsilon_of(history, replace(terms, delta=delta)))}
                for delta in deltas or smaller_deltas(terms.delta)],
-        "runs": [{"run": run, "charges": len(events), "epsilon": finite(epsilon_of(_spent(events), terms)),
+        "runs": [{"run": run, "charges": len(events), "epsilon": finite(epsilon_of(_history(events), terms)),
                   "first": events[0]["time"], "last": events[-1]["time"]} for run, events in by_run.items()],
         "outside": [{"run": run, "purpose": purpose, "times": times}
                     for run, events in by_run.items()
                     for purpose, times in Counter(e["purpose"] for e in events if _outside(e)).items()],
-        "room": room_left(spent, replace(terms, site="")),
+        "room": room_left(history, replace(terms, site="")),
     }  # fmt: skip
 
 
 def smaller_deltas(delta: float) -> list[float]:
-    """The next three powers of ten below ``delta``."""
+    """The next three powers of ten below ``delta``, as far as a ledger takes them."""
     power = math.floor(math.log10(delta))
     first = power if float(f"1e{power}") < delta else power - 1
-    return [float(f"1e{first - more}") for more in range(3)]
+    powers = (float(f"1e{first - more}") for more in range(3))
+    return [smaller for smaller in powers if smaller >= LEAST_DELTA]
 
 
 # Sites of a simulation mostly have spent the same; their names do not matter here.
 @lru_cache(maxsize=1024)
-def room_left(spent: Spent, terms: Terms) -> dict[str, float | None] | None:
+def room_left(history: History, terms: Terms) -> dict[str, float | None] | None:
     """The largest single release that the budget still allows: a sum with Gaussian noise, and its epsilon by itself.
 
     Budget less epsilon is not what is left, for epsilons do not add: several releases together cost less than the sum of
@@ -108,25 +119,40 @@ def room_left(spent: Spent, terms: Terms) -> dict[str, float | None] | None:
     """
     if terms.budget is None:
         return None
-    past = composed(spent)
     try:
-        noise = calibrate_noise_multiplier(
-            terms.budget, terms.delta, lambda noise: ComposedDpEvent([past, GaussianDpEvent(noise)]), terms.accountant,
-            terms.relation,
-        )  # fmt: skip
+        noise = _smallest_noise(history, terms)
     except ConfigError:
         return {"epsilon": 0.0, "noise_multiplier": None}
-    one = counted([entry_of(GaussianDpEvent(noise))])
-    return {"epsilon": epsilon_of(one, terms), "noise_multiplier": noise}
+    return {
+        "epsilon": epsilon(GaussianDpEvent(noise), terms.delta, terms.accountant, terms.relation),
+        "noise_multiplier": noise,
+    }
 
 
-def finite(value: Any) -> float | None:
-    """The number for JSON, which has no infinity."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+def _smallest_noise(history: History, terms: Terms) -> float:
+    """Of a further Gaussian release that the budget allows. Raises ConfigError where none does."""
+    assert terms.budget is not None
+    if not history:
+        return calibrate_noise_multiplier(terms.budget, terms.delta, GaussianDpEvent, terms.accountant, terms.relation)
+
+    def is_enough(noise: float) -> bool:
+        return is_affordable(with_charge(history, _NEW_RUN, entry_of(GaussianDpEvent(noise))), terms)
+
+    low, high = _LEAST_NOISE, _MOST_NOISE
+    if not is_enough(high):
+        raise ConfigError("no further release fits the budget")
+    while high > low * (1 + _CLOSE):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
-def _spent(events: Iterable[dict[str, Any]]) -> Spent:
-    return counted(json.dumps(event["event"], sort_keys=True) for event in events)
+def _history(events: Iterable[dict[str, Any]]) -> History:
+    history: History = ()
+    for event in events:
+        entry = json.dumps(event["event"], sort_keys=True)
+        history = with_charge(history, event["run"], entry, read_plan(event.get("plan", "")))
+    return history
 
 
 def _outside(event: dict[str, Any]) -> bool:

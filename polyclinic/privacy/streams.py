@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.floating[Any]]
 Size = int | tuple[int, ...]
+# The least delta that is enforced: what is drawn in floating point lacks the tails that a far smaller one speaks of.
+LEAST_DELTA = 1e-12
 
 
 class Stream(Protocol):
@@ -87,14 +89,20 @@ class _System:
         shape = _shape(size)
         count = math.prod(shape)
         pairs = (count + 1) // 2
-        # Box and Muller 1958; 1 - u lies in (0, 1], so that the logarithm is finite.
-        radius = np.sqrt(-2.0 * np.log1p(-self.uniform(pairs)))
+        # Box and Muller 1958.
+        radius = np.sqrt(-2.0 * np.log(_fine_uniform(pairs)))
         angle = 2.0 * np.pi * self.uniform(pairs)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
 
 
+def _fine_uniform(count: int) -> Floats:
+    """Uniform draws in (0, 1], of 128 bits near 0, so that normal draws from them reach 13.3 deviations and not 8.6."""
+    high, low = (np.frombuffer(os.urandom(8 * count), dtype=np.uint64).astype(np.float64) for _ in range(2))
+    return np.ldexp(high, -64) + np.ldexp(low + 1, -128)
+
+
 def system_stream() -> Stream:
-    """A stream of the operating system's entropy (``os.urandom``, 53-bit uniforms): what a real hospital uses."""
+    """A stream of the operating system's entropy (``os.urandom``): what a real hospital uses."""
     return _System()
 
 

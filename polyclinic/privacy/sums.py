@@ -27,9 +27,13 @@ class Contributions(Protocol):
 
 
 def clipped_total(
-    contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int, name: str = "method"
-) -> Floats:
+    contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int, name: str = "method",
+    apart: bool = False,
+) -> Floats:  # fmt: skip
     """(size,) sum of the patients' vectors, each clipped to L2 norm 1; one that is not finite counts as zero.
+
+    apart: compute every patient's vector by itself, so that it is the same bit for bit whoever else is there; otherwise many
+    together, which is faster and rounds by how many they are.
 
     Neighbouring relation: add or remove one patient. Raises ValueError, with the ``name`` of whose they are, for vectors of
     another size.
@@ -42,7 +46,7 @@ def clipped_total(
     while first < patients:
         # By rows: one patient with very many must not end the hospital's memory, which would be seen.
         last = int(np.searchsorted(ends, ends[first] + at_once, side="right")) - 1
-        last = min(max(last, first + 1), first + at_once, patients)
+        last = first + 1 if apart else min(max(last, first + 1), first + at_once, patients)
         chosen, found = order[ends[first] : ends[last]], np.zeros((last - first, size))
         pieces = np.split(chosen, range(at_once, len(chosen), at_once))
         for some in pieces:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.evaluation.plots import to_svg
-from polyclinic.server.run_folder import versions
+from polyclinic.versions import recorded_versions
 
 Say = Callable[[str], None]
 Preset = Literal["sound", "paper"]
@@ -147,7 +147,7 @@ def reproduce(experiment: Experiment, asked: Asked, say: Say) -> dict[str, Any]:
 def write(experiment: Experiment, asked: Asked, found: Findings) -> dict[str, Any]:
     """results.json, table.md, config.toml and the figures, into ``asked.out``."""
     head = {"name": experiment.name, "preset": asked.preset, "targets": [asdict(target) for target in found.targets]}
-    whole = {**head, "quick": asked.quick, "machine": platform.platform(), "versions": versions(),
+    whole = {**head, "quick": asked.quick, "machine": platform.platform(), "versions": recorded_versions(),
              "config": dict(found.config), **found.results}  # fmt: skip
     config = tomli_w.dumps(dict(found.config))
     note = "**Short form: it shows that all parts work; its numbers mean nothing.**\n\n" if asked.quick else ""

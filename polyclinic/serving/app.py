@@ -3,60 +3,114 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from polyclinic.evaluation.report.style import policy as report_policy
 from polyclinic.serving.page import PAGE, SCRIPT
-from polyclinic.serving.runs import Runs
+from polyclinic.serving.runs import MOST_ROUNDS, Record, Runs
 
 _DIGEST = base64.b64encode(sha256(SCRIPT.encode()).digest()).decode()
+_CLOSED = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; "
-    f"base-uri 'none'; form-action 'none'; script-src 'sha256-{_DIGEST}'",
+    "Content-Security-Policy": f"default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; {_CLOSED}; "
+    f"script-src 'sha256-{_DIGEST}'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_READ = ("config.toml", "history.jsonl", "report.html")
+
+
+class _Headers:
+    """Adds to every answer, also to refusals, those of the headers above that it does not bring."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class _Json(JSONResponse):
+    """JSON in ASCII, so that whatever characters a file's names have, they can be sent."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode("ascii")
+
+
+def _unless_gone(runs: Runs, name: str) -> Record | None:
+    try:
+        return runs.summary(name)
+    except KeyError:  # its folder was removed meanwhile
+        return None
 
 
 def application(folder: Path, hosts: Sequence[str]) -> Starlette:
     """Shows the runs in ``folder`` to who asks by one of the names in ``hosts``.
 
     Another site's page cannot ask under a name of its own that it points here (DNS rebinding): its name is not among them.
+    A run whose folder or files are links out of ``folder`` is not shown.
     """
-    runs = Runs(folder)
+    runs, folder = Runs(folder), folder.resolve()
+
+    def names() -> list[str]:
+        return [name for name in runs.names() if _is_inside(folder, name)]
 
     def page(request: Request) -> Response:
-        return HTMLResponse(PAGE, headers=_HEADERS)
+        return HTMLResponse(PAGE)
 
     def all_runs(request: Request) -> Response:
-        return JSONResponse([runs.summary(name) for name in runs.names()], headers=_HEADERS)
+        return _Json([summary for name in names() if (summary := _unless_gone(runs, name))])
 
     def one_run(request: Request) -> Response:
         after = request.query_params.get("after", "0")
+        if not (after.isascii() and after.isdecimal() and len(after) < len(str(MOST_ROUNDS))):
+            raise HTTPException(400, "The number of a round must be whole, at least 0 and less than a billion.")
+        name = request.path_params["name"]
         try:
-            found = runs.detail(request.path_params["name"], int(after) if after.isdecimal() else 0)
+            if name not in names():
+                raise KeyError(name)
+            return _Json(runs.detail(name, int(after)))
         except KeyError:
             raise HTTPException(404, "There is no such run.") from None
-        return JSONResponse(found, headers=_HEADERS)
 
     def report(request: Request) -> Response:
-        path = runs.report(request.path_params["name"])
+        name = request.path_params["name"]
+        path = runs.report(name) if name in names() else None
         if path is None:
             raise HTTPException(404, "There is no report of such a run.")
-        return FileResponse(path, media_type="text/html")  # the page brings a policy of its own
+        return FileResponse(
+            path, media_type="text/html", headers={"Content-Security-Policy": f"{report_policy()}; {_CLOSED}"}
+        )
 
     routes = [
         Route("/", page), Route("/api/runs", all_runs), Route("/api/runs/{name}", one_run),
         Route("/runs/{name}/report.html", report),
     ]  # fmt: skip
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    return Starlette(routes=routes, middleware=[Middleware(_Headers), trusted])
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    return all((folder / name / file).resolve().is_relative_to(folder) for file in _READ)

@@ -33,11 +33,11 @@ function list(runs) {
     if (run.name === chosen) row.className = "chosen";
     cell(row, link, false);
     cell(row, (run.dataset || "–") + ", " + (run.strategy || "–"), false);
-    cell(row, run.state, false);
+    cell(row, run.problem ? run.state + ": " + run.problem : run.state, false);
     cell(row, bar, false);
     cell(row, run.round + " of " + (run.rounds ?? "–"));
     cell(row, run.newest ? number(run.newest.auroc) : "–");
-    cell(row, run.private ? number(run.epsilon, 2) + " of " + run.budget : "no guarantee");
+    cell(row, run.private ? number(run.epsilon, 2) + " of " + (run.budget ?? "–") : "no guarantee");
   }
   $("none").hidden = runs.length > 0;
 }
@@ -71,7 +71,8 @@ function show(run) {
   course = course.filter(row => !run.course.some(one => one.round === row.round)).concat(run.course);
   $("run").hidden = false;
   $("name").textContent = run.name;
-  $("state").textContent = run.state + ", round " + run.round + " of " + (run.rounds ?? "–");
+  const wrong = run.problem ? ". " + run.problem : "";
+  $("state").textContent = run.state + ", round " + run.round + " of " + (run.rounds ?? "–") + wrong;
   $("report").hidden = run.state !== "finished";
   $("report").href = "/runs/" + encodeURIComponent(run.name) + "/report.html";
   draw("auroc", "auroc", null, null);

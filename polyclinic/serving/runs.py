@@ -1,55 +1,79 @@
-"""What can be seen of runs from their folders while they train: the configuration, and the history that grows beside it."""
+"""What can be seen of runs from their folders while they train: the configuration, and the history that grows beside it.
+
+Whatever is in a folder, the others are shown: a file that is not what a run writes is a ``problem`` of its run alone.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
+import sys
 import time
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
 QUIET = 60.0  # seconds without news after which a run that has no report is called quiet
+MOST_ROUNDS = 10**9
+_MOST_CONFIG, _MOST_HISTORY, _LONGEST = 1 << 20, 1 << 24, 500  # bytes that are read at once; characters of a text
 _SHOWN = ("auroc", "accuracy", "loss")
 
 
 @dataclass
 class Course:
-    """A history file, read as far as it has grown; only whole lines count."""
+    """A history file, read as far as it has grown; only whole lines count.
+
+    ``problem``: what is wrong with the file in one sentence; what can be read of it is shown all the same.
+    """
 
     path: Path
     offset: int = 0
     overall: dict[int, Record] = field(default_factory=dict)
     sites: dict[str, Record] = field(default_factory=dict)
     dropouts: list[Record] = field(default_factory=list)
+    problem: str | None = None
 
     def read(self) -> None:
         """Take in what is new. A file that has become shorter (its run was resumed) is read anew."""
         try:
-            size = self.path.stat().st_size
-        except OSError:
+            size, content = _read(self.path, self.offset, _MOST_HISTORY)
+            if size < self.offset:
+                self.offset, self.overall, self.sites, self.dropouts, self.problem = 0, {}, {}, [], None
+                size, content = _read(self.path, 0, _MOST_HISTORY)
+        except FileNotFoundError:
             return
-        if size < self.offset:
-            self.offset, self.overall, self.sites, self.dropouts = 0, {}, {}, []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self.offset += len(whole)
+        except OSError as error:
+            self.problem = f"history.jsonl cannot be read: {error.strerror}."
+            return
+        whole = (
+            content if len(content) == _MOST_HISTORY and b"\n" not in content else content[: content.rfind(b"\n") + 1]
+        )
         for line in whole.splitlines():
-            self._take(json.loads(line))
+            try:
+                self._take(json.loads(line))
+            except (ValueError, TypeError, LookupError, RecursionError):
+                self.problem = "A line of history.jsonl is no row and no drop-out of a run."
+        self.offset += len(whole)
 
     def _take(self, line: Record) -> None:
         if "dropout" in line:
-            self.dropouts.append(line["dropout"])
+            drop = line["dropout"]
+            self.dropouts.append(
+                {"round": _whole(drop["round"]), "site": _text(drop["site"]), "reason": _text(drop["reason"])}
+            )
         elif "row" in line:
             row = line["row"]
-            shown = {"round": row["round"]} | {name: row.get(name) for name in _SHOWN}
-            if row["site"] not in ("pooled", "macro"):
-                self.sites[row["site"]] = shown | {"epsilon": row.get("epsilon")}
-            elif row["site"] == "pooled" or row["round"] not in self.overall:
-                self.overall[row["round"]] = shown | {"of": row["site"]}
+            number, site = _whole(row["round"]), _text(row["site"])
+            shown = {"round": number} | {name: _number(row.get(name)) for name in _SHOWN}
+            if site not in ("pooled", "macro"):
+                self.sites[site] = shown | {"epsilon": _number(row.get("epsilon"))}
+            elif site == "pooled" or number not in self.overall:
+                self.overall[number] = shown | {"of": site}
 
     @property
     def round(self) -> int:
@@ -77,16 +101,14 @@ class Runs:
         if name not in self.names():
             raise KeyError(name)
         folder = self.folder / name
-        config, course = _config(folder / "config.toml"), self._course(name)
-        quiet = _quiet(folder)
+        course, quiet = self._course(name), _quiet(folder)
+        config, problem = _config(folder / "config.toml")
         done = (folder / "report.html").is_file()
         spent = [row["epsilon"] for row in course.sites.values() if row["epsilon"] is not None]
-        return {
-            "name": name, "dataset": config.get("dataset"), "strategy": config.get("strategy"),
-            "private": bool(config.get("dp", True)), "budget": config.get("epsilon"),
-            "round": course.round, "rounds": config.get("rounds"), "epsilon": max(spent, default=None),
+        return config | {
+            "name": name, "round": course.round, "epsilon": max(spent, default=None),
             "newest": course.overall.get(course.round), "quiet": round(quiet, 1),
-            "state": "finished" if done else "training" if quiet < QUIET else "quiet",
+            "state": "finished" if done else "training" if quiet < QUIET else "quiet", "problem": problem or course.problem,
         }  # fmt: skip
 
     def detail(self, name: str, after: int = 0) -> Record:
@@ -102,15 +124,63 @@ class Runs:
         return course
 
 
-def _config(path: Path) -> Record:
+def _config(path: Path) -> tuple[Record, str | None]:
+    """What is shown of a configuration, and what is wrong with it; of one that cannot be read nothing is shown."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError):  # while it is written
-        return {}
+        size, content = _read(path, 0, _MOST_CONFIG)
+        if size > _MOST_CONFIG:
+            raise ValueError("too long")
+        told = tomllib.loads(content.decode())
+        shown = {
+            "dataset": None if told.get("dataset") is None else _text(told["dataset"]),
+            "strategy": None if told.get("strategy") is None else _text(told["strategy"]),
+            "rounds": None if told.get("rounds") is None else _whole(told["rounds"]),
+            "private": bool(told.get("dp", True)), "budget": _number(told.get("epsilon")),
+        }  # fmt: skip
+    except (OSError, ValueError, TypeError, RecursionError):
+        nothing = dict.fromkeys(("dataset", "strategy", "rounds", "budget"))
+        return nothing | {"private": True}, "config.toml is not the configuration of a run."
+    return shown, None
+
+
+def _read(path: Path, offset: int, most: int) -> tuple[int, bytes]:
+    """A regular file's size, and up to ``most`` of its bytes from ``offset``. Raises OSError for anything else.
+
+    A pipe that nobody writes to would keep whoever opens it waiting for ever.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # noqa: PTH123
+        told = os.fstat(file.fileno())
+        if not stat.S_ISREG(told.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        file.seek(offset)
+        return told.st_size, file.read(most)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value[:_LONGEST]
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_ROUNDS:
+        raise TypeError("no number of rounds")
+    return value
+
+
+def _number(value: object) -> float | None:
+    """A number; None of one that is not finite, which is what JSON has for it. Raises TypeError for anything else."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError("no number")
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _quiet(folder: Path) -> float:
     """Seconds since a run's folder last told anything."""
-    times = [path.stat().st_mtime for name in ("config.toml", "history.jsonl", "checkpoint.safetensors", "report.html")
-             if (path := folder / name).exists()]  # fmt: skip
+    times = []
+    for name in ("config.toml", "history.jsonl", "checkpoint.safetensors", "report.html"):
+        with suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
     return max(0.0, time.time() - max(times, default=0.0))

@@ -55,14 +55,15 @@ class SynthesisMethod(SumsMethod, Protocol):
 
 
 def clipped_total(
-    method: SumsMethod, round: int, question: Arrays, size: int, z: Floats, patient: Ints, patients: int
-) -> Floats:
+    method: SumsMethod, round: int, question: Arrays, size: int, z: Floats, patient: Ints, patients: int,
+    apart: bool = False,
+) -> Floats:  # fmt: skip
     """(size,) sum of the patients' vectors of ``round``, as ``privacy.sums.clipped_total``."""
 
     def contributions(rows: Floats, patient: Ints, patients: int) -> Floats:
         return method.contributions(round, question, rows, patient, patients)
 
-    return sums.clipped_total(contributions, size, z, patient, patients, method.name)
+    return sums.clipped_total(contributions, size, z, patient, patients, method.name, apart)
 
 
 def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:

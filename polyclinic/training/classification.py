@@ -19,7 +19,7 @@ from torch.nn import functional
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event
-from polyclinic.training.modules import check_behaviour, check_module, load
+from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.stacked.trainer import train_stacked
@@ -65,9 +65,12 @@ def train(
     check_module(module)
     engine = choose(module, work[0].rows.x.shape[1], settings.engine)
     _log.debug("training %d sites with the engine %s", len(work), engine)
-    if engine == "opacus":
-        return [train_one(made, arrays, site, settings) for site in work]
-    return train_stacked(made, arrays, work, settings, engine)
+    private = settings.noise_multiplier is not None
+    with single_thread(settings.apart):
+        # Only closed forms can take several patients apart together: how another module rounds in company nobody can say.
+        if engine == "opacus" or (settings.apart and private and engine != "linear"):
+            return [train_one(made, arrays, site, settings) for site in work]
+        return train_stacked(made, arrays, work, settings, engine)
 
 
 def evaluate(build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:

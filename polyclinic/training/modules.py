@@ -205,6 +205,19 @@ def kept_apart(device: str = "cpu") -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else [])
 
 
+@contextmanager
+def single_thread(active: bool) -> Iterator[None]:
+    """torch computes with one thread within, if ``active``: several would cut arrays in places that depend on their sizes."""
+    before = torch.get_num_threads()
+    if active:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if active:
+            torch.set_num_threads(before)
+
+
 def reseed(seed: int, device: str = "cpu") -> None:
     """Seed the generators that ``kept_apart`` keeps apart; only within it."""
     torch.default_generator.manual_seed(seed)

@@ -1,5 +1,7 @@
 """One site's training with Opacus' GradSampleModule: for modules that stacking cannot take, and to check the others.
 
+Where patients are to be computed apart, one after the other goes through the module alone, and nothing of Opacus is needed.
+
 The unit is the patient: all rows of a sampled patient are in the batch, their losses are averaged, and their summed
 gradient is clipped once. An empty batch still adds noise and counts. Abadi et al. 2016, Algorithm 1.
 """
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.privacy.clipping import clipped_sum, privatise
+from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
 from polyclinic.training.losses import row_losses
@@ -29,7 +31,7 @@ def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, se
 def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     private = settings.noise_multiplier is not None
     plain = module = load(build, {**arrays, **site.own, **site.begin}).to(settings.device)
-    if private:
+    if private and not settings.apart:
         from opacus import GradSampleModule  # Opacus takes a second to load
 
         # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
@@ -41,7 +43,6 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
     _restore(optimizer, site.kept)
 
     x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, parameters[0].dtype)
-    x.requires_grad_(private)  # Opacus' backward hooks want an input that has a gradient
     y = torch.from_numpy(site.rows.y).to(settings.device)
     patient = site.rows.patient
     divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)
@@ -56,7 +57,12 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
         position[batch] = np.arange(len(batch))
         rows = np.flatnonzero(position[patient] >= 0)
         member = torch.from_numpy(position[patient[rows]]).to(settings.device)
-        gradient, loss = _batch_gradient(module, parameters, x[rows], y[rows], member, len(batch), settings, draws)
+        if private:
+            clipped, loss = _clipped(module, parameters, x[rows], y[rows], member, len(batch), settings)
+            flat = privatise(clipped, settings.noise_multiplier or 0.0, draws.noise(1)[0])
+            gradient = _split(flat.to(parameters[0].dtype), parameters)
+        else:
+            gradient, loss = _plain(module, parameters, x[rows], y[rows], member, len(batch), settings.loss)
         _put(parameters, here)
         estimate = denoiser.filtered(torch.cat([total.flatten() for total in gradient])[None] / divisor)[0]
         for p, total, pull, shift in zip(parameters, _split(estimate, parameters), origin, control, strict=True):
@@ -69,31 +75,47 @@ def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, setti
                       _state(optimizer) | draws.kept() | denoiser.kept()[0])  # fmt: skip
 
 
-def _batch_gradient(
-    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int,
-    settings: TrainSettings, draws: Draws,
+def _plain(
+    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int, loss: str,
 ) -> tuple[list[Tensor], float]:  # fmt: skip
-    """Sum over the batch's patients of their (clipped) gradients, plus noise when private; and their summed loss."""
+    """Sum over the batch's patients of their gradients, and their summed loss."""
     if patients == 0:
-        per_patient = parameters[0].new_zeros(0, sum(p.numel() for p in parameters))
-        loss = 0.0
-    else:
-        weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
-        summed = (row_losses(settings.loss, module(x), y) * weight).sum()
-        loss = float(summed.detach())
-        module.zero_grad(set_to_none=True)
-        torch.autograd.backward(summed)
-        if settings.noise_multiplier is None:
-            return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], loss
+        return [torch.zeros_like(p) for p in parameters], 0.0
+    summed = _backward(module, x, y, member, patients, loss)
+    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], summed
+
+
+def _clipped(
+    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int,
+    settings: TrainSettings,
+) -> tuple[ClippedSum, float]:  # fmt: skip
+    """Sum over the batch's patients of their clipped gradients, and their summed loss; patients apart one after the other."""
+    per_patient, loss = parameters[0].new_zeros(0, sum(p.numel() for p in parameters)), 0.0
+    if settings.apart:
+        places = torch.split(torch.argsort(member, stable=True), torch.bincount(member, minlength=patients).tolist())
+        total, losses = per_patient.new_zeros(per_patient.shape[1], dtype=torch.float64), 0.0
+        for own in places:
+            gradient, loss = _plain(module, parameters, x[own], y[own], member[own] * 0, 1, settings.loss)
+            total += clipped_sum(torch.cat([part.flatten() for part in gradient])[None], settings.max_grad_norm).total
+            losses += loss
+        return ClippedSum(total, settings.max_grad_norm), losses
+    if patients:
+        # Opacus' backward hooks want an input that has a gradient.
+        loss = _backward(module, x.requires_grad_(), y, member, patients, settings.loss)
         rows = torch.cat([p.grad_sample.flatten(1) for p in parameters], dim=1)  # type: ignore[attr-defined]
         for p in parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
         per_patient = rows.new_zeros(patients, rows.shape[1]).index_add_(0, member, rows)
-    if settings.noise_multiplier is None:
-        return [torch.zeros_like(p) for p in parameters], loss
-    clipped = clipped_sum(per_patient, settings.max_grad_norm)
-    flat = privatise(clipped, settings.noise_multiplier, draws.noise(1)[0])
-    return _split(flat.to(parameters[0].dtype), parameters), loss
+    return clipped_sum(per_patient, settings.max_grad_norm), loss
+
+
+def _backward(module: nn.Module, x: Tensor, y: Tensor, member: Tensor, patients: int, loss: str) -> float:
+    """The patients' summed loss, each one's the mean of its rows', after its gradients are computed."""
+    weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
+    summed = (row_losses(loss, module(x), y) * weight).sum()
+    module.zero_grad(set_to_none=True)
+    torch.autograd.backward(summed)
+    return float(summed.detach())
 
 
 def _flat(parameters: list[nn.Parameter]) -> Tensor:

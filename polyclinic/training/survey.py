@@ -2,7 +2,8 @@
 
 What a schema is prepared with (``ehr.prepared``) all follows from these counts, so that they are paid for once. Training
 patients are asked, held-out ones are not. A patient weighs 1 in a column: spread evenly over the cells of all their rows,
-or 1 for each of at most so many codes or unlisted values, chosen at random.
+or 1 for each of at most so many codes or unlisted values, chosen at random. The cells of a numeric column are mixed before the
+noise (``ehr.running``), so that sums over many of them, which quantiles are read from, stay good.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from statistics import NormalDist
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
+from polyclinic.ehr import running
 from polyclinic.ehr.encoding import column_cells
-from polyclinic.ehr.prepared import cell_count, check_columns, edges
+from polyclinic.ehr.prepared import NUMERIC, cell_count, check_columns, edges
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
@@ -40,7 +42,7 @@ class Survey:
 
     columns: tuple[str, ...]
     epsilon: float | None
-    bins: int = 40
+    bins: int = 256
     codes: int = 10
 
     def check(self, schema: Schema) -> None:
@@ -62,7 +64,12 @@ class Survey:
         return self.codes if column.kind == "code_set" else 1
 
     def points(self, column: Column) -> int:
-        """Grid points of such a 1, so that a patient's whole part in a column has L2 norm ``FINE`` at most."""
+        """Grid points of such a 1, so that a patient's whole part in a column, mixed if need be, has L2 norm ``FINE`` at most.
+
+        A part spread over cells of a numeric column is a mean of whole ones, so its norm is none's above the largest.
+        """
+        if column.kind in NUMERIC:
+            return math.floor(FINE / running.norm(cell_count(column, self.bins)) * (1 - 1e-12))
         return math.floor(FINE / math.sqrt(self.most(column)))
 
 
@@ -101,8 +108,9 @@ class Plan:
         return Plan(self.survey, (column,), self.noise_multiplier, self.threshold_delta).event
 
     def error(self, column: Column) -> float:
-        """Standard error of each of the column's counts, in patients."""
-        return (self.noise_multiplier or 0.0) * FINE / self.survey.points(column)
+        """Standard error of each of the column's counts, in patients; of a numeric column's before they are unmixed."""
+        scale = self.survey.points(column) * (running.ONE if column.kind in NUMERIC else 1)
+        return (self.noise_multiplier or 0.0) * FINE / scale
 
     def threshold(self, column: Column) -> float:
         """Noisy patients below which an open column's value is not told: one patient's ``most`` values, each had by nobody
@@ -149,6 +157,9 @@ def answer(plan: Plan, shard: Shard, stream: Stream) -> Answer:
 
 def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Floats, tuple[str, ...]]:
     points = plan.survey.points(column)
+    if column.kind in NUMERIC and plan.noise_multiplier is not None:
+        mixed = _noisy(plan, running.mix(totals(plan.survey, column, shard, stream)), stream)
+        return running.unmix(mixed / (points * running.ONE)), ()
     if not column.is_open:
         return _noisy(plan, totals(plan.survey, column, shard, stream), stream) / points, ()
     counts = value_counts(plan.survey, column, shard, stream)
@@ -179,7 +190,7 @@ def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints
         of, value = np.divmod(np.unique(patient[row] * cells + code), cells)
         chosen = _at_most(survey.most(column), of, value, stream)
         return np.bincount(chosen, minlength=cells).astype(np.int64) * points
-    if column.kind in ("continuous", "integer", "trajectory"):
+    if column.kind in NUMERIC:
         at = edges(column, survey.bins)
         number = np.clip(np.searchsorted(at, values, "right") - 1, 0, len(at) - 2)
     else:

@@ -100,7 +100,7 @@ class SumsTask:
         z = method.layout.rows(rows.x, rows.y, site.number)
         given = {name: value for name, value in self.question.items() if name != ROUND}
         total = settings.max_grad_norm * clipped_total(
-            method, self._round, given, len(arrays[SUM]), z, rows.patient, rows.patients
+            method, self._round, given, len(arrays[SUM]), z, rows.patient, rows.patients, settings.apart
         )
         if settings.noise_scale:
             total += settings.noise_scale * site.noise.normal(len(total))
@@ -214,8 +214,8 @@ class GameTask:
                 chosen = poisson_samples(patients, settings.sample_rate, 1, site.sampling)[0]
                 there = chosen[site.rows.patient]
                 z, patient = whole[there], (np.cumsum(chosen) - 1)[site.rows.patient[there]]
-                fakes = fake_rows(generator, game, layout, layout.labels(z), rng)
-                rows = pairs(game, layout, z, patient, int(chosen.sum()), fakes)
+                fakes = fake_rows(generator, game, layout, layout.labels(z), rng, settings.apart)
+                rows = pairs(game, layout, z, patient, int(chosen.sum()), fakes, settings.apart)
                 if step:
                     site = replace(site, own=updates[index].arrays, kept=updates[index].kept)
                 expected = settings.sample_rate * (site.public_patients or patients)

@@ -37,7 +37,9 @@ class TrainSettings:
     ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
     release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
-    whatever the model's dtype, so that rounding is far below the noise. ``device``: "cpu" or "cuda"; batches and noise
+    whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
+    for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
+    ``device``: "cpu" or "cuda"; batches and noise
     are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``.
     """
 
@@ -52,6 +54,7 @@ class TrainSettings:
     proximal_mu: float = 0.0
     engine: str = "auto"
     double: bool = False
+    apart: bool = False
     device: str = "cpu"
     batching: str = "poisson"
     noise: NoiseProcess | None = None

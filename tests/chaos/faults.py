@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.client.policy import HospitalFile, Policy
-from polyclinic.privacy.events import dpsgd_event
+from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.place import BUDGET, DELTA, Hospital, Place, held, other_clock
 from tests.chaos.wire import CUT, SILENT, Wire
@@ -172,7 +172,7 @@ def _before_spent(place: Place, strike: Strike) -> None:
     round = 0
     while ledger.spent() < strike.random.uniform(0.7, 0.95) * BUDGET:
         round += 1
-        ledger.charge(dpsgd_event(0.2, 1.0, 5), "train", "an earlier run", round)
+        ledger.charge(gaussian_event(8.0), "train", "an earlier run", round)
     assert terms.delta == DELTA
 
 

@@ -7,18 +7,20 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
+import polyclinic
 from polyclinic.client.app import app
 from polyclinic.messages import EnrolRequest, EvaluateRequest, StatisticsRequest
-from tests.client.test_hospital import context, make_hospital, message, model, train
+from tests.client.test_hospital import COUNT_AND_ROUND, context, make_hospital, message, model, train
 
 
 def told(folder: Path, rows: int) -> list[Any]:
     """All that a hospital with so many patients sends in a run, but the values of its arrays."""
     folder.mkdir()
     hospital = make_hospital(folder, rows=rows)
+    counted = StatisticsRequest(run="r", site=0, noise_multiplier=5.0, plan=COUNT_AND_ROUND)
     replies = [
-        app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(hospital)),
-        app(message(StatisticsRequest(run="r", site=0, noise_multiplier=5.0), "query.statistics"), context(hospital)),
+        app(message(EnrolRequest(run="r", site=0, version=polyclinic.__version__), "query.enrol"), context(hospital)),
+        app(message(counted, "query.statistics"), context(hospital)),
         train(hospital),
         app(message(EvaluateRequest(run="r", site=0, round=1), "evaluate", model()), context(hospital)),
     ]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+import polyclinic
 from polyclinic.client.app import app
 from polyclinic.messages import RECORD, REFUSED, EnrolRequest, EvaluateRequest
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
-from polyclinic.privacy.ledger_terms import epsilon_of, from_text
+from polyclinic.privacy.ledger_terms import epsilon_of, flat, from_text
 from polyclinic.privacy.ledger_verify import verify_all
 from polyclinic.privacy.statements import detailed, statements
 from tests.client.test_hospital import context, ledger, make_hospital, message, model, train
@@ -40,13 +41,12 @@ def process(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_budget_is_for_life_and_a_statement_tells_its_runs_apart(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, LIFE)
-    replies = [train(hospital, run=run, round=number) for run in ("one", "two", "three") for number in (1, 2, 3)]
+    replies = [train(hospital, 3, run=run, round=number) for run in ("one", "two", "three") for number in (1, 2, 3)]
     refused = [reply for reply in replies if not reply.has_content()]
     accepted = len(replies) - len(refused)
-    assert 3 < accepted < 9 and all(reply.error.code == REFUSED for reply in refused)
+    assert 3 <= accepted < 9 and all(reply.error.code == REFUSED for reply in refused)
     spent = ledger(hospital).spent()
-    assert spent == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 3 * accepted), 1e-3))
-    assert spent <= 2.5 < epsilon(dpsgd_event(0.2, 1.2, 3 * accepted + 3), 1e-3)
+    assert epsilon(dpsgd_event(0.2, 1.2, 3 * accepted), 1e-3) * (1 - 1e-9) <= spent <= 2.5
     told = detailed(statements([ledger(hospital)])[0])
     assert [one["run"] for one in told["runs"]] == ["one", "two", "three"][: len(told["runs"])]
     assert sum(one["charges"] for one in told["runs"]) == accepted
@@ -62,7 +62,7 @@ def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> No
         "t.context(hospital)\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
-        "print(sum(t.train(hospital, run=sys.argv[2], round=n).has_content() for n in range(1, 7)), flush=True)\n"
+        "print(sum(t.train(hospital, 3, run=sys.argv[2], round=n).has_content() for n in range(1, 7)), flush=True)\n"
     )
     both = [process(script, str(hospital), run) for run in ("one", "two")]
     for one in both:
@@ -73,7 +73,7 @@ def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> No
         one.stdin.flush()
     released = sum(int(one.communicate(timeout=240)[0]) for one in both)
     assert released == len(ledger(hospital).events()) > 2
-    assert ledger(hospital).spent() <= 2.5 < epsilon(dpsgd_event(0.2, 1.2, 3 * released + 3), 1e-3)
+    assert epsilon(dpsgd_event(0.2, 1.2, 3 * released), 1e-3) * (1 - 1e-9) <= ledger(hospital).spent() <= 2.5
     assert verify_all(ledger(hospital).path)[0]["intact"]
 
 
@@ -113,21 +113,25 @@ def test_fault_22_a_kill_between_charge_and_release_never_leaves_a_release_unpai
 
 
 def test_a_hospital_tells_where_its_patients_may_be_and_what_it_was_charged(tmp_path: Path) -> None:
-    hospital = make_hospital(tmp_path, LIFE + "patients-elsewhere = 2\n")
+    hospital = make_hospital(tmp_path, "budget = 9.0\ndelta = 1e-3\npatients-elsewhere = 2\n")
     assert (
-        app(message(EnrolRequest(run="r", site=0), "query.enrol"), context(hospital)).content[RECORD]["elsewhere"] == 2
+        app(
+            message(EnrolRequest(run="r", site=0, version=polyclinic.__version__), "query.enrol"), context(hospital)
+        ).content[RECORD]["elsewhere"]
+        == 2
     )
     train(hospital)
     train(hospital, run="other")
     for reply in (train(hospital, run="other", round=2), train(hospital), evaluate(hospital)):
         past = from_text(str(reply.content[RECORD]["charged"]))
-        assert [count for _, count in past] == [3]
+        assert [count for _, count in flat(past)] == [3]
         assert epsilon_of(past, ledger(hospital).terms) == ledger(hospital).spent()
 
 
 def test_metrics_that_leave_are_in_the_statement_and_outside_epsilon(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, LIFE + "release-metrics = true\n")
-    train(hospital)
+    for number in (1, 2):  # each evaluation is of a charged round
+        train(hospital, round=number, noise_multiplier=3.0)
     spent = ledger(hospital).spent()
     for number in (1, 2):
         assert "auroc" in evaluate(hospital, round=number).content["metrics"]

@@ -57,7 +57,7 @@ def test_a_survey_is_one_charge_and_one_release(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     reply, again = ask(hospital), ask(hospital)
     told = reply.content["query"]
-    assert list(told["names"]) == ["north", "south"] and reply.content["arrays"]["cells"].numpy().tolist() == [40, 2]
+    assert list(told["names"]) == ["north", "south"] and reply.content["arrays"]["cells"].numpy().tolist() == [121, 2]
     events = ledger(hospital).events()
     assert [event["purpose"] for event in events] == ["survey"]
     assert 0.99 < epsilon(event_from_json(events[0]["event"]), 1e-3) <= 1.0
@@ -71,7 +71,7 @@ def test_no_names_are_told_where_none_is_common(tmp_path: Path) -> None:
     records.assign(ward=[f"bed {row}" for row in range(400)]).to_csv(tmp_path / "records.csv", index=False)
     for reply in (ask(hospital), ask(hospital)):  # computed, and as it was kept
         assert list(reply.content["query"]["names"]) == []
-        assert reply.content["arrays"]["cells"].numpy().tolist() == [40, 0]
+        assert reply.content["arrays"]["cells"].numpy().tolist() == [121, 0]
 
 
 @pytest.mark.parametrize(

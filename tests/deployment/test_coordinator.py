@@ -4,12 +4,20 @@ import json
 import os
 import ssl
 import stat
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from polyclinic.deployment.certificates import check_host, make_authority
+from polyclinic.deployment import certificates
+from polyclinic.deployment.certificates import (
+    certificate_problem,
+    check_host,
+    expiry_warnings,
+    make_authority,
+    warn_daily,
+)
 from polyclinic.deployment.control import control
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
@@ -19,6 +27,7 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.server.app import simulates
 
 from .conftest import Cli, Done
+from .federation import wait_for
 
 HOSTS = ("--host", "coordinator.example")
 
@@ -92,6 +101,18 @@ def test_renewing_follows_the_file_and_keeps_the_authority(cli: Cli, coordinator
     assert_refused(cli("coordinator", "renew", coordinator), "needs the authority's key")
 
 
+def test_renewing_takes_the_authoritys_key_from_where_it_is_kept(cli: Cli, coordinator: Path, tmp_path: Path) -> None:
+    offline = (coordinator / "ca.key").rename(tmp_path / "ca.key")
+    before = (coordinator / "server.crt").read_bytes()
+    (tmp_path / "junk.key").write_text("no key")
+    for name, words in (("junk.key", "is no private key"), ("co/server.key", "is the key of another authority")):
+        assert_refused(cli("coordinator", "renew", coordinator, "--ca-key", tmp_path / name), words)
+    assert (coordinator / "server.crt").read_bytes() == before
+    assert cli("coordinator", "renew", coordinator, "--ca-key", offline).code == 0
+    assert (coordinator / "server.crt").read_bytes() != before and not (coordinator / "ca.key").exists()
+    assert greet(coordinator, coordinator / "ca.crt", "coordinator.example")
+
+
 def assert_refused(done: Done, words: str) -> None:
     assert done.code == 2 and words in done.error, done
     assert done.error.count("\n") == 0 and done.error.endswith(".")
@@ -134,6 +155,57 @@ def test_files_are_never_written_over_even_through_a_dangling_link(tmp_path: Pat
     with pytest.raises(ConfigError, match="there already"):
         write_new(tmp_path, {"a": NewFile(b"1"), "key": NewFile(b"2")})
     assert tree(tmp_path) == ["key"]
+
+
+@pytest.fixture
+def expired(coordinator: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The coordinator's folder with a server's certificate that ended yesterday."""
+    monkeypatch.setattr(certificates, "_CLOCKS", timedelta(days=10))
+    Coordinator.read(coordinator).renew(days=-1)
+    return coordinator
+
+
+def test_a_coordinator_does_not_start_with_an_expired_certificate(cli: Cli, expired: Path) -> None:
+    done = cli("coordinator", "start", expired)
+    assert_refused(done, "server.crt expired on ")
+    assert "`polyclinic coordinator renew` makes a new one" in done.error
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        greet(expired, expired / "ca.crt", "localhost")
+    said = certificate_problem(refused.value)
+    assert "certificate has expired" in said and "`polyclinic coordinator renew`" in said and "clock" in said
+    assert cli("coordinator", "renew", expired).code == 0
+    assert cli("coordinator", "start", expired, "--dry-run").code == 0
+
+
+def test_a_hospital_is_told_whose_authority_is_wrong(cli: Cli, coordinator: Path, tmp_path: Path) -> None:
+    cli("coordinator", "init", tmp_path / "other", *HOSTS)
+    for ca, host, words in (
+        (tmp_path / "other" / "ca.crt", "localhost", "ask the coordinator's operator for its ca.crt"),
+        (coordinator / "ca.crt", "elsewhere.example", "adds that name to `hosts` of coordinator.toml"),
+        (coordinator / "ca.crt", "10.9.9.9", "adds that name to `hosts` of coordinator.toml"),
+    ):
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            greet(coordinator, ca, host)
+        assert words in certificate_problem(refused.value)
+
+
+@pytest.mark.parametrize("name", ["server.crt", "server.key", "ca.crt"])
+def test_a_coordinator_does_not_start_with_damaged_files(cli: Cli, coordinator: Path, name: str) -> None:
+    (coordinator / name).write_bytes((coordinator / name).read_bytes()[:150])
+    assert_refused(cli("coordinator", "start", coordinator), str(coordinator / name))
+
+
+def test_a_certificate_near_its_end_is_warned_of(cli: Cli, coordinator: Path) -> None:
+    read = Coordinator.read(coordinator)
+    assert expiry_warnings(read.certificates) == []
+    read.renew(days=20)
+    [sentence] = expiry_warnings(read.certificates)
+    assert sentence.startswith(f"The certificate {coordinator / 'server.crt'} ends in 20 days, on ")
+    assert sentence.endswith("; `polyclinic coordinator renew` makes a new one.")
+    said: list[str] = []
+    warn_daily(read.certificates, said.append)
+    wait_for(lambda: said == [sentence])
+    assert read.settings["POLYCLINIC_CERTIFICATES"].split(":") == [str(path) for path in read.certificates]
 
 
 def test_start_gives_flower_arguments_that_it_knows_and_no_way_without_tls(cli: Cli, coordinator: Path) -> None:

@@ -189,3 +189,18 @@ def test_a_node_gives_up_on_a_certificate_and_on_no_other_fault_of_its_line(word
     supernode.persist(connection)
     invoker = connection.make_simple_http_retry_invoker()
     assert invoker.should_giveup(httpx.ConnectError(words)) == gives_up
+
+
+def test_a_node_notes_the_heartbeats_that_were_answered_and_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "heartbeat"
+    file.touch()  # an earlier node's
+    connection = SimpleNamespace(HeartbeatSender=lambda send: send)
+    supernode.note_heartbeats(connection, file)
+    assert not file.exists()
+    assert connection.HeartbeatSender(lambda: False)() is False and not file.exists()
+    assert connection.HeartbeatSender(lambda: True)() is True and file.exists()
+    os.utime(file, (0, 0))
+    connection.HeartbeatSender(lambda: False)()
+    assert file.stat().st_mtime == 0
+    with pytest.raises(SystemExit, match="flwr 1.41"):
+        supernode.note_heartbeats(SimpleNamespace(), file)

@@ -20,8 +20,9 @@ import pytest
 from polyclinic.deployment.bundles import own_bundle
 from polyclinic.federation import RunResult
 from polyclinic.privacy.ledger import Ledger
+from tests.chaos.place import other_clock
 
-from .conftest import Cli, records
+from .conftest import ROOT, Cli, records
 from .federation import STRUCTURED, Federation, free_ports, wait_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -131,16 +132,21 @@ def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federatio
 
 def test_an_unknown_key_and_a_revoked_one_are_refused(federation: Federation) -> None:
     federation.hospital("west", free_ports(1)[0])
-    assert ends(federation.start("hospital", "west")) != 0
-    assert "Failed to activate SuperNode" in federation.log("west")
+    assert ends(federation.start("hospital", "west")) == 1
+    assert "this hospital's key is not registered at the coordinator: send node.pub to its operator" in federation.log(
+        "west"
+    )
     federation.register("west")
     node = federation.start("hospital", "west")
     wait_for(lambda: federation.status("west") == "online")
     federation.call("coordinator", "revoke", federation.co, "west")
-    ends(node)  # the node itself learns of it from the next answer
+    assert ends(node) == 1  # the node itself learns of it from the next answer
     assert federation.status("west") == "unregistered"
-    assert ends(federation.start("hospital", "west")) != 0
-    assert federation.log("west").count("Failed to activate SuperNode") == 2
+    assert ends(federation.start("hospital", "west")) == 1
+    assert federation.log("west").count("the registration of this hospital's key was revoked at the coordinator") == 2
+    assert "Traceback" not in federation.log("west") and "terminated gracefully." not in said_by_node(
+        federation, "west"
+    )
     again = federation.run("coordinator", "revoke", federation.co, "west")
     assert again.code == 2 and "No node is named 'west'" in again.error
 
@@ -154,11 +160,96 @@ def test_plain_text_and_another_authority_are_refused(federation: Federation, tm
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"https://localhost:{federation.ports[0]}/health", verify=str(ca), timeout=5.0)
     federation.hospital("east", free_ports(1)[0], ca)
-    east = federation.start("hospital", "east")
-    wait_for(lambda: "Connection attempt failed" in federation.log("east") or east.poll() is not None)
+    assert ends(federation.start("hospital", "east")) == 1
+    assert "so ask the coordinator's operator for its ca.crt" in federation.log("east")
+    assert "Traceback" not in federation.log("east")
     told = federation.call("hospital", "status", federation.folder / "east")["coordinator"]
     assert not told["reachable"] and "certificate does not hold" in told["problem"]
     assert all(node["name"] != "east" for node in federation.call("coordinator", "nodes", federation.co))
+
+
+@pytest.mark.parametrize("seconds", [300, -400])
+def test_a_node_with_a_wrong_clock_ends_with_the_reason_and_not_as_if_it_was_asked_to(
+    federation: Federation, seconds: int
+) -> None:
+    library = other_clock()
+    if library is None:
+        pytest.skip("there is no C compiler to make another clock")
+    name, offset = f"clock{seconds}", federation.folder / f"{seconds}.offset"
+    offset.write_text(str(seconds))
+    federation.hospital(name, free_ports(1)[0])
+    federation.register(name)
+    moved = {"LD_PRELOAD": library, "CLOCK_OFFSET_FILE": str(offset), "POLYCLINIC_LOG_FORMAT": "json"}
+    assert ends(federation.start("hospital", name, moved)) == 1
+    where = "ahead of" if seconds > 0 else "behind"
+    lines = [json.loads(line) for line in federation.log(name).splitlines()]
+    [said] = [line for line in lines if "machine's clock" in line["message"]]
+    assert said["level"] == "error" and f"seconds {where} the coordinator's" in said["message"]
+    assert f"The node '{name}' is refused: its clock is about" in federation.log("coordinator")
+    # With the right time it is back.
+    offset.write_text("0")
+    federation.start("hospital", name, moved)
+    wait_for(lambda: federation.status(name) == "online")
+    # Moved while it runs, it ends with the reason as well.
+    offset.write_text(str(seconds))
+    assert ends(federation.processes[name]) == 1
+    assert federation.log(name).count("this machine's clock is") == 2
+
+
+def test_a_node_that_counts_as_connected_is_told_to_try_again(federation: Federation) -> None:
+    federation.hospital("again", free_ports(1)[0])
+    federation.register("again")
+    first = federation.start("hospital", "again")
+    wait_for(lambda: federation.status("again") == "online")
+    first.kill()
+    first.wait()
+    wait_for(lambda: not any(str(federation.folder / "again" / "flwr") == home for home in homes()))
+    assert ends(federation.start("hospital", "again")) == 1
+    assert "the coordinator still counts this node as connected" in federation.log("again")
+    assert "Traceback" not in federation.log("again")
+
+
+@pytest.mark.parametrize("killed", ["ServerApp", "SuperLink"])
+def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federation, killed: str) -> None:
+    for name in ("north", "south"):  # whose budget the first run has spent
+        policy = federation.folder / name / "hospital.toml"
+        policy.write_text(policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 6.0\n"))
+    submit = subprocess.Popen(
+        [sys.executable, "-m", "polyclinic", "coordinator", "submit", str(federation.co), *KEYS, "-c", "rounds=2", "--stream"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    before = (federation.co / "runs" / "latest.txt").read_text()
+
+    def begun() -> Path | None:
+        newest = Path((federation.co / "runs" / "latest.txt").read_text())
+        return newest if str(newest) != before and (newest / "checkpoint.safetensors").is_file() else None
+
+    folder = wait_for(begun)
+    if killed == "SuperLink":
+        federation.processes["coordinator"].kill()
+    else:
+        os.kill(wait_for(lambda: server_app(federation)), signal.SIGKILL)
+    output, _ = submit.communicate(timeout=120)
+    way_on = f"coordinator submit {federation.co} --resume {folder.name}` goes on with run {folder.name}."
+    assert submit.returncode == 1 and way_on in output and "Traceback" not in output
+    if killed == "SuperLink":
+        assert "cannot be reached: nothing answers there" in output
+        returned = [federation.returns(name) for name in ("north", "south")]
+        federation.start("coordinator", "coordinator")
+        wait_for(federation.serving)
+        wait_for(lambda: federation.returns("north") > returned[0] and federation.returns("south") > returned[1])
+    else:
+        assert "The process that carried out run" in output
+    listed = federation.call("coordinator", "runs", federation.co)[-1]
+    assert listed["folder"] == folder.name
+    shown = federation.cli("coordinator", "runs", federation.co).out
+    assert folder.name in shown and way_on in shown and "completed" in shown
+    wait_for(lambda: federation.call("coordinator", "runs", federation.co)[-1]["status"] == "finished:failed", 120)
+    resumed = federation.call("coordinator", "submit", federation.co, "--resume", folder.name, "--stream")
+    assert resumed["status"] == "finished:completed"
+    again = {run["run"]: run["folder"] for run in federation.call("coordinator", "runs", federation.co)}
+    assert again[listed["run"]] == again[resumed["run"]] == folder.name
+    assert way_on not in federation.cli("coordinator", "runs", federation.co).out
 
 
 @pytest.fixture
@@ -225,6 +316,28 @@ def test_renewing_and_revoking_as_the_page_says(federation: Federation) -> None:
     assert federation.status("north") == "online"
 
 
+def test_a_backup_made_while_all_runs_brings_the_coordinator_back(federation: Federation) -> None:
+    def state() -> tuple[Any, Any]:
+        nodes = [(node["name"], node["node"]) for node in federation.nodes()]
+        return nodes, federation.call("coordinator", "runs", federation.co)
+
+    before, returned = state(), federation.returns("north")
+    copies = federation.follow(11)
+    assert [Path(copy["backup"]).name for copy in copies] == ["coordinator", "north"]
+    federation.processes["coordinator"].terminate()
+    ends(federation.processes["coordinator"])
+    federation.co.rename(federation.folder / "lost")
+    shutil.copytree(federation.folder / "backups" / "coordinator", federation.co)
+    federation.start("coordinator", "coordinator")
+    wait_for(federation.serving)
+    assert state() == before
+    wait_for(lambda: federation.returns("north") > returned)
+    # The ledger and its journal are as those of the node that goes on.
+    status = federation.call("hospital", "status", federation.folder / "backups" / "north")
+    assert status["ledger"] == federation.call("hospital", "status", federation.folder / "north")["ledger"]
+    assert federation.call("hospital", "journal", federation.folder / "backups" / "north")["intact"]
+
+
 def test_a_killed_node_leaves_nothing_and_one_without_its_executor_ends(federation: Federation) -> None:
     federation.hospital("gone", free_ports(1)[0])
     federation.register("gone")
@@ -265,6 +378,22 @@ def children(parent: int) -> list[int]:
             if int(parent_of_it) == parent and state != "Z":
                 found.append(int(path.parent.name))
     return found
+
+
+def server_app(federation: Federation) -> int | None:
+    """The process that carries out a run at the coordinator."""
+    mark = f"FLWR_HOME={federation.co / 'flwr'}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
+            if is_ours and b"flwr-serverapp" in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+    return None
+
+
+def said_by_node(federation: Federation, name: str) -> str:
+    """The log without what the node's executor, which is asked to end, says."""
+    return "\n".join(line for line in federation.log(name).splitlines() if "SuperExec" not in line)
 
 
 def forking(node: int) -> int | None:

@@ -109,12 +109,15 @@ def test_a_pod_is_confined_as_its_container_in_compose_is(side: str) -> None:
     assert template["annotations"]["linkerd.io/inject"] == "disabled"
 
 
-def test_the_hospitals_probes_are_its_health_check_in_compose_and_the_coordinators_ask_its_port() -> None:
+def test_a_hospital_is_ready_as_it_is_healthy_in_compose_and_the_coordinators_probes_ask_its_port() -> None:
     from polyclinic.deployment.gate import Gate
 
     only = container("hospital")
+    kind, command = LIKE["hospital"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL" and only["readinessProbe"]["exec"]["command"] == ["sh", "-c", command]
+    assert "/hospital/flwr/heartbeat" in command
     for probe in ("startupProbe", "livenessProbe"):
-        assert ["CMD", *only[probe]["exec"]["command"]] == LIKE["hospital"]["healthcheck"]["test"]
+        assert "9094" in str(only[probe]["exec"]["command"])  # a restart would not bring a coordinator back
     only = container("coordinator")
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     assert ports[only["livenessProbe"]["tcpSocket"]["port"]] == 8000
@@ -262,7 +265,7 @@ def test_kubectl_builds_what_the_schemas_accept(side: str, made: dict[str, Path]
     [config] = [one for one in built if one["kind"] == "ConfigMap"]
     spec = found["spec"]["template"]["spec"]
     assert config["metadata"]["name"] in [volume.get("configMap", {}).get("name") for volume in spec["volumes"]]
-    assert spec["containers"][0]["image"] == "registry.example/polyclinic:0.1.0"
+    assert spec["containers"][0]["image"] == "registry.example/polyclinic:0.2.0.dev0"
     for arguments in lines(SIDES.index(side) + 1):
         if "create" in arguments:
             said = subprocess.check_output([*arguments, "--dry-run=client", "-o", "json"], cwd=made[side], text=True)

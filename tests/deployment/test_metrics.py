@@ -84,6 +84,16 @@ def test_a_coordinators_metrics_are_those_of_its_runs(tmp_path: Path, quick: Cal
     assert found[f"polyclinic_run_bytes_up {name}"] > 0 and found[f"polyclinic_run_finished {name}"] == 1
 
 
+def test_both_say_how_long_their_certificates_last(coordinator: Path, tmp_path: Path) -> None:
+    server, ca = coordinator / "server.crt", coordinator / "ca.crt"
+    found = scrape(CoordinatorMetrics(tmp_path, [server, ca]))
+    assert 824 < found["polyclinic_certificate_days server.crt"] < 826
+    assert 3649 < found["polyclinic_certificate_days ca.crt"] < 3651
+    assert scrape(HospitalMetrics(tmp_path, ca))["polyclinic_certificate_days ca.crt"] > 3649
+    server.write_text("junk")
+    assert "polyclinic_certificate_days server.crt" not in scrape(CoordinatorMetrics(tmp_path, [server]))
+
+
 def test_the_journal_is_shown_and_an_edit_ends_with_1(hospital: Path, cli: Cli) -> None:
     home = hospital / "home"
     append(home, {"event": "asked", "kind": "train", "run": "[red]r", "round": 1})

@@ -72,6 +72,24 @@ def test_start_gives_flower_arguments_that_it_knows_and_this_hospital_s_file(cli
     assert done.code == 2 and "node.key" in done.error
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("ca.crt", b"junk", "is no certificate in PEM"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is no certificate in PEM"),
+        ("node.key", b"junk", "is no private key, or a damaged one"),
+        ("node.key", None, "is no private key, or a damaged one"),
+    ],
+)
+def test_start_refuses_damaged_files_in_a_sentence(
+    cli: Cli, hospital: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = hospital / name
+    path.write_bytes(path.read_bytes()[:200] if content is None else content)
+    done = cli("hospital", "start", hospital)
+    assert done.code == 2 and f"{path} {words}" in done.error and done.error.count("\n") == 0
+
+
 def test_init_is_done_once(cli: Cli, coordinator: Path, hospital: Path, tmp_path: Path) -> None:
     key = (hospital / "node.key").read_bytes()
     done = cli(*init_arguments(tmp_path, coordinator))
@@ -205,9 +223,13 @@ def test_status_offline_and_online_and_before_an_impostor(
     (hospital / "node.toml").write_text(f'coordinator = "127.0.0.1:{port}"\n')
     assert status() == {
         "address": f"127.0.0.1:{port}", "reachable": False, "problem": "Connection refused", "expires": None,
+        "days": None,
     }  # fmt: skip
+    checked = cli("hospital", "status", hospital, "--check")
+    assert checked.code == 1 and checked.error == "The coordinator does not answer: Connection refused."
     point_to(coordinator)
-    assert status()["reachable"] is True and status()["expires"]
+    assert status()["reachable"] is True and status()["expires"] and status()["days"] == 824
+    assert cli("hospital", "status", hospital, "--check").code == 0
     cli("coordinator", "init", tmp_path / "impostor", "--host", "localhost")
     point_to(tmp_path / "impostor")
     assert status()["reachable"] is False and "certificate does not hold" in str(status()["problem"])
@@ -231,6 +253,7 @@ def test_status_tells_what_the_ledger_holds_and_that_it_was_edited(cli: Cli, hos
     with sqlite3.connect(hospital / "home" / "ledger.sqlite") as database:
         database.execute("DELETE FROM events WHERE seq = 2")
     assert json.loads(cli("hospital", "status", hospital, "--json").out)["ledger"]["intact"] is False
+    assert cli("hospital", "status", hospital).code == 0 and cli("hospital", "status", hospital, "--check").code == 1
 
 
 def test_node_toml_is_complete_and_its_keys_are_checked(cli: Cli, hospital: Path) -> None:

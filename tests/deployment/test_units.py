@@ -34,6 +34,13 @@ def test_a_unit_confines_what_it_starts(unit: Path) -> None:
     assert all(path.startswith(folder) for path in written)
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_waits_for_the_time_and_starts_its_program_again_however_it_ended(unit: Path) -> None:
+    assert section(unit, "Service")["Restart"] == "always"
+    for key in ("After", "Wants"):
+        assert section(unit, "Unit")[key].split() == ["network-online.target", "time-sync.target"]
+
+
 def test_a_hospital_s_unit_cannot_write_its_policy_or_key() -> None:
     service = section(ROOT / "docs" / "deploy" / "polyclinic-hospital.service", "Service")
     assert service["ReadWritePaths"].split() == ["/srv/hospital/home", "/srv/hospital/flwr"]

@@ -74,7 +74,7 @@ import test_hospital
 rng, rows = np.random.default_rng(0), 400
 pd.DataFrame({"id": range(rows), "age": rng.integers(0, 99, rows), "sbp": 120.0, "died": rng.integers(0, 2, rows)}
     ).to_csv("records.csv", index=False)
-reply = test_hospital.train(Path("hospital.toml"))
+reply = test_hospital.train(Path("hospital.toml"), 1)
 assert reply.has_content(), reply.error.reason
 """
 

@@ -16,7 +16,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import read_shard
 from polyclinic.ehr.sources.files import file_chunks
 from polyclinic.ehr.units import SUBSTANCES, UNITS, conversion
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 SCHEMA = Schema.from_dict(
     {
@@ -189,7 +189,7 @@ def test_every_unit_and_substance_converts_into_itself() -> None:
     assert all(conversion("g/L", "mol/L", name)[0] == pytest.approx(1 / mass) for name, mass in SUBSTANCES.items())
 
 
-def test_a_real_hospital_reads_through_its_mapping(tmp_path: Path) -> None:
+def test_a_real_hospital_reads_through_its_mapping(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mapping_of(tmp_path)
     SCHEMA.to_toml(tmp_path / "schema.toml")
     rows = pd.DataFrame(
@@ -212,5 +212,6 @@ def test_a_real_hospital_reads_through_its_mapping(tmp_path: Path) -> None:
         shards.append(_real_hospital(tmp_path / "hospital.toml").shard())
     assert np.array_equal(shards[0].x, shards[1].x, equal_nan=True) and shards[0].y.sum() == 20
     (tmp_path / "mapping.toml").write_text("[columns.agee]\n")
-    with pytest.raises(ConfigError, match=r"mapping.toml, line 1, key 'columns.agee'"):
+    with pytest.raises(PolyclinicError, match="mapping or cohort cannot be used"):
         _real_hospital(tmp_path / "hospital.toml")
+    assert "mapping.toml, line 1, key 'columns.agee'" in caplog.text

@@ -1,11 +1,13 @@
 """Counts to a better schema: right on known counts, careful with noisy ones, and readable by everything else."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from polyclinic.ehr import running
 from polyclinic.ehr.encoding import decode, encode, feature_names
 from polyclinic.ehr.prepared import Counted, Rules, cell_count, edges, prepared
 from polyclinic.ehr.schema import Column, Schema
@@ -42,6 +44,83 @@ def test_quantiles_become_bounds_with_centre_spread_and_fill() -> None:
     assert abs(high - np.quantile(chol, 0.99)) <= width and high >= np.quantile(chol, 0.99)
     assert column.clip and column.centre == pytest.approx(220, abs=3) and column.spread == pytest.approx(40, rel=0.1)
     assert column.fill == column.centre and found["chol"]["bounds"] == column.bounds
+
+
+LAB = Column(name="lab", kind="continuous", bounds=(0, 500), nullable=True)
+SKEWED: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "log-normal": lambda rng, n: rng.lognormal(0.0, 1.0, n),
+    "heavy tail": lambda rng, n: 500 * rng.random(n) ** 8,
+    "near-constant": lambda rng, n: np.where(rng.random(n) < 0.9, 7.4, rng.uniform(0, 500, n)),
+    "two-peaked": lambda rng, n: np.where(rng.random(n) < 0.5, rng.normal(50, 5, n), rng.normal(400, 5, n)),
+    "few far away": lambda rng, n: np.where(rng.random(n) < 0.94, rng.normal(250, 2, n), rng.choice([5.0, 495.0], n)),
+}
+
+
+def noisy(column: Column, values: np.ndarray, noise: float, rng: np.random.Generator, bins: int = 256) -> Counted:
+    """A survey's counts, by noise of multiplier ``noise``: mixed, noised and unmixed."""
+    counts = exact(column, values, len(values) // 10, bins).patients.astype(np.int64)
+    error = noise * running.norm(len(counts)) / running.ONE
+    mixed = running.mix(counts) / running.ONE + error * rng.standard_normal(len(counts))
+    return Counted(running.unmix(mixed), error)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 4.0, 15.0])  # 4 is one column at epsilon 1; 15, fourteen columns
+@pytest.mark.parametrize("kind", SKEWED)
+def test_fault_40_bounds_leave_at_most_five_percent_of_the_patients_outside(kind: str, noise: float) -> None:
+    cut = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        for patients in (200, 1_000, 5_000):
+            values = np.clip(SKEWED[kind](rng, patients), 0, 500)
+            column = prepared(schema(LAB), {"lab": noisy(LAB, values, noise, rng)}, Rules())[0].features[0]
+            low, high = column.bounds or (0, 0)
+            assert np.mean((values < low) | (values > high)) <= 0.05, (seed, patients)
+            assert low <= (column.centre or 0) <= high and (column.spread or 0) > 0
+            cut += (low, high) != (0, 500)
+    assert cut or noise > 4  # a promise that is kept by never cutting would be worth nothing
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fault_40_a_skewed_column_gets_bounds_centre_and_spread_that_suit_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.lognormal(0.0, 1.0, 6_000)
+    column = prepared(schema(LAB), {"lab": noisy(LAB, values, 4.0, rng)}, Rules())[0].features[0]
+    low, high = column.bounds or (0, 0)
+    assert low == 0 and 5 < high < 25  # the 0.99 quantile is 10
+    assert 0.8 < (column.centre or 0) < 2.5 and 0.5 < (column.spread or 0) < 3
+    few = prepared(schema(LAB), {"lab": noisy(LAB, values[:400], 4.0, rng)}, Rules())[0].features[0]
+    assert (few.bounds or (0, 0))[1] > 100 and (
+        few.centre or 0
+    ) < 10  # noise that hides the bounds need not hide the centre
+
+
+def test_quantiles_that_ask_for_more_outside_get_it() -> None:
+    values = np.random.default_rng(0).uniform(0, 500, 10_000)
+    low, high = prepared(schema(LAB), {"lab": exact(LAB, values)}, Rules(0.2, 0.9))[0].features[0].bounds or (0, 0)
+    assert low == pytest.approx(100, abs=13) and high == pytest.approx(450, abs=13)
+
+
+def test_sums_over_many_cells_have_the_error_that_is_said() -> None:
+    cells, rng = 300, np.random.default_rng(0)
+    exactly = rng.integers(0, 50, cells)
+    weights = np.vstack([np.ones(cells), np.arange(cells) < 150, np.eye(cells)[7]])
+    drawn = rng.standard_normal((4_000, cells))
+    unmixed = np.array([running.unmix(running.mix(exactly) / running.ONE + 2.0 * noise) for noise in drawn])
+    off = (unmixed - exactly) @ weights.T
+    assert np.std(off, axis=0) == pytest.approx(running.errors(weights, 2.0), rel=0.06)
+    # Independent noise in each cell would give the sum of all sqrt(300) times one cell's error: 17.3.
+    assert running.errors(weights, running.norm(cells) / running.ONE)[0] < 3
+
+
+@pytest.mark.parametrize("cells", [1, 2, 40, 257])
+def test_no_patients_part_moves_the_mixed_cells_by_more_than_the_norm(cells: int) -> None:
+    rng = np.random.default_rng(cells)
+    parts = [np.eye(cells, dtype=np.int64)[cell] * 1000 for cell in range(cells)]
+    parts += [rng.multinomial(1000, rng.dirichlet(np.full(cells, 0.2))) for _ in range(50)]
+    lengths = [np.linalg.norm(running.mix(part).astype(np.float64)) / 1000 for part in parts]
+    assert max(lengths) == pytest.approx(running.norm(cells), rel=1e-12)
+    counts = rng.integers(0, 9, cells)
+    assert running.unmix(running.mix(counts) / running.ONE) == pytest.approx(counts)
 
 
 def test_whole_numbers_have_whole_bounds_and_their_own_mean() -> None:

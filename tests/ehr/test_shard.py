@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.ehr import Schema, build_shard
+from polyclinic.ehr.shard import Shard
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError
 
@@ -206,3 +207,27 @@ def test_the_split_has_its_fraction_and_never_changes() -> None:
     assert abs(np.mean(sides) - 0.25) < 0.01
     assert "".join("01"[side] for side in sides[:24]) == GOLDEN
     assert [is_test_patient(str(p), 0.25, salt="other") for p in range(24)] != sides[:24]
+
+
+def test_contents_are_the_same_in_any_order_and_differ_where_a_patient_does(schema: Schema) -> None:
+    """Of patients with several rows: rows in another order, a row that goes to another patient, a side, a cell, a code."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(6), 3)
+    x, y, is_test = rng.normal(size=(18, 4)), rng.integers(0, 2, 18), np.arange(6) % 3 == 0
+    x[5, 2] = np.nan
+    codes = np.array([f"code {number % 4}" for number in range(18)], dtype=object)
+
+    def contents(order: np.ndarray, **changed: np.ndarray) -> str:
+        first = list(dict.fromkeys(patient[order]))  # patients are numbered by first appearance
+        numbers = np.array([first.index(number) for number in patient[order]])
+        parts = {"x": x[order], "y": y[order], "patient": numbers, "is_test": is_test[first], "codes": codes[order]}
+        parts |= changed
+        return Shard("site", schema, cells={"codes": parts.pop("codes")}, **parts).contents
+
+    same = np.arange(18)
+    assert {contents(rng.permutation(18)) for _ in range(5)} == {contents(same)}
+    other_cell, other_patient = x.copy(), patient.copy()
+    other_cell[0, 0] += 1e-9
+    other_patient[3] = 0
+    changes = {"x": other_cell, "patient": other_patient, "is_test": ~is_test, "y": 1 - y, "codes": codes[::-1]}
+    assert len({contents(same), *(contents(same, **{name: value}) for name, value in changes.items())}) == 6

@@ -56,6 +56,7 @@ def made_up_summary(sites: tuple[str, ...], count: int, private: bool) -> dict[s
     epsilon, delta, budget = (3.4, 1e-5, 4.0) if private else (None, None, None)
     risk = {"advantage": 0.3812, "tpr_at_1_percent_fpr": 0.09121} if private else dict.fromkeys(RISK, 1.0)
     statement = {
+        "private": private,
         "epsilon": epsilon,
         "delta": delta,
         "risk": risk,

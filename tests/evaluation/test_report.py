@@ -214,7 +214,7 @@ def test_very_many_hospitals_without_metrics_are_shown_in_part(write_run: WriteR
 
     page = page_of(write_run(sites=tuple(f"s{i}" for i in range(90)), count=1, change=bare))
     assert "The table shows 20 of 90 hospitals" in page.text
-    assert "patients of s0, s1, s2, s3, s4 and 85 more, trained on without noise" in page.text
+    assert "What s0, s1, s2, s3, s4 and 85 more spent is not known" in page.text
 
 
 def test_training_loss_is_named_as_not_covered_where_it_was_recorded(write_run: WriteRun) -> None:
@@ -238,7 +238,7 @@ def test_production_run_is_not_called_a_simulation(write_run: WriteRun) -> None:
         (lambda s: s["privacy"].update(delta=0.01), "Delta is not below one over the number of patients"),
         (
             lambda s: s["metrics"]["sites"]["hospital-4"].update(epsilon=None),
-            "patients of hospital-4, trained on without",
+            "What hospital-4 spent is not known",
         ),
     ],
 )

@@ -49,7 +49,10 @@ def test_utility_stands_with_its_intervals_and_who_is_worst(write_run: WriteRun,
 
 def test_undefined_utility_says_why_and_shows_no_number(write_run: WriteRun) -> None:
     html = render_report(write_run(change=lambda summary: summary.update(evaluation=assess({}, 0)))).read_text()
-    assert "are undefined: no hospital's policy lets predictions of held-out patients leave" in text_of(html)
+    assert (
+        "There are no intervals, curves or groups: no hospital's policy lets predictions of held-out patients leave"
+        in text_of(html)
+    )
     assert len(figures_of(html)) == 3
 
 

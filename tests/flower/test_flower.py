@@ -123,12 +123,15 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
         assert _status(environment) == "finished:completed", done.stdout[-3000:]
     result = RunResult.read((tmp_path / "runs" / "latest.txt").read_text())
     assert list(result.sites.index) == ["north", "south"]
-    assert result.pooled["auroc"] is None and not result.summary["simulation"]
+    assert not result.summary["simulation"]
+    assert 0 <= result.pooled["auroc"] <= 1 and 0.9 < result.summary["private_metrics"]["epsilon"] <= 1.0  # noised
     assert result.summary["engine"] is None
     assert result.summary["metrics"]["sites"]["north"]["patients"] is None
     for name in ("north", "south"):
         ledger = Ledger.read(tmp_path / name / "home" / "ledger.sqlite")
         assert [event["purpose"] for event in ledger.events()] == ["statistics", "train"]
+        held_out = Ledger.read(tmp_path / name / "home" / "held-out.sqlite")
+        assert [event["purpose"] for event in held_out.events()] == ["private-metrics"] and held_out.spent() <= 1.0
         assert ledger.spent() <= 2.0
         assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
     everything = b"".join(path.read_bytes() for path in result.path.rglob("*") if path.is_file())

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ class Watcher:
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         self.doing(f"round {state.round}")
+
+    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        self.doing(f"{len(dropouts)} dropped out")
 
 
 def test_progress_tells_every_step(quick: Quick) -> None:

@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from typer.testing import CliRunner
 
+import polyclinic
 from polyclinic import Federation
 from polyclinic.cli import app
 from polyclinic.client.app import app as client
@@ -119,7 +120,9 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     def rows(imputation: str) -> np.ndarray:
         config = RunConfig(imputation=imputation, dp=False, imputer_file="x" if imputation == "chained" else "")
         context = Context(1, 1, {"hospital": str(file)}, RecordDict(), config.flat())
-        found: np.ndarray = filled_rows(open_hospital(context, EnrolRequest(run="r", site=0), config), imputation)[0].x
+        found: np.ndarray = filled_rows(
+            open_hospital(context, EnrolRequest(run="r", site=0, version=polyclinic.__version__), config), imputation
+        )[0].x
         return found
 
     gone = np.isnan(rows("mean")[:, 1])
@@ -130,7 +133,9 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     assert np.abs(guessed - true).mean() < np.abs(true.mean() - true).mean()
     config = RunConfig(imputation="chained", dp=False, imputer_file="x")
     hospital = open_hospital(
-        Context(1, 1, {"hospital": str(file)}, RecordDict(), {}), EnrolRequest(run="r", site=0), config
+        Context(1, 1, {"hospital": str(file)}, RecordDict(), {}),
+        EnrolRequest(run="r", site=0, version=polyclinic.__version__),
+        config,
     )
     before, found = filled_by(hospital, "chained"), Imputer.read(result["imputer"])
     Imputer(found.features, found.mean + 0.1, found.covariance).write(tmp_path / "imputer.json")
@@ -139,5 +144,8 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no imputer file"):
         rows("chained")
     context = Context(1, 1, {"hospital": str(file)}, RecordDict(), RunConfig().flat())
-    reply = client(Message(RecordDict({RECORD: EnrolRequest(run="r", site=0).record()}), 1, ENROL), context)
+    reply = client(
+        Message(RecordDict({RECORD: EnrolRequest(run="r", site=0, version=polyclinic.__version__).record()}), 1, ENROL),
+        context,
+    )
     assert reply.has_content()

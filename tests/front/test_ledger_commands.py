@@ -1,5 +1,6 @@
 """``polyclinic ledger`` as it is used: sentences, JSON, exit codes; and a run's epsilon for patients of several hospitals."""
 
+import csv
 import json
 import sqlite3
 from collections.abc import Callable
@@ -18,12 +19,14 @@ from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_terms import counted, entry_of, to_text
+from polyclinic.privacy.ledger_export import export
+from polyclinic.privacy.ledger_terms import entry_of, to_text
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome
 from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
+from tests.privacy.test_ledger_terms import ran
 
 Command = Callable[..., Any]
 ROUND = dpsgd_event(0.1, 1.2, 5)
@@ -32,9 +35,9 @@ ROUND = dpsgd_event(0.1, 1.2, 5)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     ledger = Ledger.open(tmp_path / "ledger.sqlite", Terms("hospital-1", 1e-5, budget=3.0))
-    ledger.charge(gaussian_event(9.0), "statistics", "run-1", 0)
-    for run in ("run-1", "run-2"):
-        ledger.charge(ROUND, "train", run, 1)
+    ledger.charge(gaussian_event(9.0), "statistics", "run-1", 0, plan=[(gaussian_event(9.0), 1), (ROUND, 1)])
+    ledger.charge(ROUND, "train", "run-1", 1)
+    ledger.charge(gaussian_event(5.0), "train", "run-2", 1)
     return ledger.path
 
 
@@ -72,9 +75,21 @@ def test_verify_and_export_of_a_whole_ledger(path: Path, as_json: Command, comma
     assert command("ledger", "export", str(path), "--out", str(out), "--force").returncode == 0
 
 
+def test_a_formula_is_text_in_the_exported_table_and_itself_in_json(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.sqlite", Terms("=1+1", 1e-5))
+    ledger.charge(gaussian_event(2.0), "@SUM(A1)", "-run", 1)
+    export([ledger], tmp_path / "out.csv")
+    export([ledger], tmp_path / "out.json")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["site"], row["purpose"], row["run"], row["round"]) == ("'=1+1", "'@SUM(A1)", "'-run", "1")
+    [site] = json.loads((tmp_path / "out.json").read_text())["sites"]
+    assert site["site"] == "=1+1" and site["events"][0]["run"] == "-run"
+
+
 def test_verify_fails_with_a_sentence_for_each_finding(path: Path, command: Command) -> None:
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE events SET event = REPLACE(event, '1.2', '9.9') WHERE seq = 3")
+        db.execute("UPDATE events SET event = REPLACE(event, '5.0', '9.9') WHERE seq = 3")
         db.commit()
     said = command("ledger", "verify", str(path))
     assert said.returncode == 1 and "hospital-1, charge 3: the charge is not as it was written." in said.stdout
@@ -109,7 +124,7 @@ def outcome(sites: int, elsewhere: int, charged: list[int], **config: Any) -> Ou
     )  # fmt: skip
     state = RunState({}, noise_multiplier=1.0)
     for site, count in zip(found, charged, strict=True):
-        past = counted([entry_of(ROUND)] * count)
+        past = ran([entry_of(ROUND)] * count)
         spent = epsilon(dpsgd_event(0.1, 1.2, 5 * count), chosen.delta) if count else 0.0
         state.hear(site.name, ConfigRecord({"epsilon": spent, "charged": to_text(past)}))
     return Outcome(chosen, "r", found, calibrate(chosen), None, state)

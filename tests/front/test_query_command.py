@@ -57,6 +57,19 @@ def test_all_hospitals_answer_and_are_charged(heart_disease: None, tmp_path: Pat
     assert 0.99 < result["privacy"]["epsilon"] <= 1
 
 
+def test_fault_37_a_ledger_takes_no_charge_for_other_records_than_it_was_begun_with(
+    simulated: Any, tmp_path: Path
+) -> None:
+    """Dealt by another seed, a patient is at another hospital, and the largest over hospitals would be no bound."""
+    simulated("count", "--epsilon", "0.5")
+    before = (tmp_path / "ledger.sqlite").read_bytes()
+    with pytest.raises(
+        PolyclinicError, match="was begun with records 'breast-cancer dealt to .* seed 0.*'; it must stay so"
+    ):
+        simulated("count", "--epsilon", "0.5", "--seed", "1")
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before
+
+
 def test_the_column_is_given_by_its_place_or_by_name(tmp_path: Path) -> None:
     asked = ("--dataset", "breast-cancer", "--epsilon", "1", "--ledger")
     placed = query("mean", "mean_radius", *asked, str(tmp_path / "a"))
@@ -104,10 +117,10 @@ def test_queries_of_one_ledger_add_up_and_a_seed_repeats_them(simulated: Callabl
 def test_a_run_and_queries_share_a_ledger(quick: Callable[..., RunResult]) -> None:
     ledger = quick(rounds=1, epsilon=1.0).path / "sites" / "ledger.sqlite"
     asked = ("count", "--dataset", "breast-cancer", "--ledger", str(ledger), "--epsilon", "0.5")
-    with pytest.raises(BudgetRefused, match="allowed is 1"):
+    with pytest.raises(BudgetRefused, match="would spend the budget of 1, and only what it declared is answered"):
         query(*asked)
     result = query(*asked, "--budget", "3")
-    assert all(1 < site["epsilon"] <= 1.5 and site["budget"] == 3 for site in result["sites"].values())
+    assert all(1 < site["epsilon"] <= 2.001 and site["budget"] == 3 for site in result["sites"].values())
 
 
 def test_a_refused_budget_exits_with_3_and_charges_nothing(command: Command, tmp_path: Path) -> None:

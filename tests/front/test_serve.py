@@ -98,9 +98,116 @@ def test_it_gives_runs_and_reports_and_nothing_else(address: tuple[str, int], tm
     for path in ("/runs/../secret.txt", "/runs/..%2f..%2fsecret.txt", "/runs/one/config.toml", "/api/runs/..", "/api/runs/two",
                  "/runs/one%2f..%2f/report.html", "/runs/one/checkpoint.safetensors"):  # fmt: skip
         assert asked(address, path)[0] == 404, path
+    for path in ("/", "/api/runs", "/api/runs/one", "/runs/one/report.html", "/nothing"):
+        headers = asked(address, path)[2]
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store", path
+        assert all(
+            part in headers["content-security-policy"] for part in ("default-src 'none'", "frame-ancestors 'none'")
+        )
     for method in ("POST", "PUT", "DELETE"):
         assert asked(address, "/api/runs", method)[0] == 405
     assert asked(address, "/api/runs", host="elsewhere.example")[0] == 400
+
+
+@pytest.mark.parametrize("file", ["", "config.toml", "history.jsonl", "report.html"])
+def test_it_follows_no_link_out_of_its_folder(address: tuple[str, int], tmp_path: Path, file: str) -> None:
+    outside, runs = begin(tmp_path / "elsewhere", "run"), tmp_path / "runs"
+    tell(outside, row(1, "St. Elsewhere"))
+    (outside / "report.html").write_text("secret")
+    if file:
+        (begin(runs, "linked") / file).unlink(missing_ok=True)
+    (runs / "linked" / file).symlink_to(outside / file)
+    assert [run["name"] for run in json.loads(asked(address, "/api/runs")[1])] == ["one"]
+    for path in ("/api/runs/linked", "/runs/linked/report.html"):
+        status, body, _ = asked(address, path)
+        assert status == 404 and "secret" not in body and "St. Elsewhere" not in body, path
+    (runs / "newest").symlink_to(runs / "one")  # a link inside the folder is no way out of it
+    assert asked(address, "/api/runs/newest")[0] == 200
+
+
+LINE = '{"row": {"round": 1, "site": "a", "auroc": 0.5, "accuracy": 0.5, "loss": 0.1, "epsilon": 1.0}}\n'
+# What is in a run's config.toml and history.jsonl, and whether it is a problem.
+MALFORMED: dict[str, tuple[bytes, str, bool]] = {
+    "epsilon nan": (b"epsilon = nan\n", LINE, False), "epsilon inf": (b"epsilon = inf\n", LINE, False),
+    "not UTF-8": (b'dataset = "\xff"\n', LINE, True), "a date": (b"dataset = 2020-01-01\n", LINE, True),
+    "deep TOML": (b"a = " + b"[" * 3000 + b"]" * 3000, LINE, True), "many digits": (b"rounds = " + b"9" * 6000, LINE, True),
+    "rounds a list": (b"rounds = [1]\n", LINE, True), "huge config": (b"#" * (1 << 21), LINE, True),
+    "not JSON": (b"", "{not json\n", True), "no object": (b"", "5\n", True), "deep JSON": (b"", '{"a":' * 3000 + "1\n", True),
+    "no round": (b"", '{"row": {"site": "x"}}\n', True), "a list": (b"", '{"row": [1]}\n', True),
+    "infinity": (b"", '{"row": {"round": 1, "site": "x", "auroc": NaN, "epsilon": Infinity}}\n', False),
+    "too large": (b"", '{"row": {"round": 1, "site": "x", "epsilon": 1' + "0" * 400 + "}}\n", False),
+    "more digits than Python reads": (b"", '{"row": {"round": ' + "9" * 5000 + ', "site": "x"}}\n', True),
+    "epsilon a text": (b"", '{"row": {"round": 1, "site": "x", "epsilon": "a"}}\n' + LINE, True),
+    "a round below 0": (b"", '{"row": {"round": -1, "site": "x"}}\n', True),
+    "half a character": (b"", '{"row": {"round": 1, "site": "\\ud800"}}\n', False),
+    "a drop-out of nobody": (b"", '{"dropout": {"round": 1}}\n', True), "zeros": (b"", "\0" * 5000 + "\n", True),
+}  # fmt: skip
+
+
+def strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_malformed_run_is_listed_with_its_problem_and_hides_no_other(
+    address: tuple[str, int], tmp_path: Path
+) -> None:
+    tell(tmp_path / "runs" / "one", LINE)
+    for number, (config, history, _) in enumerate(MALFORMED.values()):
+        run = begin(tmp_path / "runs", f"bad {number}")
+        (run / "config.toml").write_bytes(config)
+        (run / "history.jsonl").write_text(history)
+    for what in ("config.toml", "history.jsonl"):
+        run = begin(tmp_path / "runs", f"folder {what}")
+        (run / what).unlink()
+        (run / what).mkdir()
+    (tmp_path / "runs" / os.fsdecode(b"\xff")).mkdir()
+    (tmp_path / "runs" / os.fsdecode(b"\xff") / "config.toml").touch()
+    for _ in range(2):  # also when they are read again
+        status, body, _ = asked(address, "/api/runs")
+        listed = {run["name"]: run for run in strict(body)}
+        assert status == 200 and len(listed) == len(MALFORMED) + 4
+        assert listed["one"]["epsilon"] == 1.0 and listed["one"]["problem"] is None
+        for number, (name, (_, _, wrong)) in enumerate(MALFORMED.items()):
+            problem = listed[f"bad {number}"]["problem"]
+            assert bool(problem) == wrong and (problem or ".").endswith("."), name
+            status, body, _ = asked(address, f"/api/runs/bad%20{number}")
+            assert status == 200 and strict(body)["problem"] == problem, name
+        assert listed["folder config.toml"]["problem"] and listed["folder history.jsonl"]["problem"]
+    good = listed[f"bad {list(MALFORMED).index('epsilon a text')}"]
+    assert good["epsilon"] == 1.0  # the other line of its history counts
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [("0", 200), ("999999999", 200), ("9" * 5000, 400), ("-1", 400), ("1e9", 400), ("%D9%A3", 400), ("", 400)],
+)
+def test_the_number_of_a_round_is_a_number(address: tuple[str, int], after: str, status: int) -> None:
+    assert asked(address, f"/api/runs/one?after={after}")[0] == status
+
+
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    for name in ("config.toml", "history.jsonl", "report.html"):
+        run = begin(tmp_path, f"pipe {name}")
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    begin(tmp_path, "one")
+    command = [sys.executable, "-m", "polyclinic", "serve", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            where = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
+            assert where
+            address = ("127.0.0.1", int(where[1]))
+            listed = {run["name"]: run for run in strict(asked(address, "/api/runs")[1])}
+            assert listed["one"]["problem"] is None and listed["pipe config.toml"]["problem"]
+            assert "not a regular file" in listed["pipe history.jsonl"]["problem"]
+            assert asked(address, "/runs/pipe%20report.html/report.html")[0] == 404
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
 
 
 @needs_browser
@@ -128,6 +235,19 @@ def _until(tab: Tab, script: str, wanted: Any) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{found!r} is not {wanted!r}")
+
+
+def test_it_warns_that_every_address_takes_every_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polyclinic", "serve", str(tmp_path), "--port", "0", "--host", "0.0.0.0"]  # noqa: S104
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            warning = process.stdout.readline()
+            assert "there is no password" in warning and "DNS rebinding" in warning
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
 
 
 def test_the_command_listens_on_this_machine_alone_and_says_where(tmp_path: Path) -> None:

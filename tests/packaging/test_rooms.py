@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FRONT = {"errors", "arrays", "passing", "compression", "config", "messages", "plugins"}
+FRONT = {"errors", "arrays", "passing", "compression", "config", "messages", "plugins", "versions"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ehr": {"errors"},
-    "privacy": {"errors"},
+    "privacy": {"errors", "spreadsheets"},
     "models": {"errors"},
     "inference": {"errors", "privacy", "models"},
     "synthesis": {"errors", "ehr", "privacy", "models"},
@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"errors", "arrays", "passing"},
     "serving": {"errors", "evaluation"},
     "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy", "server"},
-    "server": {*FRONT, "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
+    "server": {*FRONT, "spreadsheets", "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
 }
 FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")
 

@@ -63,9 +63,9 @@ def test_calibration_refuses_what_no_noise_reaches():
 
 
 PLANS = [
-    {"epsilon": 3.0, "delta": 1e-5, "training": lambda z: dpsgd_event(0.1, z, 100), "statistics_share": 0.05},
-    {"epsilon": 0.5, "delta": 1e-4, "training": lambda z: dpsgd_event(0.05, z, 20), "statistics_share": 0.3},
-    {"epsilon": 8.0, "delta": 1e-3, "training": lambda z: dpsgd_event(1.0, z, 30), "statistics_share": 0.1},
+    {"epsilon": 3.0, "delta": 1e-5, "training": lambda z: ((dpsgd_event(0.1, z, 100), 1),), "statistics_share": 0.05},
+    {"epsilon": 0.5, "delta": 1e-4, "training": lambda z: ((dpsgd_event(0.05, z, 20), 1),), "statistics_share": 0.3},
+    {"epsilon": 8.0, "delta": 1e-3, "training": lambda z: ((dpsgd_event(1.0, z, 30), 1),), "statistics_share": 0.1},
 ]
 
 

@@ -88,7 +88,7 @@ def test_fault_18_the_gaussian_limit_understates_and_is_refused_wherever_epsilon
     with pytest.raises(ConfigError, match=words):
         calibrate_noise_multiplier(1.0, 1e-5, gaussian_event, "gdp")
     with pytest.raises(ConfigError, match=words):
-        plan(epsilon=1.0, delta=1e-5, training=gaussian_event, accountant="gdp")
+        plan(epsilon=1.0, delta=1e-5, training=lambda z: ((gaussian_event(z), 1),), accountant="gdp")
     assert not list(tmp_path.iterdir())
 
 

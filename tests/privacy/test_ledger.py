@@ -53,7 +53,10 @@ def test_a_new_ledger_has_spent_nothing(path):
 
 def test_spent_equals_the_accountant_over_rounds_and_opens(path):
     events = [gaussian_event(8.0), *[ROUND] * 4, dpsgd_event(0.05, 1.0, 7), *[ROUND] * 2]
-    returned = [_open(path, 20.0).charge(event, "training", "run-1", turn) for turn, event in enumerate(events)]
+    returned = [
+        _open(path, 20.0).charge(event, "training", "run-1", turn, plan=[(event, 1) for event in events])
+        for turn, event in enumerate(events)
+    ]
     exact = epsilon(dpa.ComposedDpEvent(events), 1e-5)
     assert _open(path, 20.0).spent() == exact
     assert exact <= returned[-1] <= exact * 1.02
@@ -65,7 +68,7 @@ def test_spent_equals_the_accountant_over_rounds_and_opens(path):
 def test_every_step_is_charged(path):
     ledger = _open(path)
     for turn in range(3):
-        ledger.charge(ROUND, "training", "run-1", turn)
+        ledger.charge(ROUND, "training", "run-1", turn, plan=[(ROUND, 3)])
     recorded = [event_from_json(entry["event"]) for entry in ledger.events()]
     assert sum(event.count for event in recorded) == 15
     assert ledger.spent() == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-5)
@@ -99,28 +102,30 @@ def test_events_without_noise_are_refused_under_any_budget(path):
 
 
 def test_budget_holds_over_several_runs(path):
-    accepted = 0
+    """Gaussian releases over runs cost what they would in one, but for the share of delta that is kept for others."""
+    accepted, one = 0, gaussian_event(8.0)
     with pytest.raises(BudgetRefused):
         for run in range(100):
             ledger = _open(path, 3.0)
             for turn in range(3):
-                ledger.charge(ROUND, "training", f"run-{run}", turn)
+                ledger.charge(one, "training", f"run-{run}", turn, plan=[(one, 3)])
                 accepted += 1
     assert accepted > 3
-    assert _open(path, 3.0).spent() <= 3.0 < epsilon(dpsgd_event(0.1, 1.2, 5 * (accepted + 1)), 1e-5)
+    assert _open(path, 3.0).spent() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
     assert len(_open(path, 3.0).events()) == accepted
 
 
 def test_a_plan_fits_into_a_budget_of_its_own_epsilon_and_no_further(path):
-    made = plan(epsilon=1.5, delta=1e-5, training=lambda z: dpsgd_event(0.1, z, 12), statistics_share=0.1)
+    made = plan(epsilon=1.5, delta=1e-5, training=lambda z: ((dpsgd_event(0.1, z, 3), 4),), statistics_share=0.1)
     one_round = dpsgd_event(0.1, made.noise_multiplier, 3)
     ledger = _open(path, made.epsilon)
-    ledger.charge(made.statistics_event, "statistics", "run-1", 0)
+    ledger.charge(made.statistics_event, "statistics", "run-1", 0, plan=made.charges)
     for turn in range(4):
         ledger.charge(one_round, "training", "run-1", turn + 1)
     assert ledger.spent() == epsilon(made.total_event, made.delta) <= made.epsilon
-    with pytest.raises(BudgetRefused):
-        ledger.charge(one_round, "training", "run-2", 1)
+    for run in ("run-1", "run-2"):
+        with pytest.raises(BudgetRefused, match="run 'run-1' declared before its first charge"):
+            ledger.charge(one_round, "training", run, 5)
 
 
 def test_budget_is_the_policys_of_now(path):
@@ -233,7 +238,7 @@ EDITS = [
 def test_edits_from_outside_are_seen(path, edit):
     ledger = _open(path)
     for turn in range(3):
-        ledger.charge(ROUND, "training", "run-1", turn)
+        ledger.charge(ROUND, "training", "run-1", turn, plan=[(ROUND, 3)])
     assert ledger.verify()
     db = sqlite3.connect(path)
     assert db.execute(edit).rowcount >= 1
@@ -247,7 +252,7 @@ def test_statements_of_many_sites_are_those_of_each(path):
     ledgers = Ledger.open_all(path, [Terms(f"s{i}", 1e-5, budget=3.0) for i in range(4)])
     for turn, ledger in enumerate(ledgers[:3]):
         for number in range(turn + 1):
-            ledger.charge(ROUND, "training", "run-1", number)
+            ledger.charge(ROUND, "training", "run-1", number, plan=[(ROUND, turn + 1)])
     db = sqlite3.connect(path)
     db.execute("UPDATE events SET round = 7 WHERE site = 's1' AND seq = 2")
     db.commit()
@@ -299,7 +304,7 @@ db = sqlite3.connect(sys.argv[1], isolation_level=None)
 db.execute("PRAGMA cache_size = 1")
 db.execute("BEGIN IMMEDIATE")
 for seq in range(100, 3000):
-    db.execute("INSERT INTO events VALUES ('hospital-1', ?, 'now', 'run-2', 1, 'training', '', '{}', 1.0, 'x')", (seq,))
+    db.execute("INSERT INTO events VALUES ('hospital-1', ?, 'now', 'run-2', 1, 'training', '', '', '{}', 1.0, 'x')", (seq,))
 print("inserted", flush=True)
 time.sleep(600)
 """
@@ -329,7 +334,7 @@ CHARGE_UNTIL_REFUSED = """
 import sys
 from pathlib import Path
 from polyclinic.errors import BudgetRefused
-from polyclinic.privacy.accounting import dpsgd_event
+from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 print("ready", flush=True)
 sys.stdin.readline()
@@ -337,7 +342,7 @@ ledger = Ledger.open(Path(sys.argv[1]), Terms("hospital-1", 1e-5, budget=3.0))
 accepted = 0
 try:
     for turn in range(50):
-        ledger.charge(dpsgd_event(0.1, 1.2, 5), "training", sys.argv[2], turn)
+        ledger.charge(gaussian_event(8.0), "training", sys.argv[2], turn)
         accepted += 1
 except BudgetRefused:
     print(accepted, flush=True)
@@ -354,12 +359,12 @@ def test_processes_charging_at_once_never_overspend(path):
     accepted = sum(int(process.communicate(timeout=120)[0]) for process in processes)
     ledger = _open(path, 3.0)
     assert len(ledger.events()) == accepted > 1
-    assert ledger.spent() <= 3.0 < epsilon(dpsgd_event(0.1, 1.2, 5 * (accepted + 1)), 1e-5)
+    assert ledger.spent() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
     assert ledger.verify()
 
 
 def test_the_same_release_is_charged_once_and_any_other_anew(path):
-    ledger = _open(path)
+    ledger = _open(path, 20.0)
     first = ledger.charge(ROUND, "training", "run-1", 1, "digest-a")
     assert ledger.charge(ROUND, "training", "run-1", 1, "digest-a") == first and len(ledger.events()) == 1
     for run, turn, release in (("run-1", 1, "digest-b"), ("run-1", 2, "digest-a"), ("run-2", 1, "digest-a")):
@@ -368,7 +373,7 @@ def test_the_same_release_is_charged_once_and_any_other_anew(path):
 
 
 def test_charges_without_a_release_are_never_taken_for_repeats(path):
-    ledger = _open(path)
+    ledger = _open(path, 20.0)
     for _ in range(2):
         ledger.charge(ROUND, "training", "run-1", 1)
     assert len(ledger.events()) == 2

@@ -33,10 +33,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def charged(path: Path, rounds: int = 3, budget: float | None = 3.0, **terms) -> Ledger:
+def charged(path: Path, rounds: int = 3, budget: float | None = 3.0, planned: int | None = None, **terms) -> Ledger:
     ledger = Ledger.open(path, Terms("hospital-1", 1e-5, budget=budget, **terms))
     for turn in range(1, rounds + 1):
-        ledger.charge(ROUND, "train", "run-1", turn)
+        ledger.charge(ROUND, "train", "run-1", turn, plan=[(ROUND, planned or rounds)])
     return ledger
 
 
@@ -76,14 +76,14 @@ def test_a_ledger_as_it_was_written_has_no_findings(path: Path) -> None:
 
 
 def test_a_ledger_charged_up_to_its_budget_by_the_exact_accountant_has_no_findings(path: Path) -> None:
-    ledger = charged(path, 3)
+    ledger = charged(path, 3, planned=4)
     tight = epsilon(dpsgd_event(0.1, 1.2, 20), 1e-5)
     Ledger.open(path, Terms("hospital-1", 1e-5, budget=tight)).charge(ROUND, "train", "run-1", 4)
     assert ledger.events()[-1]["epsilon_after"] == pytest.approx(tight) and findings(path) == []
 
 
 def test_a_policy_that_changed_its_accountant_is_no_finding(path: Path) -> None:
-    charged(path, 2)
+    charged(path, 2, planned=5)
     charged(path, 2, accountant="rdp")
     assert findings(path) == []
     charged(path, 1, accountant="pld")
@@ -195,18 +195,19 @@ def test_an_exports_chain_can_be_checked_without_polyclinic(path: Path, tmp_path
     (site,) = json.loads((tmp_path / "out.json").read_text())["sites"]
     genesis_hash, *hashes = chain_of(site)
     assert genesis_hash == site["genesis"] and hashes == [event["hash"] for event in site["events"]]
-    assert hashes[-1] == site["head"] and json.loads(site["begun"]) == ["hospital-1", 1e-5, "add-remove", "patient"]
+    assert hashes[-1] == site["head"] and json.loads(site["begun"]) == ["hospital-1", 1e-5, "add-remove", "patient", ""]
     for event in site["events"]:
         written = json.loads(event["recorded"])
         assert written[:6] == [event[k] for k in ("seq", "time", "run", "round", "purpose", "release")]
-        assert json.loads(written[6]) == event["event"] and written[7] == event["epsilon_after"]
+        assert written[6] == event.get("plan", "")
+        assert json.loads(written[7]) == event["event"] and written[8] == event["epsilon_after"]
     events = [event_from_json(event["event"]) for event in site["events"]]
     assert site["epsilon"] == epsilon(dpa.ComposedDpEvent(events), 1e-5)
     assert site["intact"] and site["findings"] == [] and site["runs"][0]["charges"] == 3
 
 
 def test_an_earlier_export_shows_a_ledger_that_was_made_anew(path: Path, tmp_path: Path) -> None:
-    charged(path)
+    charged(path, planned=4)
     export([Ledger.read(path)], tmp_path / "earlier.json")
     head = json.loads((tmp_path / "earlier.json").read_text())["sites"][0]["head"]
     charged(path, 1)

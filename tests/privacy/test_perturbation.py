@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import expit
 
+from polyclinic.errors import ConfigError
 from polyclinic.privacy import perturbation
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic.privacy.events import event_from_json, event_to_json, merged
+from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.perturbation import output_event
+from polyclinic.privacy.statements import statements
 from polyclinic.privacy.streams import keyed_stream, system_stream
 
 
@@ -146,3 +151,13 @@ def test_events_go_through_the_ledgers_json_and_more_noise_costs_less(kind: pert
         spent = [epsilon(event, 1e-3) for event in events]
         assert spent == sorted(spent, reverse=True) and spent[0] > 300
     assert epsilon(perturbation.output_event(2.0, "gamma"), 1e-9) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_fault_33_a_pure_release_is_claimed_at_a_delta_that_floating_point_carries(tmp_path: Path) -> None:
+    """Gamma noise has a pure epsilon on paper; a ledger takes it under a delta, and none below what its draws can carry."""
+    with pytest.raises(ConfigError, match="delta must be at least 1e-12, got 1e-13"):
+        Terms("north", 1e-13, budget=1.0)
+    ledger = Ledger.open(tmp_path / "ledger.sqlite", Terms("north", 1e-12, budget=1.0))
+    ledger.charge(output_event(2.0, "gamma"), "train", "run-1", 1)
+    assert statements([ledger])[0].items() >= {"delta": 1e-12, "epsilon": ledger.spent()}.items()
+    assert ledger.spent() == pytest.approx(0.5, rel=1e-3)

@@ -25,7 +25,7 @@ def opened(folder: Path, budget: float = 3.0) -> Ledger:
 def test_fault_16_selection_is_charged_before_a_record_is_looked_at(tmp_path: Path) -> None:
     """The best of three checkpoints: its epsilon is in the ledger when the first count is made, on top of training's."""
     ledger = opened(tmp_path)
-    ledger.charge(ROUND, "train", "run-1", 1)
+    ledger.charge(ROUND, "train", "run-1", 1, plan=[(ROUND, 1), (pure_event(0.5), 1)])
     trained, seen = ledger.spent(), []
 
     def counts() -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from polyclinic.privacy.streams import generator, keyed_stream, system_stream, torch_seed
+from polyclinic.privacy.streams import LEAST_DELTA, generator, keyed_stream, system_stream, torch_seed
 
 
 def test_system_streams_never_repeat():
@@ -75,3 +75,12 @@ def test_fault_19_no_stream_touches_global_random_state():
     system_stream().normal(10), keyed_stream(0, "x").normal(10), generator(3).random(10), torch_seed(3, "y")
     assert np.array_equal(before[0], np.random.get_state()[1])  # noqa: NPY002
     assert torch.equal(before[1], torch.get_rng_state())
+
+
+def test_fault_36_system_normals_reach_as_far_as_the_least_delta_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the least noise of a policy, 0.3, what lies beyond the largest draw is far below the least delta."""
+    for byte, least in ((b"\x00", 13.3), (b"\xff", 0.0)):
+        monkeypatch.setattr("os.urandom", lambda count, byte=byte: byte * count)
+        draws = np.abs(system_stream().normal(2))
+        assert np.isfinite(draws).all() and draws.max() >= least
+    assert stats.norm.sf(13.3 - 1 / 0.3) * 1e6 < LEAST_DELTA / 1000

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from typer.testing import CliRunner
 
 from polyclinic.arrays import Arrays, from_record, to_record
@@ -16,12 +16,13 @@ from polyclinic.cli import app
 from polyclinic.client.identity import identity
 from polyclinic.client.policy import Policy
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.messages import SECURE, SECURE_SHARES
+from polyclinic.messages import RECORD, SECURE, SECURE_SHARES, TrainRequest
 from polyclinic.privacy import secure_sum
-from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign, statement
 from polyclinic.server.secure import SumRefused
 from tests.client.test_hospital import STRICT, make_hospital
-from tests.secure.ward import Ward
+from tests.secure.ward import TRAIN, Ward
 
 Swap = Callable[[Arrays], None]
 
@@ -31,6 +32,10 @@ class Swapping(Ward):
 
     swap: Swap | None = None
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.answers: list[list[Any]] = [[] for _ in self.hospitals]
+
     def _answer(self, message: Message) -> Message:
         if self.swap and message.metadata.message_type == SECURE_SHARES:
             told = {name: value.copy() for name, value in from_record(message.content[SECURE]).items()}  # type: ignore[arg-type]
@@ -38,14 +43,17 @@ class Swapping(Ward):
             message.content[SECURE] = to_record(told)
         return super()._answer(message)
 
+    def ask(self, message: Message) -> Any:
+        answer = super().ask(message)
+        self.answers[int(message.metadata.group_id)].append(answer)
+        return answer
+
 
 def ward(folder: Path, known: bool = True, size: int = 20) -> Swapping:
     """Four hospitals; ``known``: each lists the keys of all."""
     found = Swapping(folder, np.random.default_rng(0).normal(size=(4, size)) / np.sqrt(size), secure_dropouts=1)
     if known:
-        listed = tuple(public_identity(identity(one.home)).hex() for one in found.hospitals)
-        policy = Policy(budget=None, delta=1e-3, known_hospitals=listed)
-        found.hospitals = [replace(one, policy=policy) for one in found.hospitals]
+        found.list_each_other()
     return found
 
 
@@ -57,12 +65,18 @@ def own_keys(told: Arrays, place: int) -> dict[str, bytes]:
     return seeds
 
 
+def sign_keys(told: Arrays, place: int) -> bytes:
+    """An identity of the server's in a hospital's place, with which it signs the keys there."""
+    key = new_identity()
+    stated = statement("keys", "run", 1, place, *(told[name][place].tobytes().hex() for name in ("sealing", "mask")))
+    told["identity"][place] = np.frombuffer(public_identity(key), dtype=np.uint8)
+    told["signature"][place] = np.frombuffer(sign(key, stated), dtype=np.uint8)
+    return key
+
+
 def signed_by_the_server(told: Arrays) -> None:
     own_keys(told, 1)
-    key = new_identity()
-    text = ["polyclinic secure sum", "run", 1, 1, *(told[name][1].tobytes().hex() for name in ("sealing", "mask"))]
-    told["identity"][1] = np.frombuffer(public_identity(key), dtype=np.uint8)
-    told["signature"][1] = np.frombuffer(sign(key, json.dumps(text).encode()), dtype=np.uint8)
+    sign_keys(told, 1)
 
 
 def another_ones_twice(told: Arrays) -> None:
@@ -86,9 +100,8 @@ def one_missing(told: Arrays) -> None:
 def test_a_list_of_keys_that_the_server_changed_is_refused(tmp_path: Path, swap: Swap) -> None:
     found = ward(tmp_path)
     found.swap = swap
-    with pytest.raises(
-        SumRefused, match=r"are not signed by a hospital that the policy knows|not one for each hospital"
-    ):
+    reasons = "are not signed by a hospital that the policy knows|by an identity of its own|not one for each hospital"
+    with pytest.raises(SumRefused, match=reasons):
         found.begin()
 
 
@@ -120,26 +133,38 @@ def test_a_hospital_that_is_not_on_the_list_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_list_a_server_with_keys_of_its_own_reads_an_update(tmp_path: Path) -> None:
-    """Why there are lists: hospital 0 is told the server's keys for all others, so it masks and seals for the server."""
-    ward_, seeds = ward(tmp_path, known=False), {}
+    """Why there are lists: hospital 0 is told the server's keys and identities for all others, so it masks and seals for the
+    server, which signs all terms itself."""
+    ward_, seeds, forged = ward(tmp_path, known=False), {}, {}
 
     def all_but_the_first(told: Arrays) -> None:
         if not seeds:
             seeds.update({place: own_keys(told, place) for place in (1, 2, 3)})
+            forged.update({place: sign_keys(told, place) for place in (1, 2, 3)})
 
     ward_.swap = all_but_the_first
-    found = ward_.begin()
-    words = from_record(ward_.upload(found).replies[0][1].content["arrays"])["masked"]  # type: ignore[arg-type]
-    keys, size, word = found.keys[0], found.terms.size, found.terms.word
-    shares = {}
+    ward_.begin()
+    keys, shared = (from_record(answer[SECURE]) for answer in ward_.answers[0])  # type: ignore[arg-type]
+    signatures = [bytes(shared["signature"]), *(sign(forged[place], bytes(shared["terms"])) for place in (1, 2, 3))]
+    request = TrainRequest(run="run", site=0, round=1, secure_parties=[0, 1, 2, 3], secure_signatures=signatures)
+    content = RecordDict({"arrays": to_record({"w": np.zeros(20)}), RECORD: request.record()})
+    words = from_record(ward_.ask(Message(content, 1, TRAIN, group_id="0"))["arrays"])["masked"]
+    terms = SumTerms(20, ward_.config.secure_clip_norm, ward_.config.secure_bits, 4, 3)
+    size, word, shares = terms.size, terms.word, {}
     for place, own in seeds.items():
         agreed = secure_sum.agree(secure_sum.private_key(own["sealing"]), bytes(keys["sealing"]), "seal run 1")
-        shares[place + 1] = secure_sum.unseal(agreed, bytes(found.sealed[0][place]), 0, place)[: secure_sum.SHARE_BYTES]
+        sealed = bytes(shared["sealed"][place])
+        shares[place + 1] = secure_sum.unseal(agreed, sealed, 0, place)[: secure_sum.SHARE_BYTES]
         words = words + secure_sum.pair_masks(
-            own["mask"], place, {0: bytes(keys["mask"])}, size, word, found.terms.purpose("run", 1)
+            own["mask"],
+            place,
+            {0: bytes(keys["mask"])},
+            size,
+            word,
+            terms.purpose("run", 1, ward_.question({"w": np.zeros(20)})),
         )
     words = words - secure_sum.own_mask(secure_sum.join(shares), size, word)
-    np.testing.assert_allclose(found.terms.total(words), ward_.updates[0], atol=1e-5)
+    np.testing.assert_allclose(terms.total(words), ward_.updates[0], atol=1e-5)
 
 
 def test_a_signature_is_of_one_text_by_one_key() -> None:

@@ -1,6 +1,7 @@
 """A secure sum between the hospitals' own code and the server's: right sums, drop-outs, and servers that lie."""
 
 import tempfile
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from polyclinic.arrays import from_record, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.messages import RECORD, SECURE, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
+from polyclinic.messages import RECORD, SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.server.cohort import secure_threshold
 from polyclinic.server.secure import SumRefused
 from tests.secure.ward import TRAIN, Ward, is_uniform
 
-PHASES = (SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_UNMASK)
+PHASES = (SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_CONFIRM, SECURE_UNMASK)
 
 
 def updates(count: int, size: int = 20, seed: int = 0) -> np.ndarray:
@@ -37,8 +39,7 @@ def masked(ward: Ward) -> list[np.ndarray]:
 def test_the_mean_is_the_plain_one_within_rounding_whoever_drops_out_where(
     count: int, size: int, data: st.DataObject
 ) -> None:
-    most = min((count - 1) // 2, count - 2)
-    tolerated = data.draw(st.integers(0, most))
+    tolerated = data.draw(st.integers(0, (count - 1) // 3))
     gone = data.draw(st.lists(st.integers(0, count - 1), max_size=tolerated, unique=True))
     silent = {(index, data.draw(st.sampled_from(PHASES))) for index in gone}
     vectors = updates(count, size, data.draw(st.integers(0, 99)))
@@ -46,7 +47,7 @@ def test_the_mean_is_the_plain_one_within_rounding_whoever_drops_out_where(
     with tempfile.TemporaryDirectory() as folder:
         ward = Ward(Path(folder), vectors, silent, secure_dropouts=tolerated)
         mean, opened = ward.sum(weights)
-    late = {index for index, phase in silent if phase == SECURE_UNMASK}
+    late = {index for index, phase in silent if phase in (SECURE_CONFIRM, SECURE_UNMASK)}
     arrived = [index for index in range(count) if index not in gone or index in late]
     shares = np.array([weights[f"h{index}"] for index in arrived])
     # Each update is rounded by less than a step, relative to the largest weight.
@@ -76,11 +77,11 @@ def test_updates_are_clipped_and_infinite_ones_count_as_zero(tmp_path: Path) -> 
     np.testing.assert_allclose(mean, [0.3, 0.4], atol=1e-6)
 
 
-def test_forty_hospitals_and_nineteen_drop_outs(tmp_path: Path) -> None:
+def test_forty_hospitals_and_thirteen_drop_outs(tmp_path: Path) -> None:
     vectors = updates(40)
-    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(19)}, secure_dropouts=19)
+    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(13)}, secure_dropouts=13)
     mean, _ = ward.sum()
-    np.testing.assert_allclose(mean, vectors[19:].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(mean, vectors[13:].mean(axis=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1000.0])
@@ -127,31 +128,32 @@ def test_a_dropped_hospitals_update_that_arrives_late_stays_masked(tmp_path: Pat
     seed = secure_sum.join({number: bytes(row[3]) for number, row in enumerate(rows, start=1)})
     keys = {index: bytes(told["mask"]) for index, told in found.keys.items()}
     assert secure_sum.public_key(seed) == keys[3]  # the pair masks of hospital 3 are known to the server
-    pairs = secure_sum.pair_masks(seed, 3, keys, 3000, found.terms.word, found.terms.purpose("run", 1))
+    purpose = found.terms.purpose("run", 1, ward.question({"w": np.zeros(3000)}))
+    pairs = secure_sum.pair_masks(seed, 3, keys, 3000, found.terms.word, purpose)
     assert is_uniform(kept - pairs)
 
 
 def test_fault_20_drop_outs_never_leave_less_noise_than_agreed(tmp_path: Path) -> None:
-    """Ten hospitals, four tolerated drop-outs: with any number of them the noise is at least z, with five no sum opens."""
+    """Ten hospitals, three tolerated drop-outs: with any number of them the noise is at least z, with four no sum opens."""
     z, size = 2.0, 250
-    for gone in (0, 2, 4):
+    for gone in (0, 2, 3):
         silent = {(index, TRAIN) for index in range(gone)}
-        ward = Ward(tmp_path / str(gone), np.zeros((10, size)), silent, secure_dropouts=4, secure_noise=z)
+        ward = Ward(tmp_path / str(gone), np.zeros((10, size)), silent, secure_dropouts=3, secure_noise=z)
         found = ward.begin()
         opened = found.open(ward.upload(found).replies, {"w": np.zeros(size)}, "num-examples")
         total = from_record(opened.reply.content["arrays"])["w"] * (10 - gone) / found.terms.step  # type: ignore[arg-type]
-        agreed = z * np.sqrt((10 - gone) / 6)
+        agreed = z * np.sqrt((10 - gone) / 7)
         assert total.std() / found.terms.sensitivity == pytest.approx(agreed, rel=0.2)
         assert epsilon(found.terms.event(10 - gone), 1e-5) <= 1.12 * epsilon(gaussian_event(agreed), 1e-5)
-        assert epsilon(found.terms.event(10 - gone), 1e-5) <= epsilon(found.terms.event(6), 1e-5)
+        assert epsilon(found.terms.event(10 - gone), 1e-5) <= epsilon(found.terms.event(7), 1e-5)
     ward = Ward(
-        tmp_path / "five", np.zeros((10, size)), {(i, TRAIN) for i in range(5)}, secure_dropouts=4, secure_noise=z
+        tmp_path / "four", np.zeros((10, size)), {(i, TRAIN) for i in range(4)}, secure_dropouts=3, secure_noise=z
     )
     found = ward.begin()
-    with pytest.raises(SumRefused, match="fewer than the threshold 6"):
+    with pytest.raises(SumRefused, match="fewer than the threshold 7"):
         found.open(ward.upload(found).replies, {"w": np.zeros(size)}, "num-examples")
-    with pytest.raises(ValueError, match="the sum needs 6"):
-        found.terms.event(5)
+    with pytest.raises(ValueError, match="the sum needs 7"):
+        found.terms.event(6)
 
 
 def asked_of(ward: Ward, index: int, kind: str) -> Any:
@@ -182,42 +184,54 @@ def changed(message: Any, **arrays: np.ndarray) -> Any:
 
 
 def test_a_server_that_asks_for_both_shares_of_a_hospital_is_refused(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(5), secure_dropouts=2)
+    ward = Recorded(tmp_path, updates(5), secure_dropouts=1)
     ward.sum()
-    told = asked_of(ward, 0, SECURE_UNMASK)
-    again = ward.ask(told)
-    first = next(reply for reply in ward.received if reply.metadata.message_type == SECURE_UNMASK)
-    assert again[SECURE] == first.content[SECURE]  # the same question has the same answer
-    without = changed(told, survivors=np.array([0, 1, 2], dtype=np.int64))
+    for kind in (SECURE_CONFIRM, SECURE_UNMASK):
+        again = ward.ask(asked_of(ward, 0, kind))
+        first = next(reply for reply in ward.received if reply.metadata.message_type == kind)
+        assert again[SECURE] == first.content[SECURE]  # the same question has the same answer
+    without = changed(asked_of(ward, 0, SECURE_CONFIRM), survivors=np.array([0, 1, 2, 3], dtype=np.int64))
     assert "to another question" in str(ward.ask(without))
 
 
-def test_two_halves_told_different_survivors_cannot_give_both_seeds(tmp_path: Path) -> None:
-    """The threshold is over half of all, so that both seeds of one hospital would take more hospitals than there are."""
-    with pytest.raises(ConfigError, match="over half"):
-        Ward(tmp_path, updates(4), secure_dropouts=2).begin()
-    ward = Recorded(tmp_path, updates(5), secure_dropouts=2)
-    ward.begin()
+@pytest.mark.parametrize("count", range(2, 11))
+def test_a_threshold_of_two_thirds_or_less_is_refused_by_server_and_hospitals(tmp_path: Path, count: int) -> None:
+    for threshold in range(1, count + 1):
+        config = RunConfig(secure_aggregation=True, secure_dropouts=count - threshold)
+        if threshold >= 2 and 3 * threshold > 2 * count:
+            assert secure_threshold(config, count) == threshold
+        else:
+            with pytest.raises(ConfigError, match=f"over two thirds, to stay; allowed are at most {(count - 1) // 3}"):
+                secure_threshold(config, count)
+    ward = Recorded(tmp_path, updates(count), {(0, SECURE_SHARES)}, secure_dropouts=(count - 1) // 3)
+    with suppress(SumRefused):  # of two or three hospitals all must answer
+        ward.begin()
     told = asked_of(ward, 0, SECURE_SHARES)
-    told.content[RECORD]["threshold"] = 2
-    (ward.hospitals[0].home / "release-run-secure-shares-000001.safetensors").unlink()
-    assert "not over half" in str(ward.ask(told))
+    for threshold in range(2, count + 2):
+        if 3 * threshold <= 2 * count or threshold > count:
+            told.content[RECORD]["threshold"] = threshold
+            assert f"the threshold {threshold} is not over two thirds of {count}" in str(ward.ask(told))
+
+
+def test_one_hospital_alone_has_no_secure_sum(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="of 1 hospitals in a round secure aggregation needs at least two"):
+        Ward(tmp_path, updates(1)).begin()
 
 
 @pytest.mark.parametrize("survivors", [[0, 1], [1, 2, 3], [0, 1, 9], [0, 0, 1, 2], [2, 1, 0]])
 def test_survivors_that_cannot_be_are_refused(tmp_path: Path, survivors: list[int]) -> None:
-    ward = Recorded(tmp_path, updates(5), secure_dropouts=2)
+    ward = Recorded(tmp_path, updates(5), secure_dropouts=1)
     found = ward.begin()
     exchange = ward.upload(found)
-    ward.silent = {(0, SECURE_UNMASK)}
+    ward.silent = {(0, SECURE_CONFIRM)}
     found.open(exchange.replies, {"w": np.zeros(20)}, "num-examples")
-    told = changed(asked_of(ward, 0, SECURE_UNMASK), survivors=np.array(survivors, dtype=np.int64))
+    told = changed(asked_of(ward, 0, SECURE_CONFIRM), survivors=np.array(survivors, dtype=np.int64))
     answer = ward.ask(told)
     assert "refused in the secure sum of round 1" in str(answer)
 
 
 def test_masks_are_for_those_who_shared_their_seeds_and_nobody_else(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(5), {(4, SECURE_SHARES)}, secure_dropouts=2)
+    ward = Recorded(tmp_path, updates(5), {(4, SECURE_SHARES)}, secure_dropouts=1)
     found = ward.begin()
     ward.upload(found)
     told = asked_of(ward, 0, TRAIN)

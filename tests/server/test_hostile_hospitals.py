@@ -146,7 +146,7 @@ def test_what_no_ledger_says_is_not_kept_for_the_statement(told: dict[str, float
     state = RunState({}, epsilon={"north": 0.5})
     with pytest.raises(PolyclinicError, match="north says of its ledger cannot be read"):
         state.hear("north", ConfigRecord(told))  # type: ignore[arg-type]
-    assert state.epsilon == {"north": 0.5} and not state.charged
+    assert state.epsilon == {"north": 0.5} and not state.accounts
 
 
 COUNTS: dict[str, Callable[[RecordDict], None]] = {

@@ -9,8 +9,9 @@ import pytest
 
 from polyclinic.federation import RunResult
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import counted, risk_of
+from polyclinic.privacy.ledger_terms import risk_of
 from polyclinic.privacy.risk import worst
+from tests.privacy.test_ledger_terms import ran
 
 CYCLIC = {"batching": "cyclic", "rounds": 4, "local_steps": 4}
 
@@ -68,7 +69,7 @@ def test_beside_every_epsilon_stands_its_risk(quick: Callable[..., RunResult]) -
     run = quick()
     ledgers = Ledger.read_all(run.path / "sites" / "ledger.sqlite")
     own = {
-        name: risk_of(counted(entry_in(event) for event in one.events()), "add-remove") for name, one in ledgers.items()
+        name: risk_of(ran([entry_in(event) for event in one.events()]), "add-remove") for name, one in ledgers.items()
     }
     sites = run.summary["metrics"]["sites"]
     assert own and all(sites[name]["risk"] == found.as_dict() for name, found in own.items())

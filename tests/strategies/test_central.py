@@ -64,7 +64,7 @@ GRID = LocalGrid(AppReference(__name__), 3, {})
 
 
 def plan(**values: Any) -> CentralPlan:
-    given = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_sites": 3.0, "expected_weight": 3.0}
+    given = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_sites": 3.0, "expected_weight": 3.0, "rounds": 10}
     return CentralPlan(**{**given, **values})
 
 
@@ -390,9 +390,9 @@ def test_noise_over_time_is_paid_for_at_once_and_again_when_a_round_is_done_agai
     restarted = CentralDP(FedAvg(), over_time(), ledger=ledger, run="r")
     one_round(restarted, wide(0, 2), [], 3)
     twice = epsilon(SelfComposedDpEvent(over_time().event(), 2), 1e-3)
-    assert ledger.spent() == pytest.approx(twice, rel=1e-6)
+    assert twice < (again := ledger.spent()) < 1.06 * twice  # nobody declared the second process
     one_round(CentralDP(FedAvg(), over_time(), ledger=ledger, run="another"), wide(0, 2), [], 1)
-    assert ledger.spent() > twice
+    assert ledger.spent() > again
 
 
 # ---- whole runs
@@ -518,7 +518,7 @@ def test_a_run_killed_between_charge_and_aggregate_has_spent_what_it_released_an
 def test_a_run_stops_where_its_own_ledger_refuses_and_keeps_what_was_paid_for(quick: Quick, tmp_path: Path) -> None:
     folder = stopped(quick, tmp_path / "stopped", 2, rounds=4, **CENTRAL)
     path = folder / "server-ledger.sqlite"
-    ledger = Ledger.open(path, Terms("federation", 1e-3, unit="hospital", budget=5.0))
+    ledger = Ledger.open(path, Terms("federation", 1e-3, unit="hospital", budget=9.0))
     ledger.charge(plan(noise_multiplier=1.1).event(), "elsewhere", "other", 1)
     resumed = Federation.resume(folder)
     assert resumed.summary["rounds"] == 2 and "'federation' refuses" in resumed.summary["stopped"]
@@ -547,7 +547,7 @@ def test_a_run_does_not_go_on_without_its_servers_ledger(quick: Quick, tmp_path:
         ({"central_noise": "pink"}, "'central-noise' has the value 'pink'"),
         ({"central_noise": "sqrt-toeplitz", "central_clipping": "adaptive"}, "set central-clipping to 'fixed'"),
         ({"central_noise": "sqrt-toeplitz", "site_sampling": "poisson"}, "set site-sampling to 'fixed'"),
-        ({"central_epsilon": 1e-9, "central_delta": 1e-14}, "'central-epsilon' has the value 1e-09"),
+        ({"central_epsilon": 1e-9, "central_delta": 1e-12}, "'central-epsilon' has the value 1e-09"),
     ],
 )
 def test_impossible_combinations_are_one_sentence_before_any_run(

@@ -70,5 +70,5 @@ def test_a_private_run_with_it_goes_on_where_it_stopped(quick: Quick, tmp_path: 
 def test_a_rate_that_is_none_is_refused_before_anything_is_charged(rate: Any) -> None:
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0, learning_rate=0.5)
     told = RecordDict({"config": ConfigRecord({"lr": rate})})
-    with pytest.raises(ConfigError, match="'lr'.*finite numbers above 0"):
-        train_settings(RunConfig(), request, told, double=True)
+    with pytest.raises(ConfigError, match="'lr'.*numbers above 0 and at most"):
+        train_settings(RunConfig(), request, told, real=True)

@@ -216,7 +216,7 @@ def test_a_real_hospital_trains_a_critic_and_refuses_what_generates_nothing(tmp_
         ({}, critic, "not one of the game"),
         (weights | {"more": np.zeros(3)}, critic, "not one of the game"),
         (weights | {name: np.zeros((1, 1, 1), dtype=np.float32)}, critic, "not one of the game"),
-        (weights | {name: np.full_like(weights[name], np.nan)}, critic, "diverged"),
+        (weights | {name: np.full_like(weights[name], np.nan)}, critic, "holds values that are not finite numbers"),
         (weights, {label: value * np.nan for label, value in critic.items()}, "not finite"),
         (weights, {label: np.zeros((7, 7)) for label in critic}, "allowed is"),
     ):

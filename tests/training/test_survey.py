@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from polyclinic.ehr import running
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.prepared import NUMERIC
 from polyclinic.ehr.scaling import public_standardiser
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
@@ -93,6 +95,12 @@ def test_values_that_only_the_hospital_knows_are_found_by_name() -> None:
     )
 
 
+def noised(survey: Survey, column: Column, shard: Shard, seed: int) -> np.ndarray:
+    """What noise of deviation ``noise_multiplier * FINE`` is added to."""
+    total = totals(survey, column, shard, keyed_stream(seed))
+    return (running.mix(total) if column.kind in NUMERIC else total).astype(float)
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([1, 2, 3, 7]))
 def test_a_patient_moves_a_column_by_at_most_one_whole_in_l2(seed: int, rows: int, codes: int) -> None:
@@ -100,13 +108,10 @@ def test_a_patient_moves_a_column_by_at_most_one_whole_in_l2(seed: int, rows: in
     survey = Survey(ALL, 1.0, bins=9, codes=codes)
     for column in CLOSED:
         # A patient's choice of codes is their own draw: with one patient there, it is the whole sum.
-        alone, none = shard_of(frame[frame["id"] < 2]), np.zeros(1)
-        assert np.linalg.norm(totals(survey, column, alone, keyed_stream(seed)).astype(float) - none) <= FINE
+        alone = shard_of(frame[frame["id"] < 2])
+        assert np.linalg.norm(noised(survey, column, alone, seed)) <= FINE
         if column.kind != "code_set":
-            both, one = (
-                totals(survey, column, shard_of(frame[frame["id"] < n]), keyed_stream(seed)).astype(float)
-                for n in (6, 5)
-            )
+            both, one = (noised(survey, column, shard_of(frame[frame["id"] < n]), seed) for n in (6, 5))
             assert np.linalg.norm(both - one) <= FINE
     for column in (column for column in SCHEMA.features if column.is_open):
         counts = value_counts(survey, column, shard_of(frame[frame["id"] < 2]), keyed_stream(seed))
@@ -139,6 +144,16 @@ def test_noise_is_what_the_event_says() -> None:
     column = planned.columns[0]
     assert planned.error(column) == pytest.approx(2 * (planned.noise_multiplier or 0), rel=1e-6)
     assert spread == pytest.approx(planned.error(column), rel=0.1)
+
+
+def test_noise_of_a_numeric_column_is_what_the_event_says() -> None:
+    shard, planned = shard_of(records(40)), plan(Survey(("age",), 1.0, bins=20), SCHEMA, 1e-3)
+    exact = answer(plan(Survey(("age",), None, bins=20), SCHEMA, 1e-3), shard, system_stream()).patients[0]
+    drawn = np.array([answer(planned, shard, keyed_stream(0, seed)).patients[0] for seed in range(300)]) - exact
+    below = np.tri(20)
+    assert np.std(drawn @ below.T, axis=0) == pytest.approx(
+        running.errors(below, planned.error(planned.columns[0])), rel=0.2
+    )
 
 
 def test_a_value_of_one_patient_alone_is_told_as_rarely_as_was_paid_for() -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.comparison_plot import Floats, Point, plot_courses, plot_privacy_utility
 from polyclinic.evaluation.plots import to_svg
+from polyclinic.evaluation.privacy_text import NOT_RELEASED
 from polyclinic.evaluation.report.cost import size
 from polyclinic.evaluation.report.figures import embedded
 from polyclinic.evaluation.report.formats import finite, part
@@ -47,8 +48,8 @@ _RUNS = """
 {% endfor %}
 </tbody></table>
 </div>
-<p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of all hospitals, with 95 %
-intervals where predictions may leave; each run's own report has the rest. Intervals of runs over the same patients are not
+<p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of hospitals whose policies
+let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
 several runs on the same patients learns more than any one of them tells.</p>
 """
@@ -126,10 +127,16 @@ def _row(run: Run) -> dict[str, Any]:
     evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
     pooled = part(evaluation, "pooled")
     known = {key: pooled.get(key, {"value": metrics.get(key)}) for key in ("auroc", "brier")}
+    rest: dict[str, Any] = {
+        "calibration": pooled.get("calibration_error"),
+        "worst": part(evaluation, "worst").get("auroc"),
+    }
+    if metrics.get("released") is False:
+        known, rest = (dict.fromkeys(figures, {"value": NOT_RELEASED}) for figures in (known, rest))
     seconds = finite(summary.get("seconds"))
     sent = pd.to_numeric(run.rounds.get("bytes_up", pd.Series()), errors="coerce").sum()
     return {
-        **known, "calibration": pooled.get("calibration_error"), "worst": part(evaluation, "worst").get("auroc"),
+        **known, **rest,
         "epsilon": part(summary, "privacy").get("epsilon"), "delta": part(summary, "privacy").get("delta"),
         "rounds": summary.get("rounds"),
         "seconds": "–" if seconds is None else f"{seconds:,.1f}", "sent": size(float(sent)),

@@ -17,16 +17,18 @@ from polyclinic.evaluation.flow_diagram import plot_flow
 from polyclinic.evaluation.metrics import macro_average
 from polyclinic.evaluation.plots import to_svg
 from polyclinic.evaluation.privacy_text import (
+    NOT_RELEASED,
     central_sentence,
     composition,
     covered,
+    held_out_sentence,
     not_covered,
     relation_meaning,
     risk_sentence,
     warnings,
 )
 from polyclinic.evaluation.report.figures import ALT, embedded
-from polyclinic.evaluation.report.formats import Summary, count, finite, metric, part, spent
+from polyclinic.evaluation.report.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, spent
 
 MOST_ROWS = 60
 FEW_ROWS = 10
@@ -41,11 +43,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     metrics, statement = part(summary, "metrics"), part(summary, "statement")
     known = {key: value for key, value in part(summary, "privacy").items() if value is not None}
     privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **known}
-    private = finite(privacy["epsilon"]) is not None
+    private = bool(privacy.get("private"))  # as the run was configured, whatever a hospital said of its epsilon
     unit = str(privacy.get("unit") or "patient")
     central = part(part(summary, "privacy"), "central")
     simulation = summary.get("simulation", True) is not False
-    sites, pooled, macro = (part(metrics, key) for key in ("sites", "pooled", "macro"))
+    pooled, macro = (mark_withheld(part(metrics, key)) for key in ("pooled", "macro"))
+    sites = {name: mark_withheld(site) for name, site in part(metrics, "sites").items()}
     comparisons = _comparisons(part(summary, "comparison"))
     estimates = part(part(summary, "evaluation"), "sites")
     ledgers = _ledgers(part(statement, "sites"))
@@ -58,14 +61,16 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             *(comparison["sites"].get(name, {}) for name in _shown(sites)),
         ]
     cells = [metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
+    judged = not part(summary, "posterior") and macro.get("released") is not False
     dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
     return {
         "title": _title(summary, dataset, strategy, len(sites)),
         "subtitle": _subtitle(summary, simulation),
-        "sentence": _sentence(summary, len(sites), simulation),
+        "sentence": _sentence(summary, sites, simulation),
         "private": private,
         "privacy": privacy,
+        "known_epsilon": "not known" if finite(privacy["epsilon"]) is None else epsilon(privacy["epsilon"]),
         "unit": unit,
         "composition": composition(int(privacy["overlap"]), unit),
         "central": central_sentence(central) if central else "",
@@ -73,16 +78,26 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "risk": risk_sentence(privacy["risk"], unit, str(privacy["relation"])) if privacy.get("risk") else "",
         "simulation": simulation,
         "warnings": warnings(
-            sites if private else {}, [*ledgers, *server] if private else server, finite(privacy["delta"])
+            part(metrics, "sites") if private else {},
+            [*ledgers, *server] if private else server,
+            finite(privacy["delta"]),
         ),
         "rounds": summary.get("rounds"),
-        "patients": sum(int(site.get("patients") or 0) for site in sites.values()),
+        "pooled_patients": _patients({name: sites[name] for name in estimates if name in sites} or sites),
+        "patients_sentence": _patients_sentence(sites),
+        "pooled_of": _pooled_of(pooled, sites, estimates),
         "pooled": pooled,
         "macro": macro,
         "floor_accuracy": finite(part(summary, "floor").get("accuracy")),
         "sites": len(sites),
         "hospitals": [
-            {"name": name, "spent": spent(site), **site, "risk": part(site, "risk"), "estimates": estimates.get(name)}
+            {
+                "name": name,
+                "spent": spent(site, private),
+                **site,
+                "risk": part(site, "risk"),
+                "estimates": estimates.get(name),
+            }
             for name, site in _shown(sites).items()
         ],
         "spread": _spread(sites),
@@ -90,7 +105,10 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "comparisons": comparisons,
         "synthesis": _synthesis(part(summary, "synthesis"), pooled),
         "posterior": part(summary, "posterior"),
+        "judged": judged,
+        "private_metrics": _private_metrics(part(summary, "private_metrics"), unit),
         "has_undefined": "undefined" in cells,
+        "has_withheld": NOT_RELEASED in cells,
         "has_missing": "–" in cells,
         "flow": embedded(to_svg(plot_flow(Flow.from_list(summary["flow"]))), ALT["flow"])
         if summary.get("flow")
@@ -107,7 +125,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             bool(comparisons),
             _has_train_loss(rounds),
             int(privacy["overlap"]),
-            judged=not part(summary, "posterior"),
+            judged=judged,
         ),
         "notes": list(summary.get("notes") or []),
         "facts": [
@@ -121,6 +139,50 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             if summary.get(key) is not None
         ],
     }
+
+
+def _private_metrics(told: Summary, unit: str) -> dict[str, Any] | None:
+    """The table of private metrics: each figure with the standard error of its noise."""
+    if not part(told, "sites"):
+        return None
+    rows = [*sorted(part(told, "sites").items()), ("Pooled", part(told, "pooled"))]
+    names = (("auroc", ".3f"), ("accuracy", ".3f"), ("brier", ".3f"), ("patients", ".0f"))
+    return {
+        "sentence": held_out_sentence(told, unit),
+        "rows": [
+            {"name": name, "cells": [_with_error(part(part(row, "metrics"), key), how) for key, how in names]}
+            for name, row in rows
+        ],
+    }
+
+
+def _with_error(estimate: Summary, how: str) -> str:
+    value, error = finite(estimate.get("value")), finite(estimate.get("error"))
+    return "undefined" if value is None or error is None else f"{value:{how}} ± {error:{how}}"
+
+
+def _patients(sites: Summary) -> int | str:
+    """Patients of the hospitals that told how many they have."""
+    counts = [int(count) for site in sites.values() if (count := finite(site.get("patients"))) is not None]
+    withheld = any(site.get("patients") == NOT_RELEASED for site in sites.values())
+    return NOT_RELEASED if withheld and not counts else sum(counts)
+
+
+def _patients_sentence(sites: Summary) -> str:
+    silent = sum(site.get("patients") == NOT_RELEASED for site in sites.values())
+    if not silent:
+        return f"{count(_patients(sites))} patients"
+    if silent == len(sites):
+        return "numbers of patients not released"
+    return f"{count(_patients(sites))} patients at {len(sites) - silent} of them, the others' number not released"
+
+
+def _pooled_of(pooled: Summary, sites: Summary, estimates: Summary) -> str:
+    """Over whose held-out patients the pooled figures are."""
+    if pooled.get("released") is False:
+        return "no hospital's policy lets predictions of held-out patients leave"
+    some = estimates and len(estimates) < len(sites)
+    return f"over the held-out patients of {f'{len(estimates)} of {len(sites)}' if some else 'all'} hospitals"
 
 
 def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
@@ -149,7 +211,9 @@ def _subtitle(summary: Summary, simulation: bool) -> str:
     return " · ".join(parts)
 
 
-def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
+def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
+    trained = sum(site.get("rounds_joined") != 0 for site in sites.values())
+    by = f"{trained} of {len(sites)}" if trained < len(sites) else str(trained)
     rounds = count(summary.get("rounds"))
     where = (
         "The hospitals were simulated on one machine, each with its own share of the records."
@@ -159,8 +223,8 @@ def _sentence(summary: Summary, sites: int, simulation: bool) -> str:
     what = "generator of synthetic patients" if part(summary, "synthesis") else "shared model"
     what = "posterior" if part(summary, "posterior") else what
     return (
-        f"One {what} for {summary.get('dataset', 'the records')} was trained by {sites} "
-        f"{'hospital' if sites == 1 else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
+        f"One {what} for {summary.get('dataset', 'the records')} was trained by {by} "
+        f"{'hospital' if by == '1' else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
         f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
     )
 
@@ -209,12 +273,13 @@ def _dropouts(dropouts: Sequence[Summary]) -> list[dict[str, str]]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
+    for number in sorted(set(numbers) - {0}):
         if spans and number == spans[-1][1] + 1:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+    texts = [str(first) if first == last else f"{first}–{last}" for first, last in spans]
+    return ", ".join([*(["before the first"] if 0 in numbers else []), *texts])
 
 
 def _ledgers(sites: Mapping[str, Any]) -> list[dict[str, Any]]:

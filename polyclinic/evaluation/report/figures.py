@@ -33,13 +33,18 @@ ALT = {
 
 
 def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a run by name: auroc and loss, or the posterior; epsilon where some site spent any."""
+    """The figures of a run by name: auroc and loss where any left, or the posterior; epsilon where some site spent any."""
     sites = part(part(summary, "metrics"), "sites")
     floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
     if posterior := part(summary, "posterior"):
         figures = {"posterior": plot_posterior(posterior["parameters"])} if posterior["finished"] else {}
     else:
-        figures = {"auroc": plot_auroc(rounds, finite(floor)), "loss": plot_loss(rounds)}
+        drawn = [
+            name
+            for name in ("auroc", "loss")
+            if pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce").notna().any()
+        ]
+        figures = {name: plot_auroc(rounds, finite(floor)) if name == "auroc" else plot_loss(rounds) for name in drawn}
     if "epsilon" in rounds.columns and bool(pd.to_numeric(rounds["epsilon"], errors="coerce").gt(0).any()):
         budgets = {name: finite(site.get("budget")) for name, site in sites.items()}
         figures["epsilon"] = plot_epsilon(rounds, budgets)

@@ -1,4 +1,4 @@
-"""How a report writes a value: an undefined one says so, and one that was not measured is a dash."""
+"""How a report writes a value: an undefined or withheld one says so, and one that was not measured is a dash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from polyclinic.evaluation.privacy_text import share
+from polyclinic.evaluation.privacy_text import NOT_RELEASED, share
 
 Summary = Mapping[str, Any]
 
@@ -17,8 +17,10 @@ def finite(value: object) -> float | None:
 
 
 def metric(value: object) -> str:
-    """Three digits."""
+    """Three digits; what was not released says so."""
     number = finite(value)
+    if value == NOT_RELEASED:
+        return NOT_RELEASED
     # jinja2 passes its Undefined for a key that is absent, which is neither None nor a number
     return f"{number:.3f}" if number is not None else "undefined" if value is None or isinstance(value, float) else "–"
 
@@ -26,7 +28,9 @@ def metric(value: object) -> str:
 def epsilon(value: object) -> str:
     """Two digits; without one there is no guarantee."""
     number = finite(value)
-    return "no guarantee" if number is None else f"{number:.2f}" if number >= 0.01 or number == 0 else f"{number:.1e}"
+    if number is None:
+        return "no guarantee"
+    return f"{number:.2f}" if 0.01 <= number < 1e6 or number == 0 else f"{number:.1e}"
 
 
 def budget(value: object) -> str:
@@ -35,10 +39,10 @@ def budget(value: object) -> str:
     return "no limit" if number is None else f"{number:g}"
 
 
-def spent(site: Summary) -> str:
-    """A hospital's epsilon and its budget."""
+def spent(site: Summary, private: bool) -> str:
+    """A hospital's epsilon and its budget; in a private run it may be one that nobody asked yet."""
     if finite(site.get("epsilon")) is None:
-        return "no guarantee"
+        return "not known" if private else "no guarantee"
     limit = finite(site.get("budget"))
     return epsilon(site["epsilon"]) + (f" of {limit:g}" if limit is not None else " (no limit)")
 
@@ -56,15 +60,22 @@ def in_percent(value: object) -> str:
 
 
 def count(value: object) -> str:
-    """Whole, with commas."""
+    """Whole, with commas; what was not released says so."""
     number = finite(value)
-    return "–" if number is None else f"{number:,.0f}"
+    return f"{number:,.0f}" if number is not None else NOT_RELEASED if value == NOT_RELEASED else "–"
 
 
 def part(mapping: Summary, key: str) -> dict[str, Any]:
     """A mapping's mapping; empty where there is none."""
     value = mapping.get(key)
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+def mark_withheld(row: Summary) -> dict[str, Any]:
+    """A row of a summary's metrics, with ``NOT_RELEASED`` for each figure that the policies did not let leave."""
+    withheld = ["patients"] * (row.get("released") is not None)  # a simulation alone tells how many there are
+    withheld += ["auroc", "auprc", "accuracy", "loss", "brier"] * (row.get("released") is False)
+    return {**row, **{key: NOT_RELEASED for key in withheld if row.get(key) is None}}
 
 
 def estimate(value: object) -> tuple[str, str]:

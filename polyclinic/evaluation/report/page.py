@@ -48,11 +48,11 @@ _PAGE = """<!doctype html>
 """
 _MACROS = """{%- macro metric(value, first=false) -%}
 {%- set shown = value | metric -%}
-<td class="num{{ ' undefined' if shown == 'undefined' }}{{ ' first' if first }}">{{ shown }}</td>
+<td class="num{{ ' undefined' if shown in ('undefined', 'not released') }}{{ ' first' if first }}">{{ shown }}</td>
 {%- endmacro %}
 {%- macro estimated(value, first=false) -%}
 {%- set shown, beside = value | estimate -%}
-<td class="num{{ ' undefined' if shown == 'undefined' }}{{ ' first' if first }}">{{ shown }}
+<td class="num{{ ' undefined' if shown in ('undefined', 'not released') }}{{ ' first' if first }}">{{ shown }}
 {%- if beside %} <small>{{ beside }}</small>{% endif %}{{ caller() if caller }}</td>
 {%- endmacro %}
 {%- macro pictures(figures) -%}

@@ -9,7 +9,7 @@ HEADER = """<header>
 
 {% if private %}
 <div class="notice">
-<p><strong>Differentially private: epsilon {{ privacy.epsilon | epsilon }} at delta {{ privacy.delta | delta }},
+<p><strong>Differentially private: epsilon {{ known_epsilon }} at delta {{ privacy.delta | delta }},
 per {{ unit }}.</strong></p>
 <p>{{ "This is the largest epsilon that any hospital spent." if privacy.overlap == 1 else
 "This is what the " ~ privacy.overlap ~ " hospitals that spent most cost together, for one " ~ unit ~
@@ -41,18 +41,17 @@ and the model may reveal its training records. Do not share it as if it were ano
 <div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
 {% else %}
 <div><dt>AUROC, pooled</dt><dd>{{ pooled.auroc | metric }}</dd>
-<small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}over the held-out patients of all
-hospitals</small></div>
+<small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}</small></div>
 <div><dt>Accuracy, pooled</dt><dd>{{ pooled.accuracy | metric }}</dd>
 <small>{% if floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
 right answers{% endif %}</small></div>
 {% endif %}
 <div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
-<dd>{{ privacy.epsilon | epsilon if private else "none" }}</dd>
+<dd>{{ known_epsilon if private else "none" }}</dd>
 <small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else
 "for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
 <div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
-<small>{% if not posterior %}{{ patients | count }} patients, {% endif %}
+<small>{% if not posterior %}{{ patients_sentence }}, {% endif %}
 {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
 """
@@ -87,7 +86,7 @@ HOSPITALS = """<h2>Hospitals</h2>
 </tbody>
 {% if not posterior %}
 <tbody class="totals">
-<tr class="pooled"><th scope="row">Pooled</th><td class="num">{{ patients | count }}</td>
+<tr class="pooled"><th scope="row">Pooled</th><td class="num">{{ pooled_patients | count }}</td>
 {{ metric(pooled.auroc, true) }}{{ metric(pooled.accuracy) }}
 {%- for comparison in comparisons %}{{ metric(comparison.pooled.auroc, true) }}
 {{ metric(comparison.pooled.accuracy) }}{% endfor %}<td class="first"></td><td colspan="3"></td></tr>
@@ -107,11 +106,24 @@ one in four, and at least {{ spread[4] | metric }} at one in ten.</p>
 <p>The table shows {{ hospitals | length }} of {{ sites | count }} hospitals; <code>summary.json</code> has all.</p>
 {% endif %}
 {% if not posterior %}
-<p class="small muted">All measured on held-out patients, who took no part in training.
+<p class="small muted">{% if judged %}All measured on held-out patients, who took no part in training.{% endif %}
+{% if has_withheld %}<strong>Not released</strong>: the hospital's policy does not let it leave; exact pooled figures need
+predictions, which a policy allows apart.{% endif %}
 {% if has_undefined %}<strong>Undefined</strong>: the held-out patients hold one class only, or the model gave no
 usable probabilities, so the metric has no value; it is left out of the mean over hospitals.{% endif %}
 {% if has_missing %} <strong>–</strong>: not measured in this run.{% endif %}
 {% for comparison in comparisons %} <strong>{{ comparison.title }}</strong>: {{ comparison.meaning }}{% endfor %}</p>
+{% endif %}
+{% if private_metrics %}
+<h3>Private metrics</h3>
+<div class="scroll" role="region" tabindex="0" aria-label="Table">
+<table class="sortable"><thead><tr><th>Hospital</th><th class="num">AUROC</th><th class="num">Accuracy</th>
+<th class="num">Brier</th><th class="num">Held-out patients</th></tr></thead><tbody>
+{% for row in private_metrics.rows %}<tr><th scope="row">{{ row.name }}</th>
+{% for cell in row.cells %}<td class="num nowrap">{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">{{ private_metrics.sentence }} Each figure is of noised counts of scores, with the standard error of that
+noise; how few patients were held out adds to it. <strong>Undefined</strong>: the noise drowns the counts.</p>
 {% endif %}
 """
 
@@ -150,8 +162,10 @@ SYNTHESIS = """{% if synthesis %}
 no further privacy.{% else %}It stopped before anything could be drawn.{% endif %}</p>
 {% if synthesis.guarantee %}<div class="notice warn"><p><strong>What this method guarantees.</strong>
 {{ synthesis.guarantee }}</p></div>{% endif %}
+{% if judged %}
 <p>AUROC and accuracy on this page are of a logistic regression that was fitted to synthetic patients and judged on held-out real
 ones (train on synthetic, test on real).</p>
+{% endif %}
 {% if synthesis.rows | length > 1 %}
 <table class="facts"><thead><tr><th>Method</th><th class="num">AUROC</th><th class="num">Accuracy</th></tr></thead><tbody>
 {% for row in synthesis.rows %}<tr><th scope="row">{{ row.name }}</th>
@@ -192,7 +206,7 @@ DROPOUTS = """<h2>Dropouts</h2>
 PRIVACY = """<h2>Privacy</h2>
 {% if private %}
 <table class="facts"><tbody>
-<tr><th scope="row">Epsilon</th><td>{{ privacy.epsilon | epsilon }} ({{ composition }})</td></tr>
+<tr><th scope="row">Epsilon</th><td>{{ known_epsilon }} ({{ composition }})</td></tr>
 <tr><th scope="row">Delta</th><td>{{ privacy.delta | delta }}</td></tr>
 <tr><th scope="row">Unit</th><td>{{ unit }}</td></tr>
 <tr><th scope="row">Neighbouring relation</th>

@@ -29,10 +29,12 @@ OF_GROUPS = ("auroc", "sensitivity", "specificity", "calibration_in_the_large")
 UTILITY = """
 <h2>How good it is</h2>
 {% if evaluation.undefined %}
-<p>Intervals, curves and groups are undefined: {{ evaluation.undefined }}.</p>
+<p>There are no intervals, curves or groups: {{ evaluation.undefined }}.</p>
 {% else %}
-<p>On held-out patients, with 95 % intervals of {{ evaluation.resamples | count }} bootstrap resamples of the patients: how much
-another sample of such patients would change the figures of this very model.</p>
+{% set judged_at = evaluation.sites | length %}
+<p>On held-out patients of {{ judged_at }} {{ "hospital" if judged_at == 1 else "hospitals" }}, with 95 % intervals of
+{{ evaluation.resamples | count }} bootstrap resamples of the patients: how much another sample of such patients would change the
+figures of this very model.</p>
 <div class="scroll" role="region" tabindex="0" aria-label="Metrics">
 <table class="sortable">
 <thead><tr><th>Metric</th><th class="num">Pooled</th><th class="num">Mean over hospitals</th>

@@ -37,14 +37,21 @@ def with_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.cat([features, nn.functional.one_hot(labels, classes).to(features)], 1)
 
 
-def fake_rows(generator: nn.Module, game: Game, layout: Layout, labels: Ints, rng: np.random.Generator) -> Floats:
-    """(n, D) generated rows of the (n,) ``labels``; float64. What the module keeps of its batches is left alone."""
+def fake_rows(
+    generator: nn.Module, game: Game, layout: Layout, labels: Ints, rng: np.random.Generator, apart: bool = False,
+) -> Floats:  # fmt: skip
+    """(n, D) generated rows of the (n,) ``labels``; float64. What the module keeps of its batches is left alone.
+
+    apart: generate each row by itself, so that its rounding does not depend on how many there are.
+    """
+    at_once = 1 if apart else _AT_ONCE
     generator.eval()
     found = np.empty((len(labels), layout.width))
     with torch.no_grad():
-        for begin in range(0, len(labels), _AT_ONCE):
-            some = torch.from_numpy(np.asarray(labels[begin : begin + _AT_ONCE], dtype=np.int64))
-            features = generator(game.latents(len(some), rng), some)
+        for begin in range(0, len(labels), at_once):
+            some = torch.tensor(np.asarray(labels[begin : begin + at_once], dtype=np.int64))
+            # A copy, as torch aligns its own arrays alike.
+            features = generator(game.latents(len(some), rng).clone(), some)
             found[begin : begin + len(some)] = with_labels(features, some, layout.classes).numpy()
     return found
 
@@ -74,14 +81,19 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
         raise ConfigError("The game's generator remembers rows: those drawn before change later ones.")
 
 
-def pairs(game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, fakes: Floats) -> Rows:
+def pairs(
+    game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, fakes: Floats, apart: bool = False,
+) -> Rows:  # fmt: skip
     """What ``training.classification.train`` trains the critic on: real rows ``z``, (n, D), and ``fakes`` of the same patients.
 
     x: (2n, D) in the coordinates of the game's front, a patient's rows together; y: as the game's loss has it. Adding or
     removing a patient adds or removes that patient's real and generated rows, whose summed gradient is clipped once.
+    apart: as in ``fake_rows``.
     """
     order = np.argsort(patient, kind="stable")
     both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), z.shape[1])
     real = np.tile(np.array([1, 0]), len(z))
     y = 2 * layout.labels(both) + real if game.loss == "auxiliary" else real
-    return Rows(game.front(layout).rows(both), y.astype(np.int64), np.repeat(patient[order], 2), patients)
+    front = game.front(layout)
+    x = np.concatenate([front.rows(row[None]) for row in both]) if apart and len(both) else front.rows(both)
+    return Rows(x, y.astype(np.int64), np.repeat(patient[order], 2), patients)

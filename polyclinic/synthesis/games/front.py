@@ -48,7 +48,7 @@ class Front:
 
     def rows(self, z: Floats) -> Floats:
         """``forth`` of (n, D) float64 numbers."""
-        found: Floats = self.forth(torch.from_numpy(np.ascontiguousarray(z, dtype=np.float64))).numpy()
+        found: Floats = self.forth(torch.tensor(z, dtype=torch.float64)).numpy()
         return found
 
     def _mapped(self, x: Tensor, which: int) -> Tensor:

@@ -6,7 +6,7 @@ is never cut to a size, so every sampled patient is in it with all their rows. N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,7 @@ class Batch:
 
     x: (S, B, F); y: (S, B) int64; weight: (S, B), 1/(the patient's rows), 0 for padding; member: (S, B) int64, the
     row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is patient b, padding too).
+    ``apart``: each of the S is one patient of the same hospital, or padding.
     """
 
     x: Tensor
@@ -53,6 +54,7 @@ class Batch:
     member: Tensor
     patients: int
     one_row: bool
+    apart: bool = False
 
 
 def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu") -> Table:
@@ -90,6 +92,40 @@ def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batc
     part = _position(table.site[taken], rows, table.sites) // rows_at_once
     for number in range(int(part.max(initial=0)) + 1):
         yield _batch(table, taken[part == number])
+
+
+def patient_blocks(table: Table, chosen: Bools, at_once: Callable[[int], int]) -> Iterator[Batch]:
+    """The ``chosen`` patients of one hospital, each in a place of their own, in blocks of fixed shapes.
+
+    A patient has R places for rows, the smallest power of two that is enough for that patient; a block has ``at_once(R)``
+    patients, padded with nobody. So the shapes in which a patient is computed do not depend on others. Without chosen
+    patients there is one block of padding alone.
+    """
+    taken = np.flatnonzero(chosen)
+    places = 1 << np.ceil(np.log2(np.maximum(table.count[taken], 1))).astype(np.int64)
+    for rows in np.unique(places).tolist() or [1]:
+        group, size = taken[places == rows], at_once(rows)
+        for begin in range(0, max(len(group), 1), size):
+            yield _block(table, group[begin : begin + size], size, rows)
+
+
+def _block(table: Table, patients: Ints, size: int, rows: int) -> Batch:
+    count, nobody = table.count[patients, None], len(table.y) - 1
+    inside = np.zeros((size, rows), dtype=bool)
+    inside[: len(patients)] = np.arange(rows) < count
+    index, weight = np.full((size, rows), nobody), np.zeros((size, rows))
+    index[: len(patients)] = np.where(inside[: len(patients)], table.first[patients, None] + np.arange(rows), nobody)
+    weight[: len(patients)] = inside[: len(patients)] / np.maximum(count, 1)
+    device, flat = table.x.device, torch.from_numpy(index.reshape(-1)).to(table.x.device)
+    return Batch(
+        table.x.index_select(0, flat).reshape(size, rows, -1),
+        table.y.index_select(0, flat).reshape(size, rows),
+        torch.from_numpy(weight).to(device, table.x.dtype),
+        torch.from_numpy((~inside).astype(np.int64) if rows > 1 else np.zeros((size, 1), dtype=np.int64)).to(device),
+        1,
+        rows == 1,
+        True,
+    )
 
 
 def _position(site: Ints, size: Ints, sites: int) -> Ints:

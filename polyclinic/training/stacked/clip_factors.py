@@ -29,7 +29,8 @@ def clip_rows(per_patient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """(..., P) gradients, zero where one is not finite or its square overflows float64, and their (...) clip factors."""
     info = torch.finfo(per_patient.dtype)
     norms = per_patient.square().sum(-1).sqrt_()
-    if max_norm**2 * info.eps < per_patient.shape[-1] * info.tiny or not bool(torch.isfinite(norms).all()):
+    narrow = per_patient.dtype != torch.float64
+    if narrow and (max_norm**2 * info.eps < per_patient.shape[-1] * info.tiny or not bool(torch.isfinite(norms).all())):
         # In float64 fewer squares overflow or vanish; it is several times slower.
         norms = torch.linalg.vector_norm(per_patient, dim=-1, dtype=torch.float64)
     factors = clip_factors(norms, max_norm, per_patient.dtype)

@@ -18,6 +18,7 @@ from zuko.utils import unpack
 
 from polyclinic.models.flows import ConditionalFlow
 from polyclinic.training.stacked.affine import Affine
+from polyclinic.training.stacked.products import rows_product
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +56,15 @@ class FlowPlan:
     mask: Tensor
     base: tuple[Tensor, Tensor] | None = None
 
-    def surprise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def surprise(self, x: Tensor, apart: bool) -> tuple[Tensor, Tensor]:
         """(S, B) minus the log-density of (S, B, features) numbers under the base, and its gradient at them."""
         if self.base is None:
             return 0.5 * (x.square() + math.log(2 * math.pi)).sum(-1), x
         mean, whiten = self.base
-        white = (x - mean) @ whiten.mT
-        return 0.5 * (white.square() + math.log(2 * math.pi)).sum(-1) - whiten.diagonal().log().sum(), white @ whiten
+        times = (lambda rows, weight: rows_product(rows, weight[None])) if apart else torch.matmul
+        white = times(x - mean, whiten.mT)
+        far = 0.5 * (white.square() + math.log(2 * math.pi)).sum(-1) - whiten.diagonal().log().sum()
+        return far, times(white, whiten)
 
 
 def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPlan | str:

@@ -20,6 +20,7 @@ from polyclinic.training.stacked.flows import FlowPlan, Masked
 from polyclinic.training.stacked.ghost_norms import AT_ONCE, patient_norms
 from polyclinic.training.stacked.layers import Plan
 from polyclinic.training.stacked.masks import Masks
+from polyclinic.training.stacked.products import outer_products, rows_product
 from polyclinic.training.stacked.propagation import factors_of
 
 
@@ -29,8 +30,9 @@ def linear_sums(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P). Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite
-    counts as zero. masks: for the plan's dropout layers, if it has any.
+    theta: (S, P); with a batch of patients apart (1, P), and the sums are of the one hospital. Losses (``training.losses``)
+    are weighted; with a bound, a patient whose gradient is not finite counts as zero. masks: for the plan's dropout layers, if
+    it has any.
     """
     found, losses = _sums(layers, theta, batch, max_norm, loss, masks)
     return (found.mul_(layers.mask) if isinstance(layers, FlowPlan) else found), losses
@@ -43,6 +45,8 @@ def _sums(
     parts, losses = factors_of(layers, theta, batch, loss, masks)
     if max_norm is None:
         return _products(parts, None, theta), losses
+    if batch.apart:
+        return _apart(parts, batch, theta, max_norm), losses.sum(0, keepdim=True)
     rows, longest = _row_norms(parts)
     if batch.one_row and all(part.input.dim() == 3 for part in parts):
         norms = rows
@@ -61,7 +65,34 @@ def _sums(
     return _guarded(parts, doubtful, factors, batch, theta, max_norm), losses
 
 
-def _row_norms(parts: Sequence[LayerRows]) -> tuple[Tensor, Tensor]:
+def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: float) -> Tensor:
+    """(1, P) sum of the contributions of patients apart, each the same bit for bit whoever the others are.
+
+    Where several rows, or positions of a picture, add up to a patient's gradient it is built: their terms may cancel, and must
+    do so before others' are added.
+    """
+    built = torch.ones(len(batch.x), dtype=torch.bool)
+    total = torch.zeros_like(theta)
+    if batch.one_row and all(part.input.dim() == 3 for part in parts):
+        norms, longest = _row_norms(parts, apart=True)
+        doubtful = ~torch.isfinite(norms) | (longest >= longest_factor(max_norm, theta.dtype))
+        some = [LayerRows(p.layer, p.input.transpose(0, 1), p.output.transpose(0, 1)) for p in parts]
+        kept = _without(some, doubtful.mT) if bool(doubtful.any()) else some
+        total, built = _products(kept, clip_factors(norms, max_norm, theta.dtype).mT[..., None], theta), doubtful[:, 0]
+    if bool(built.any()):
+        gradients = torch.zeros(len(batch.x), theta.shape[1], dtype=theta.dtype)
+        for part in parts:
+            output, inputs = (value.flatten(1, -2) for value in (part.output, part.input))
+            weight = outer_products(output, inputs)
+            part.layer.weight(gradients).copy_(weight * part.layer.mask if isinstance(part.layer, Masked) else weight)
+            if part.layer.bias:
+                part.layer.offset(gradients).copy_(output.sum(1))
+        rows, factors = clip_rows(gradients, max_norm)
+        total = total + (factors * built) @ rows
+    return total
+
+
+def _row_norms(parts: Sequence[LayerRows], apart: bool = False) -> tuple[Tensor, Tensor]:
     """(S, B) norms of the rows' gradients, and of each row's longest layer input.
 
     Of a convolution the norms at its positions are added up: at least the norm of their sum.
@@ -72,7 +103,8 @@ def _row_norms(parts: Sequence[LayerRows]) -> tuple[Tensor, Tensor]:
         output = torch.linalg.vecdot(part.output, part.output)
         if isinstance(part.layer, Masked):
             longest = torch.maximum(longest, length)
-            kept = part.output.square() @ part.layer.mask
+            square, mask = part.output.square(), part.layer.mask
+            kept = rows_product(square, mask[None]) if apart else square @ mask
             squares = squares + torch.linalg.vecdot(kept, part.input.square()) + output
         elif part.input.dim() == 3:
             longest = torch.maximum(longest, length)
@@ -87,10 +119,7 @@ def _guarded(
     parts: Sequence[LayerRows], doubtful: Tensor, factors: Tensor, batch: Batch, theta: Tensor, max_norm: float
 ) -> Tensor:  # fmt: skip
     """The sums where some patients' norms overflow or are not to be trusted, ``doubtful`` (S, B): theirs are built instead."""
-    kept = [
-        LayerRows(p.layer, *(torch.where(_across(doubtful, t), 0.0, t) for t in (p.input, p.output))) for p in parts
-    ]
-    total = _products(kept, _of_rows(factors, batch), theta)
+    total = _products(_without(parts, doubtful), _of_rows(factors, batch), theta)
     site, column = torch.nonzero(doubtful & (batch.weight > 0), as_tuple=True)
     patient, inverse = torch.unique(torch.stack([site, batch.member[site, column]]), dim=1, return_inverse=True)
     at_once = max(1, AT_ONCE // theta.shape[1])
@@ -113,6 +142,11 @@ def _guarded(
         built, scale = clip_rows(built, max_norm)
         total.index_add_(0, patient[0, begin : begin + at_once], built * scale[:, None])
     return total
+
+
+def _without(parts: Sequence[LayerRows], rows: Tensor) -> list[LayerRows]:
+    """The parts with zeros in these ``rows``, (S, B) bool."""
+    return [LayerRows(p.layer, *(torch.where(_across(rows, t), 0.0, t) for t in (p.input, p.output))) for p in parts]
 
 
 def _across(rows: Tensor, values: Tensor) -> Tensor:

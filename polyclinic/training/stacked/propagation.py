@@ -1,6 +1,7 @@
 """Through a plan and back: what the gradients of its linear layers and convolutions are made of.
 
-S sites with parameters of their own, B rows of each; a row is one of numbers, or channels of a picture.
+S sites with parameters of their own, B rows of each; a row is one of numbers, or channels of a picture. In a batch of patients
+apart the S are patients of one hospital, who share (1, P) parameters.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from polyclinic.training.stacked.convolution import Convolution
 from polyclinic.training.stacked.flows import FlowPlan
 from polyclinic.training.stacked.layers import ROW_BY_ROW, Layers, Plan
 from polyclinic.training.stacked.masks import Dropped, Masks
+from polyclinic.training.stacked.products import rows_product
 
 
 def factors_of(
@@ -46,7 +48,7 @@ def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: str) -> tuple[li
         begun.append((values, taken, (*leaves, *mapped)))
         x, slope = (part.detach() for part in mapped)
         slopes = slopes + slope
-    far, at_base = flow.surprise(x)
+    far, at_base = flow.surprise(x, batch.apart)
     losses, gradient = losses_and_gradients(loss, (far - slopes)[..., None], batch.y)
     losses = (losses * batch.weight).sum(1)
     gradient *= batch.weight[..., None]
@@ -72,7 +74,9 @@ def _forth(
             taken.append(rows)
         elif isinstance(layer, Dropped):
             assert masks is not None and there is not None
-            taken.append(masks.mask(number, layer.rate, value, there))
+            # Of patients apart all rows are the one site's.
+            like = value if theta.shape[0] == value.shape[0] else value.flatten(0, 1)[None]
+            taken.append(masks.mask(number, layer.rate, like, there.view(like.shape[:2])).view_as(value))
             value = value * taken[-1]
         else:
             value = _forward(layer, value)
@@ -106,7 +110,11 @@ def _affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor
         patches, grid = layer.patches(value.flatten(0, 1))
         rows = _of_sites(patches, shape)
         value = rows.flatten(1, 2)
-    value = torch.baddbmm(layer.offset(theta)[:, None], value, weight) if layer.bias else torch.bmm(value, weight)
+    if layer.bias and theta.shape[0] == value.shape[0]:
+        value = torch.baddbmm(layer.offset(theta)[:, None], value, weight)
+    else:
+        value = rows_product(value, weight)
+        value = value + layer.offset(theta)[:, None] if layer.bias else value
     return rows, value.view(*shape, *grid, -1).movedim(-1, 2) if isinstance(layer, Convolution) else value
 
 
@@ -118,8 +126,8 @@ def _by_position(layer: Affine, gradient: Tensor) -> Tensor:
 def _before(layer: Affine, theta: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
     """The gradient at a layer's input, (S, B, ...) as ``value``, from the one at its output."""
     if not isinstance(layer, Convolution):
-        return torch.bmm(gradient, layer.weight(theta))
-    patches = torch.bmm(gradient.flatten(1, 2), layer.weight(theta)).view(-1, gradient.shape[2], layer.inputs)
+        return rows_product(gradient, layer.weight(theta))
+    patches = rows_product(gradient.flatten(1, 2), layer.weight(theta)).reshape(-1, gradient.shape[2], layer.inputs)
     return layer.folded(patches, (value.shape[3], value.shape[4])).reshape(value.shape)
 
 

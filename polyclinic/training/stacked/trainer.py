@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,16 @@ from torch import Tensor, nn
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
 from polyclinic.training.modules import flat_parameters, kept_apart, load, reseed
-from polyclinic.training.stacked.batches import Batch, Bools, Ints, batch_parts, build_table, group_sites
+from polyclinic.training.stacked.batches import (
+    Batch,
+    Bools,
+    Ints,
+    Table,
+    batch_parts,
+    build_table,
+    group_sites,
+    patient_blocks,
+)
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
@@ -30,6 +40,8 @@ Floats = npt.NDArray[np.float64]
 MEMORY_LIMIT = 1 << 30
 CACHE = 1 << 24
 PART = 1 << 28  # of one large site's batch, beside which its records are in memory too
+# Patients apart in a block: powers of two, so that no part of a block is left over when the processor takes several at once.
+FEWEST, MOST = 16, 256
 GPU_SHARE = 8
 
 
@@ -65,7 +77,7 @@ def _train(
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     groups = group_sites(work, settings.sample_rate, row_bytes, held)
-    if draws and engine != "linear":
+    if settings.apart or (draws and engine != "linear"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, part // (row_bytes * len(group)))
@@ -73,9 +85,23 @@ def _train(
         seeds = [int(site.layers.uniform(1)[0] * 2**53) for site in (some if draws else some[:1])]
         reseed(seeds[0], settings.device)
         compute = sums(module, engine, settings.max_grad_norm if private else None, rows_at_once, settings.loss, seeds)
-        trained = _train_group(module, arrays, some, settings, compute, rows_at_once, memory_limit)
+        cut = partial(batch_parts, rows_at_once=rows_at_once)
+        if settings.apart and private:
+            cut = partial(patient_blocks, at_once=_patients_at_once(module, row_bytes, held))
+        trained = _train_group(module, arrays, some, settings, compute, cut, memory_limit)
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]
+
+
+def _patients_at_once(module: nn.Module, row_bytes: int, memory: int) -> Callable[[int], int]:
+    """Of how many patients apart a block is, by the rows that each has a place for; never by how many there are."""
+    gradient = 24 * sum(p.numel() for p in module.parameters())
+
+    def patients(rows: int) -> int:
+        fitting = max(1, min(memory // (rows * row_bytes), PART // gradient))
+        return min(max(1 << fitting.bit_length() - 1, FEWEST), MOST)
+
+    return patients
 
 
 def _draws_itself(module: nn.Module, features: int) -> bool:
@@ -102,7 +128,7 @@ def _row_bytes(module: nn.Module, engine: Engine, private: bool, features: int) 
 
 def _train_group(
     module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
-    rows_at_once: int, memory_limit: int,
+    cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int,
 ) -> list[SiteUpdate]:  # fmt: skip
     parameters = [p for p in module.parameters() if p.requires_grad]
     dtype, shapes = parameters[0].dtype, [p.shape for p in parameters]
@@ -120,7 +146,7 @@ def _train_group(
     draws = [Draws(site, settings, theta.shape[1]) for site in work]
     denoiser = GradientFilter([site.kept for site in work], settings, theta)
     for chosen, noise in _draws(draws, work, settings, theta.shape[1], dtype, memory_limit):
-        gradient, loss = _sum_parts(compute, denoiser.ahead(theta), batch_parts(table, chosen, rows_at_once))
+        gradient, loss = _sum_parts(compute, denoiser.ahead(theta), cut(table, chosen))
         losses.append(loss.double().cpu().numpy())
         sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
         if noise is not None:

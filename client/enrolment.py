@@ -1,0 +1,112 @@
+"""What a hospital answers when it is asked who it is: its name, schema, versions and policy, or why it refuses the run.
+
+Enrolling checks records, policy and the run's terms, so that nothing is charged for a run that the hospital will refuse. The
+answer tells of the records only whether they fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from flwr.app import ConfigRecord, Context, RecordDict
+
+import polyclinic
+from polyclinic.arrays import Arrays
+from polyclinic.client.calls import Answer, Call, each
+from polyclinic.client.checks import check_policy, check_size, check_terms
+from polyclinic.client.hospital import is_real, own_imputer, simulated_sites
+from polyclinic.client.own_files import own_file
+from polyclinic.client.policy import HospitalFile
+from polyclinic.config import train_settings
+from polyclinic.errors import BudgetRefused
+from polyclinic.messages import RECORD, EnrolRequest
+from polyclinic.plugins import build_model, task_of
+from polyclinic.privacy.accounting import gaussian_event
+from polyclinic.privacy.ledger import check_affordable
+from polyclinic.privacy.ledger_terms import check_plan
+from polyclinic.training.task import cost_of
+from polyclinic.versions import version_conflict, versions
+
+
+def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
+    """The hospital's name, public schema and policy, or its name and the reason why its policy refuses the run."""
+    schemas = cache(lambda schema: json.dumps(schema.as_dict()))
+
+    def answer(call: Call[EnrolRequest]) -> RecordDict:
+        hospital, policy = call.hospital, call.hospital.policy
+        hospital.shard()
+        own_imputer(hospital, call.config.imputation)
+        if call.request.trains and not hospital.simulated:
+            try:
+                _check_run(call)
+            except BudgetRefused as refusal:
+                return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
+        return _answer(
+            hospital.site, index=call.request.site, simulated=hospital.simulated,
+            sites=len(simulated_sites(call.config)) if hospital.simulated else 1, schema=schemas(hospital.schema),
+            delta=policy.delta, budget=policy.budget or 0.0, relation=policy.relation, accountant=policy.accountant,
+            elsewhere=policy.patients_elsewhere, knows_others=bool(policy.known_hospitals),
+        )  # fmt: skip
+
+    return each(answer, calls)
+
+
+def refuse_other_version(content: RecordDict, context: Context) -> RecordDict | None:
+    """A real hospital's refusal of a coordinator of another version, or None. Raises PolyclinicError, as ``own_file`` does, for
+    a settings file that cannot be used.
+
+    It reads nothing else of the message: another version may have other fields and other configuration keys.
+    """
+    if not is_real(context):
+        return None
+    record = content.get(RECORD)
+    coordinator = str(record.get("version", "")) if isinstance(record, ConfigRecord) else ""
+    conflict = version_conflict(polyclinic.__version__, coordinator[:100])
+    if conflict is None:
+        return None
+    with own_file("settings file"):
+        return _answer(HospitalFile.read(Path(str(context.node_config["hospital"]))).site, conflict)
+
+
+def _answer(site: str, refusal: str = "", **said: str | float | bool) -> RecordDict:
+    who = {"site": site, "versions": _versions(), "refusal": refusal}
+    return RecordDict({RECORD: ConfigRecord({**who, **said})})
+
+
+@cache
+def _versions() -> str:
+    return json.dumps(versions())
+
+
+def _check_run(call: Call[EnrolRequest]) -> None:
+    """Raises BudgetRefused when the policy refuses the run, or its budget the first round and the statistics before it."""
+    hospital, config, noise = call.hospital, call.config, call.request.noise_multiplier
+    check_terms(hospital, config, (noise or math.inf) if config.dp else None)
+    if config.asks_statistics:
+        check_policy(
+            hospital, "statistics", (call.request.statistics_noise_multiplier or math.inf) if config.dp else None
+        )
+    check_size(hospital, _empty_model(call))
+    check_plan(call.request.plan, hospital.policy.relation)
+    if config.dp and noise is not None:
+        first: list[DpEvent] = [cost_of(task_of(config), train_settings(config, noise))]
+        if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
+            first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
+        check_affordable(hospital.ledger_path, hospital.terms, call.request.run, first, call.request.plan)
+
+
+def _empty_model(call: Call[EnrolRequest]) -> Arrays:
+    """Arrays of the shapes of the run's model that take no memory; none for a model that cannot be built without numbers."""
+    try:
+        with torch.device("meta"):
+            module = build_model(call.config, call.hospital.schema)()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # training checks the arrays that come
+        return {}
+    return {name: np.broadcast_to(np.float32(0), tuple(value.shape)) for name, value in module.state_dict().items()}

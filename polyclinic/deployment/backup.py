@@ -1,0 +1,99 @@
+"""A copy of a coordinator's or a hospital's folder, made while its program runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from polyclinic.errors import ConfigError, PolyclinicError
+
+_DATABASE = b"SQLite format 3\0"
+# SQLite's own beside a database, files that are being written, and a lock.
+_LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", "alone.sqlite")
+
+
+def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[str, Any]:
+    """Copy the files of ``folder`` itself, and each of ``parts`` whole under its name, into the new folder ``destination``.
+
+    Each SQLite database is copied as of one moment by SQLite itself, after all other files: a ledger in a backup is at least
+    as new as the files beside it. The copy appears whole or not at all, readable by its owner alone; links are left out.
+
+    Returns:
+        ``{"folder", "backup", "files", "bytes"}``.
+
+    Raises:
+        ConfigError: ``destination`` exists or lies in what is copied.
+        PolyclinicError: a file cannot be read or written.
+    """
+    if os.path.lexists(destination):
+        raise ConfigError(f"{destination} is there already, and nothing is overwritten; name a new folder.")
+    destination = destination.resolve()
+    within = next(
+        (source for source in (folder, *parts.values()) if destination.is_relative_to(source.resolve())), None
+    )
+    if within is not None:
+        raise ConfigError(
+            f"The backup {destination} would lie in {within}, which it is to save; name a folder elsewhere."
+        )
+    files = [(path, Path(path.name)) for path in folder.iterdir()]
+    files += [(path, name / path.relative_to(root)) for name, root in parts.items() for path in root.rglob("*")]
+    copied = [(path, name) for path, name in files if path.is_file() and not path.is_symlink() and not _left_out(name)]
+    staging = None
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+        sizes = list(_copy_all(sorted(copied, key=lambda pair: _is_database(pair[0])), staging))
+        staging.rename(destination)
+    except (OSError, sqlite3.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PolyclinicError(f"{folder} cannot be copied to {destination}: {why}.") from None
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+    return {"folder": str(folder), "backup": str(destination), "files": len(sizes), "bytes": sum(sizes)}
+
+
+def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[int]:
+    """Copy each file; yields the size of each that was still there."""
+    for source, name in files:
+        target = staging / name
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            if _is_database(source):
+                _copy_database(source, target)
+            else:
+                target.write_bytes(source.read_bytes())
+        except FileNotFoundError:  # replaced by a newer one meanwhile
+            target.unlink()
+            continue
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+        yield target.stat().st_size
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    with (
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=60.0)) as live,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        live.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the live one has beside it
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_DATABASE)) == _DATABASE
+    except FileNotFoundError:
+        return False
+
+
+def _left_out(name: Path) -> bool:
+    return any(name.match(pattern) for pattern in _LEFT_OUT)

@@ -1,0 +1,119 @@
+"""What a hospital answers when it enrols: its versions, and why it refuses a run before anything of it is charged."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import polyclinic
+from polyclinic.client.app import app
+from polyclinic.client.journal import read_journal
+from polyclinic.config import RunConfig
+from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
+from polyclinic.server.calibration import calibrate
+from polyclinic.server.enrolment import enrol_request
+from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, statistics
+
+RUN: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-3, "rounds": 4, "local-steps": 3, "sample-rate": 0.2}
+# A policy's line, what the run asks, and the words of the refusal.
+REFUSED_TERMS = {
+    "task": ('allowed-tasks = ["statistics"]', {}, "the policy allows the tasks statistics, not 'classification'"),
+    "statistics": ('allowed-tasks = ["classification"]', {}, "the policy allows classification, not 'statistics'"),
+    "model": ('allowed-models = ["mlp"]', {}, "the policy allows the models mlp, not 'logistic'"),
+    "local steps": ("most-local-steps = 2", {}, "local-steps 3 is above the policy's most-local-steps 2"),
+    "both models of ditto": (
+        "most-local-steps = 5",
+        {"strategy": "ditto"},
+        "local-steps 6 is above the policy's most-local-steps 5",
+    ),
+    "parameters": ("most-parameters = 5", {}, "parameters, above the policy's most-parameters 5"),
+    "a large network": (
+        "most-parameters = 1000000",
+        {"model": "mlp", "hidden": "4000,4000,4000"},
+        "above the policy's most-parameters 1000000",
+    ),
+    "noise": ("smallest-noise-multiplier = 50", {}, "is below the policy's smallest-noise-multiplier 50"),
+    "no privacy": (
+        "",
+        {"dp": False, "standardise": "measured"},
+        "does not allow training or statistics without privacy",
+    ),
+    "secure aggregation": ("only-secure-aggregation = true", {}, "the policy allows secure aggregation only"),
+    "shared noise": (
+        "",
+        {"secure-aggregation": True, "shared-noise": True, "local-steps": 1, "sample-rate": 1.0},
+        "the policy does not allow shared noise",
+    ),
+}
+
+
+def enrol(hospital: Path, config: RunConfig, run: str = "r") -> Message:
+    privacy = calibrate(config) if config.dp else None
+    return app(message(enrol_request(run, "", privacy), "query.enrol"), context(hospital, config))
+
+
+@pytest.mark.parametrize("name", REFUSED_TERMS)
+def test_fault_43_a_run_that_the_policy_refuses_is_refused_at_enrolment_and_nothing_is_charged(
+    tmp_path: Path, name: str
+) -> None:
+    line, keys, words = REFUSED_TERMS[name]
+    hospital = make_hospital(tmp_path, f"{STRICT}{line}\n")
+    config = RunConfig.build(RUN, keys)
+    said = enrol(hospital, config).content[RECORD]
+    assert said["site"] == "St. Elsewhere" and words in str(said["refusal"]) and "schema" not in said
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    entry = read_journal(tmp_path / "home").entries[-1]
+    assert entry["event"] == "refused" and words in entry["why"]
+
+
+@pytest.mark.parametrize("name", ["task", "model", "local steps", "both models of ditto", "secure aggregation"])
+def test_fault_43_statistics_of_such_a_run_are_refused_by_a_server_that_asked_nobody_to_enrol(
+    tmp_path: Path, name: str
+) -> None:
+    line, keys, words = REFUSED_TERMS[name]
+    hospital = make_hospital(tmp_path, f"{STRICT}{line}\n")
+    request = StatisticsRequest(run="r", site=0, noise_multiplier=5.0)
+    reply = app(message(request, "query.statistics"), context(hospital, RunConfig.build(RUN, keys)))
+    assert reply.error.code == REFUSED and (words in str(reply.error.reason) or name == "task")
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+def test_fault_43_a_budget_that_has_no_room_for_the_first_round_is_said_before_anything_is_charged(
+    tmp_path: Path,
+) -> None:
+    """Statistics would fit into what is left, the first round would not."""
+    hospital, config = make_hospital(tmp_path), RunConfig.build(RUN)
+    statistics(hospital, "before")
+    spent, events = ledger(hospital).spent(), len(ledger(hospital).events())
+    hospital.write_text(hospital.read_text().replace("budget = 2.0", f"budget = {spent + 0.3:.6g}"))
+    refusal = str(enrol(hospital, RunConfig.build(RUN, {"epsilon": 5.0, "rounds": 1})).content[RECORD]["refusal"])
+    assert "The privacy budget of 'St. Elsewhere' refuses 'train' of round 1" in refusal and "allowed is" in refusal
+    assert ledger(hospital).spent() == spent and len(ledger(hospital).events()) == events
+    # The same budget lets the first of many rounds in, and a run that has begun is judged round by round.
+    assert enrol(hospital, config.model_copy(update={"epsilon": 0.1})).content[RECORD]["refusal"] == ""
+    assert (
+        enrol(hospital, RunConfig.build(RUN, {"epsilon": 5.0, "rounds": 1}), "before").content[RECORD]["refusal"] == ""
+    )
+
+
+def test_a_run_that_the_policy_allows_enrols_with_its_versions(tmp_path: Path) -> None:
+    said = enrol(make_hospital(tmp_path), RunConfig.build(RUN)).content[RECORD]
+    assert said["refusal"] == "" and f'"polyclinic": "{polyclinic.__version__}"' in str(said["versions"])
+    assert all(f'"{name}": ' in str(said["versions"]) for name in ("python", "flwr", "torch", "dp-accounting"))
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("version", ["0.9.9", ""])
+def test_a_coordinator_of_another_version_is_refused_whatever_else_its_message_holds(
+    tmp_path: Path, version: str
+) -> None:
+    hospital = make_hospital(tmp_path)
+    asked = message(EnrolRequest(run="r", site=0, version=version), "query.enrol")
+    asked.content[RECORD]["a field of the future"] = 1
+    future = context(hospital)
+    future.run_config["a-key-of-the-future"] = 1
+    said = app(asked, future).content[RECORD]
+    assert f"the hospital has Polyclinic {polyclinic.__version__} and the coordinator has " in str(said["refusal"])
+    assert (version or "does not say its version") in str(said["refusal"])
+    assert "install the same version at both" in str(said["refusal"])

@@ -1,0 +1,93 @@
+"""Private metrics in a run: asked for after the planned rounds, pooled, told apart from exact ones, and not believed blindly."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyclinic.federation import Federation, RunResult
+from polyclinic.privacy.ledger import Ledger
+
+Quick = Callable[..., RunResult]
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Quick:
+    hospitals = Federation.from_dataset("breast-cancer", out=str(tmp_path / "runs"))
+    return lambda **options: hospitals.run(rounds=2, **options)
+
+
+def accounts(result: RunResult) -> dict[str, Ledger]:
+    return Ledger.read_all(Path(result.summary["run"]) / "sites" / "held-out.sqlite")
+
+
+def test_a_simulation_has_exact_metrics_unless_it_asks_for_private_or_none(quick: Quick) -> None:
+    exact, private, none = (quick(metrics=metrics).summary for metrics in ("exact", "private", "none"))
+    assert exact["model_sha256"] == private["model_sha256"] == none["model_sha256"]
+    assert exact["private_metrics"] is None and none["private_metrics"] is None
+    assert exact["metrics"]["pooled"]["auroc"] == pytest.approx(private["metrics"]["pooled"]["auroc"], abs=0.2)
+    assert exact["metrics"]["pooled"]["auroc"] != private["metrics"]["pooled"]["auroc"]
+    assert none["metrics"]["pooled"]["auroc"] is None
+    sites = private["private_metrics"]["sites"].values()
+    assert all(site["epsilon"] <= 1.0 and site["metrics"]["accuracy"]["error"] > 0 for site in sites)
+    assert any("Private metrics" in note for note in private["notes"])
+    assert not any("without noise" in note for note in private["notes"])
+
+
+def test_planned_evaluations_share_the_epsilon(quick: Quick) -> None:
+    once, twice = quick(metrics="private"), quick(metrics="private", private_evaluations=2)
+    for result, releases in ((once, 1), (twice, 2)):
+        assert all(len(ledger.events()) == releases and ledger.spent() <= 1.0 for ledger in accounts(result).values())
+    less, more = (next(iter(r.summary["private_metrics"]["sites"].values()))["deviation"] for r in (once, twice))
+    assert more > 1.3 * less
+
+
+def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Quick) -> None:
+    result = quick(metrics="private")
+    page = (Path(result.summary["run"]) / "report.html").read_text(encoding="utf-8")
+    assert "Private metrics" in page and "±" in page and "an account of their own" in page
+    assert "Private metrics</h3>" not in (Path(quick().summary["run"]) / "report.html").read_text(encoding="utf-8")
+
+
+def _longer(counts: np.ndarray) -> Any:
+    return np.concatenate([counts, counts])
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (lambda counts: counts * np.nan, {}),
+        (_longer, {}),
+        (lambda counts: counts, {"held-out-epsilon": float("inf")}),
+        (lambda counts: counts, {"held-out-epsilon": -1.0}),
+        (lambda counts: counts, {"deviation": 0.0}),
+        (lambda counts: counts, {"deviation": "much"}),
+    ],
+)
+def test_private_metrics_that_make_no_sense_are_left_out(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch, counts: Callable[[np.ndarray], Any], said: dict[str, Any]
+) -> None:
+    from polyclinic.arrays import to_record
+    from polyclinic.client import evaluation
+    from polyclinic.messages import COUNTS, RECORD
+
+    honest = evaluation._counts
+
+    def lying(call: Any, *args: Any) -> Any:
+        content = honest(call, *args)
+        if call.request.site == 0:
+            content[COUNTS] = to_record({"counts": counts(content[COUNTS]["counts"].numpy())})
+            for name, value in said.items():
+                content[RECORD][name] = value
+        return content
+
+    monkeypatch.setattr(evaluation, "_counts", lying)
+    summary = quick(metrics="private").summary
+    names = [*summary["metrics"]["sites"]]
+    assert set(summary["private_metrics"]["sites"]) == set(names[1:])
+    assert summary["metrics"]["sites"][names[0]]["auroc"] is None and np.isfinite(
+        summary["metrics"]["pooled"]["accuracy"]
+    )
+    assert any("cannot be read" in drop["reason"] for drop in summary["dropouts"])

@@ -1,0 +1,129 @@
+"""What a run says of metrics and numbers of patients: what left, what no policy let leave, and of whom."""
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from polyclinic.cli.live import result_table
+from polyclinic.config import RunConfig
+from polyclinic.evaluation.report import render_comparison
+from polyclinic.federation import RunResult
+from polyclinic.server.app import _Logged, coordinate
+from polyclinic.server.run_folder import RunFolder
+from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
+
+__all__ = ["hospitals"]
+NONE = "metrics-epsilon = 0\n"  # neither exact nor private metrics
+METRICS, PREDICTIONS = "release-metrics = true\n", "release-metrics = true\nrelease-predictions = true\n"
+
+
+def run(folder: Path, policies: tuple[str, str, str], **keys: Any) -> RunResult:
+    for name, line in zip(NAMES, policies, strict=True):
+        path = folder / name / "hospital.toml"
+        path.write_text(path.read_text() + line)
+    config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "rounds": 2}, keys)
+    run_folder = RunFolder.create(config)
+    coordinate(Hospitals(folder, config, lambda done: set(NAMES)), config, run_folder, progress=_Logged())
+    return RunResult.read(run_folder.path)
+
+
+def shown(result: RunResult) -> str:
+    screen = Console(width=200, record=True)
+    screen.print(result_table(result.summary, screen))
+    return screen.export_text()
+
+
+def page(path: Path) -> str:
+    text = re.sub(r"<(style|script).*?</\1>", "", path.read_text(), flags=re.S)
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text)))
+
+
+def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined(
+    hospitals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    result = run(hospitals, (NONE, NONE, NONE))
+    notes, report, table = " ".join(result.summary["notes"]), page(result.report()), shown(result)
+    assert "No hospital's policy let metrics or the exact number of its patients leave" in notes
+    for text in (notes, report, table, repr(result), result._repr_html_()):
+        assert "without noise" not in text and "undefined" not in text.lower()
+    assert "Hospitals 3 numbers of patients not released, 2 rounds" in report
+    assert "AUROC, pooled not released no hospital's policy lets predictions of held-out patients leave" in report
+    assert (
+        "one class only" not in report and "measured on held-out patients" not in report and "0 patients" not in report
+    )
+    assert "There are no intervals, curves or groups: no hospital's policy lets" in report
+    assert "Not released : the hospital's policy does not let" in report
+    assert table.count("not released") == 3 * 3 + 2
+    assert not list(result.path.glob("plots/auroc.*")) and not list(result.path.glob("plots/loss.*"))
+    rounds = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
+    assert rounds[0].startswith("Round 1 of 2: metrics not released, epsilon spent") and len(rounds) == 2
+    assert {site["released"] for site in result.summary["metrics"]["sites"].values()} == {False}
+    assert result.rounds[["auroc", "loss"]].isna().all(axis=None)
+
+
+def test_where_some_policies_let_metrics_leave_it_is_said_whose(
+    hospitals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    result = run(hospitals, (NONE, METRICS, PREDICTIONS))
+    notes, report, table = " ".join(result.summary["notes"]), page(result.report()), shown(result)
+    assert "patients left 2 of 3 hospitals (south, west) without noise, as their policies allow." in notes
+    assert "Neither left north." in notes
+    assert "Hospitals 3 numbers of patients not released, 2 rounds" in report
+    assert "over the held-out patients of 1 of 3 hospitals" in report and "Pooled not released " in report
+    assert "On held-out patients of 1 hospital, with 95 % intervals" in report
+    assert re.search(r"north not released not released not released 2\.00", report)
+    assert table.count("not released") == 3 + 2 and not re.search(r"pooled.*not released", table)
+    assert any("Round 1 of 2: loss 0." in entry.getMessage() for entry in caplog.records)
+    sites = result.summary["metrics"]["sites"]
+    assert {name: site["released"] for name, site in sites.items()} == {"north": False, "south": True, "west": True}
+
+
+def test_metrics_without_predictions_give_a_mean_and_nothing_pooled(
+    hospitals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    result = run(hospitals, (METRICS, METRICS, METRICS))
+    assert "patients left the hospitals without noise, as their policies allow." in " ".join(result.summary["notes"])
+    metrics, report = result.summary["metrics"], page(result.report())
+    assert metrics["pooled"]["released"] is False and metrics["macro"]["released"] is True
+    assert "AUROC, pooled not released" in report and "numbers of patients not released" in report
+    said = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
+    assert all(", the mean over hospitals, epsilon" in line for line in said)
+
+
+def test_a_round_without_an_evaluation_has_no_undefined_metrics(
+    hospitals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run(hospitals, (METRICS, METRICS, METRICS), **{"evaluate-every": 2})
+    assert any(entry.getMessage().startswith("Round 1 of 2: not evaluated, epsilon") for entry in caplog.records)
+
+
+def test_a_page_of_several_runs_says_of_which_no_predictions_left(hospitals: Path, tmp_path: Path) -> None:
+    strict = run(hospitals, (NONE, NONE, NONE))
+    open_one = run(hospitals, (PREDICTIONS, PREDICTIONS, PREDICTIONS))
+    text = page(render_comparison([strict.path, open_one.path], tmp_path / "both.html"))
+    assert text.count("not released") == 4 and "undefined" not in text
+
+
+def test_a_simulation_says_what_its_policy_allows(quick: Callable[..., RunResult]) -> None:
+    result = quick(rounds=1)
+    notes = " ".join(result.summary["notes"])
+    assert "left the hospitals without noise, as a simulation's policy allows. Epsilon does not cover them." in notes
+    assert "not released" not in page(result.report()) + shown(result)
+
+
+def test_secure_aggregation_says_what_was_not_summed_only_where_something_was_not(
+    hospitals: Path, quick: Callable[..., RunResult]
+) -> None:
+    keys = {"secure-aggregation": True, "patients-per-site": 150}
+    assert "under masks" not in " ".join(run(hospitals, (NONE, NONE, NONE), **keys).summary["notes"])
+    said = " ".join(quick(rounds=1, secure_aggregation=True).summary["notes"])
+    assert "Statistics and metrics were not summed under masks." in said

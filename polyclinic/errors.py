@@ -53,7 +53,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:
-    """The names, the first ``most`` of them where there are more: ``"a, b and 9,998 more"``."""
-    found = list(names)
-    more = f" and {len(found) - most:,} more" if len(found) > most else ""
-    return between.join(found[:most]) + more
+    """The names, the first ``most`` of them where there are more: ``"a, b and 9,998 more"``.
+
+    A name that cannot be printed on one line, as a damaged file may hold, is escaped.
+    """
+    every = list(names)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return between.join(name if name.isprintable() else repr(name) for name in every[:most]) + more

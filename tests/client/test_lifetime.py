@@ -15,13 +15,14 @@ from flwr.app import Message
 import polyclinic
 from polyclinic.client.app import app
 from polyclinic.messages import RECORD, REFUSED, EnrolRequest, EvaluateRequest
-from polyclinic.privacy.accounting import dpsgd_event, epsilon
+from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger_terms import epsilon_of, flat, from_text
 from polyclinic.privacy.ledger_verify import verify_all
 from polyclinic.privacy.statements import detailed, statements
-from tests.client.test_hospital import context, ledger, make_hospital, message, model, train
+from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, message, model, train
 
 ROUND = dpsgd_event(0.2, 1.2, 3)
+FULL = CONFIG.model_copy(update={"sample_rate": 1.0})
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = "budget = 2.5\ndelta = 1e-3\n"
 
@@ -39,30 +40,51 @@ def process(script: str, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_a_budget_is_for_life_and_a_statement_tells_its_runs_apart(tmp_path: Path) -> None:
-    hospital = make_hospital(tmp_path, LIFE)
-    replies = [train(hospital, 3, run=run, round=number) for run in ("one", "two", "three") for number in (1, 2, 3)]
-    refused = [reply for reply in replies if not reply.has_content()]
-    accepted = len(replies) - len(refused)
-    assert 3 <= accepted < 9 and all(reply.error.code == REFUSED for reply in refused)
-    spent = ledger(hospital).spent()
-    assert epsilon(dpsgd_event(0.2, 1.2, 3 * accepted), 1e-3) * (1 - 1e-9) <= spent <= 2.5
-    told = detailed(statements([ledger(hospital)])[0])
-    assert [one["run"] for one in told["runs"]] == ["one", "two", "three"][: len(told["runs"])]
-    assert sum(one["charges"] for one in told["runs"]) == accepted
-    assert told["runs"][0]["epsilon"] == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
-    assert told["room"]["epsilon"] < epsilon(ROUND, 1e-3)
+def trained(reply: Message) -> bool:
+    """Whether the round was done; else it was refused."""
+    assert reply.has_content() or reply.error.code == REFUSED
+    return reply.has_content()
+
+
+@pytest.mark.parametrize(("budget", "runs"), [(2.5, 1), (4.0, 2), (5.0, 3)])
+def test_a_budget_is_for_life_and_a_statement_tells_its_runs_apart(tmp_path: Path, budget: float, runs: int) -> None:
+    """A run of sampled steps counts whole: three of them make 2.12, 3.66 and 4.78."""
+    hospital = make_hospital(tmp_path, f"budget = {budget}\ndelta = 1e-3\n")
+    names = ["one", "two", "three"]
+    done = [trained(train(hospital, 3, run=run, round=number)) for run in names for number in (1, 2, 3)]
+    assert done == [True] * 3 * runs + [False] * 3 * (3 - runs)
+    assert epsilon(dpsgd_event(0.2, 1.2, 9 * runs), 1e-3) * (1 - 1e-9) <= ledger(hospital).spent() <= budget
+    statement = detailed(statements([ledger(hospital)])[0])
+    assert [run["run"] for run in statement["runs"]] == names[:runs]
+    assert all(run["charges"] == 3 for run in statement["runs"])
+    assert statement["runs"][0]["epsilon"] == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
+    assert statement["room"]["epsilon"] < epsilon(ROUND, 1e-3)
     assert verify_all(ledger(hospital).path)[0]["intact"]
+
+
+def test_rounds_of_full_batches_use_the_budget_until_not_one_more_fits(tmp_path: Path) -> None:
+    """Of Gaussian sums only those made count, whatever runs declared; several runs have three quarters of delta."""
+    hospital = make_hospital(tmp_path, LIFE)
+    done = [
+        trained(train(hospital, 3, FULL, run=run, round=number, noise_multiplier=6.0))
+        for run in ("one", "two", "three", "four")
+        for number in (1, 2, 3)
+    ]
+    assert done == sorted(done, reverse=True) and 3 < sum(done) < len(done)
+    assert ledger(hospital).spent() == pytest.approx(epsilon(gaussian_event(6.0, 3 * sum(done)), 0.75e-3), rel=1e-3)
+    assert ledger(hospital).spent() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (sum(done) + 1)), 0.75e-3)
 
 
 def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, LIFE)
     script = (
+        "from tests.client.test_lifetime import FULL\n"
         "hospital = pathlib.Path(sys.argv[1])\n"
         "t.context(hospital)\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
-        "print(sum(t.train(hospital, 3, run=sys.argv[2], round=n).has_content() for n in range(1, 7)), flush=True)\n"
+        "done = [t.train(hospital, 9, FULL, run=sys.argv[2], round=n, noise_multiplier=6.0) for n in range(1, 10)]\n"
+        "print(sum(reply.has_content() for reply in done), flush=True)\n"
     )
     both = [process(script, str(hospital), run) for run in ("one", "two")]
     for one in both:
@@ -73,7 +95,7 @@ def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> No
         one.stdin.flush()
     released = sum(int(one.communicate(timeout=240)[0]) for one in both)
     assert released == len(ledger(hospital).events()) > 2
-    assert epsilon(dpsgd_event(0.2, 1.2, 3 * released), 1e-3) * (1 - 1e-9) <= ledger(hospital).spent() <= 2.5
+    assert ledger(hospital).spent() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (released + 1)), 0.75e-3)
     assert verify_all(ledger(hospital).path)[0]["intact"]
 
 

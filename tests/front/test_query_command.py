@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from dp_accounting import ComposedDpEvent
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
@@ -16,6 +17,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_named
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 
 Command = Callable[..., Any]
@@ -119,8 +121,20 @@ def test_a_run_and_queries_share_a_ledger(quick: Callable[..., RunResult]) -> No
     asked = ("count", "--dataset", "breast-cancer", "--ledger", str(ledger), "--epsilon", "0.5")
     with pytest.raises(BudgetRefused, match="would spend the budget of 1, and only what it declared is answered"):
         query(*asked)
-    result = query(*asked, "--budget", "3")
-    assert all(1 < site["epsilon"] <= 2.001 and site["budget"] == 3 for site in result["sites"].values())
+    result = query(*asked, "--mechanism", "gaussian", "--budget", "3")
+    noises = [calibrate_noise_multiplier(spent, 1e-3, gaussian_event) for spent in (1.0, 0.5)]
+    both = epsilon(ComposedDpEvent([gaussian_event(noise) for noise in noises]), 0.75e-3)
+    for site in result["sites"].values():
+        assert site["epsilon"] == pytest.approx(both, rel=1e-3) and site["budget"] == 3
+
+
+def test_a_pure_query_after_a_run_costs_the_part_of_the_budget_that_pure_answers_have(
+    quick: Callable[..., RunResult],
+) -> None:
+    """docs/privacy/filter.md: a quarter of epsilon is for the count here, and three quarters are for the run."""
+    ledger = quick(rounds=1, epsilon=1.0).path / "sites" / "ledger.sqlite"
+    result = query("count", "--dataset", "breast-cancer", "--ledger", str(ledger), "--epsilon", "0.5", "--budget", "3")
+    assert all(site["epsilon"] == pytest.approx(0.5 / (1 / 4)) for site in result["sites"].values())
 
 
 def test_a_refused_budget_exits_with_3_and_charges_nothing(command: Command, tmp_path: Path) -> None:

@@ -198,16 +198,16 @@ def check_kind(kind: str, factor: float, numbers: Any) -> None:
     assert 0.1 < max(lengths) <= 1.0 + 1e-12
 
 
+@pytest.mark.parametrize("factor", [1e6, 1e30])
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_fault_31_one_patient_more_adds_to_a_step_what_the_patient_gives_alone(kind: str) -> None:
-    check_kind(kind, 1e30, SOME)
+def test_fault_31_one_patient_more_adds_to_a_step_what_the_patient_gives_alone(kind: str, factor: float) -> None:
+    check_kind(kind, factor, SOME)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [1e6, 1e30])
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_fault_31_so_does_each_of_600_patients(kind: str, factor: float) -> None:
-    check_kind(kind, factor, range(2, 601))
+def test_fault_31_so_does_each_of_600_patients(kind: str) -> None:
+    check_kind(kind, 1e30, range(2, 601))
 
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp", "wide", "convolution", "flow"])
@@ -351,16 +351,14 @@ def check_sum(kind: str, factor: float, numbers: Any) -> None:
         given.append(contributions(rows, patient, patients))
         return given[-1]
 
-    size = contributions(z[:1], np.zeros(1, dtype=np.int64), 1).shape[1]
-    each = [contributions(z[index : index + 1], np.zeros(1, dtype=np.int64), 1)[0] for index in range(MOST)]
+    size, alone = contributions(z[:1], np.zeros(1, dtype=np.int64), 1).shape[1], np.zeros(1, dtype=np.int64)
+    each = [contributions(z[index : index + 1], alone, 1)[0] for index in range(MOST)]
+    clipped = [clipped_total(seen, size, z[index : index + 1], alone, 1, apart=True) for index in range(MOST)]
     for number in numbers:
         given.clear()
         total = clipped_total(seen, size, z[:number], np.arange(number), number, apart=True)
         assert np.array_equal(np.concatenate(given), np.stack(each[:number]))
-        one = [
-            clipped_total(seen, size, z[i : i + 1], np.zeros(1, dtype=np.int64), 1, apart=True) for i in range(number)
-        ]
-        np.testing.assert_allclose(total, np.sum(one, axis=0), rtol=0, atol=1e-12 * number)
+        np.testing.assert_allclose(total, np.sum(clipped[:number], axis=0), rtol=0, atol=1e-12 * number)
 
 
 @pytest.mark.parametrize("factor", [1e6, 1e22])

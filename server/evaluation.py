@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -12,8 +12,9 @@ from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import Metrics, classification_metrics
-from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, pool_counts, tables_of, values_of
+from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
+from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.sites import Site, SiteGrid
@@ -91,22 +92,28 @@ def evaluate_again(run: Run, state: RunState) -> None:
 def _private(state: RunState, site: Site, reply: Message) -> Metrics:
     """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
     said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
+    fields = said if isinstance(said, ConfigRecord) else {}
     if record is None:
-        reason = said.get("withheld", "") if isinstance(said, ConfigRecord) else ""
-        state.withheld[site.name] = " ".join(str(reason)[:_LONGEST].split())
+        state.withheld[site.name] = " ".join(str(fields.get("withheld", ""))[:_LONGEST].split())
         return {}
     classes = site.schema.num_classes
     try:
-        counts = from_record(record)["counts"].astype(np.float64)  # type: ignore[arg-type]
-        epsilon, deviation = (float(said[name]) for name in ("held-out-epsilon", "deviation"))  # type: ignore
+        if not isinstance(record, ArrayRecord):
+            raise TypeError("no arrays")
+        counts = from_record(record)["counts"].astype(np.float64)
+        epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
         if counts.shape != (tables_of(classes), 2, BINS) or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
-        if not (0 <= epsilon < np.inf and 0 < deviation < np.inf):
+        # Whatever the hospital says, counts with so little noise cost so much.
+        least = cost_of(
+            deviation, classes, site.delta, cast(Accountant, site.accountant), cast(Relation, site.relation)
+        )
+        if not (0 <= epsilon < np.inf and 0 < deviation < np.inf and least < np.inf):
             raise ValueError("an epsilon or a deviation that cannot be")
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its private metrics cannot be read") from None
     state.score_counts[site.name] = ScoreCounts(counts, deviation)
-    state.held_out[site.name] = max(epsilon, state.held_out.get(site.name, 0.0))
+    state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
     return values_of(state.score_counts[site.name])
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.evaluation.metrics import Floats
-from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, gaussian_event
+from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, epsilon, gaussian_event
 from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
 from polyclinic.privacy.streams import Stream, generator
 
@@ -101,6 +101,11 @@ def noise_for(epsilon: float, releases: int, delta: float, accountant: Accountan
     return calibrate_noise_multiplier(
         epsilon, delta, lambda noise: gaussian_event(noise, releases), accountant, relation
     )
+
+
+def cost_of(deviation: float, classes: int, delta: float, accountant: Accountant, relation: Relation) -> float:
+    """The epsilon of one release whose noised counts have the standard deviation ``deviation``, in patients."""
+    return epsilon(gaussian_event(deviation * FINE / sensitivity(classes)), delta, accountant, relation)
 
 
 @dataclass(frozen=True, eq=False)

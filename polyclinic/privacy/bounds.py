@@ -267,7 +267,7 @@ def _worst_pld(bound: Floats, interval: float) -> Any:
     Its delta at each of at most 8001 points of the grid is the bound's largest convex minorant, which no real delta
     exceeds, convex in e^epsilon as it is; in between it is joined linearly (Doroshenko et al. 2022, Algorithm 1).
     """
-    top = 1.0
+    top = 2.0**-10
     while delta_of(bound, np.array([top]))[0] > _NO_TAIL and top < _LARGE:
         top *= 1.5
     stride = math.ceil(top / interval / _MOST_JOINED)

@@ -66,7 +66,7 @@ def content(path: Path) -> Any:
     found = []
     with suppress(sqlite3.Error, UnicodeDecodeError), closing(sqlite3.connect(path)) as db:
         db.text_factory = bytes
-        for columns in ("site, delta, relation, unit, head FROM sites", "* FROM events"):
+        for columns in ("site, delta, relation, unit, records, head FROM sites", "* FROM events"):
             found.append(db.execute(f"SELECT {columns}").fetchall())  # noqa: S608 - constants
     return found if len(found) == 2 else None
 

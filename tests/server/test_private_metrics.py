@@ -51,6 +51,39 @@ def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Q
     assert "Private metrics</h3>" not in (Path(quick().summary["run"]) / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def first_hospital_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Change the counts, or what is said of them, in the reply of the hospital with number 0."""
+    from polyclinic.arrays import to_record
+    from polyclinic.client import evaluation
+    from polyclinic.messages import COUNTS, RECORD
+
+    honest = evaluation._counts
+
+    def change(counts: Callable[[np.ndarray], Any] = lambda counts: counts, **said: Any) -> None:
+        def lying(call: Any, *args: Any) -> Any:
+            content = honest(call, *args)
+            if call.request.site == 0:
+                content[COUNTS] = to_record({"counts": counts(content[COUNTS]["counts"].numpy())})
+                for name, value in said.items():
+                    content[RECORD][name.replace("_", "-")] = value
+            return content
+
+        monkeypatch.setattr(evaluation, "_counts", lying)
+
+    return change
+
+
+def test_counts_cost_at_least_what_their_noise_says(quick: Quick, first_hospital_says: Callable[..., None]) -> None:
+    honest = quick(metrics="private").summary["private_metrics"]["sites"]
+    name = next(iter(honest))
+    first_hospital_says(held_out_epsilon=0.001)
+    understated = quick(metrics="private").summary["private_metrics"]["sites"][name]
+    assert understated["epsilon"] == pytest.approx(honest[name]["epsilon"], rel=1e-3) and honest[name]["epsilon"] > 0.9
+    first_hospital_says(held_out_epsilon=0.001, deviation=honest[name]["deviation"] / 2)
+    assert quick(metrics="private").summary["private_metrics"]["sites"][name]["epsilon"] > 1.9
+
+
 def _longer(counts: np.ndarray) -> Any:
     return np.concatenate([counts, counts])
 
@@ -60,30 +93,17 @@ def _longer(counts: np.ndarray) -> Any:
     [
         (lambda counts: counts * np.nan, {}),
         (_longer, {}),
-        (lambda counts: counts, {"held-out-epsilon": float("inf")}),
-        (lambda counts: counts, {"held-out-epsilon": -1.0}),
+        (lambda counts: counts, {"held_out_epsilon": float("inf")}),
+        (lambda counts: counts, {"held_out_epsilon": -1.0}),
         (lambda counts: counts, {"deviation": 0.0}),
+        (lambda counts: counts, {"deviation": 1e-300}),
         (lambda counts: counts, {"deviation": "much"}),
     ],
 )
 def test_private_metrics_that_make_no_sense_are_left_out(
-    quick: Quick, monkeypatch: pytest.MonkeyPatch, counts: Callable[[np.ndarray], Any], said: dict[str, Any]
+    quick: Quick, first_hospital_says: Callable[..., None], counts: Callable[[np.ndarray], Any], said: dict[str, Any]
 ) -> None:
-    from polyclinic.arrays import to_record
-    from polyclinic.client import evaluation
-    from polyclinic.messages import COUNTS, RECORD
-
-    honest = evaluation._counts
-
-    def lying(call: Any, *args: Any) -> Any:
-        content = honest(call, *args)
-        if call.request.site == 0:
-            content[COUNTS] = to_record({"counts": counts(content[COUNTS]["counts"].numpy())})
-            for name, value in said.items():
-                content[RECORD][name] = value
-        return content
-
-    monkeypatch.setattr(evaluation, "_counts", lying)
+    first_hospital_says(counts, **said)
     summary = quick(metrics="private").summary
     names = [*summary["metrics"]["sites"]]
     assert set(summary["private_metrics"]["sites"]) == set(names[1:])

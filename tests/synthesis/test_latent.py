@@ -134,13 +134,14 @@ def test_labels_condition_and_draws_follow_the_stream(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.sample(100, np.random.default_rng(5), labels), drawn)
 
 
+@pytest.mark.parametrize("rounds", [3, 5])
 @pytest.mark.parametrize("noise", [0.0, 50.0])
-def test_poor_tables_do_not_crash(noise: float) -> None:
+def test_poor_tables_and_few_rounds_do_not_crash(noise: float, rounds: int) -> None:
     layout = Layout.of(MIXED)
     rng = np.random.default_rng(0)
     constant = np.tile(rows_of(layout, mixed(1, 5)), (40, 1))
     for z in (constant, constant[:0]):
-        method = Latent(layout, classes=4, rounds=5)
+        method = Latent(layout, classes=4, rounds=rounds)
         made = fit_centrally(method, z, np.arange(len(z)), max(len(z), 1), noise, rng)
         layout.decode(made.sample(20, rng))
         assert made.sample(0, rng).shape == (0, layout.width)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.mixture import HospitalMoments, Mixture
@@ -59,3 +59,8 @@ def test_parts_of_other_packages_and_wrong_weights_are_refused(tmp_path: Path) -
         Mixture.load(LAYOUT, {"weights": np.ones(1)}, {"parts": [{"kind": "os:system", "options": {}}]})
     with pytest.raises(DataError, match="1 synthesizers has 2 weights"):
         Mixture.of(made.parts, [1.0, 2.0])
+
+
+def test_a_second_round_which_each_hospital_would_be_asked_otherwise_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Option 'rounds' of method 'mixture' is 2; it must be 1"):
+        HospitalMoments(LAYOUT, rounds=2)

@@ -91,7 +91,7 @@ class Latent:
             return {**state, "pooled": mean, "noise": np.array([noise]), "watched": self._watch(mean)}
         if round == 2:
             return {**state, "moments": mean, "moments_noise": np.array([noise])}
-        kept = max(self.rounds - 2, 1) // 2
+        kept = max((self.rounds - 2) // 2, 1)
         weight = 1.0 / max(round - 2 - kept + 1, 1)
         before, level = (state["sums"], float(state["sums_noise"][0])) if weight < 1.0 else (np.zeros(mean.shape), 0.0)
         level = float(np.hypot((1.0 - weight) * level, weight * noise))

@@ -14,6 +14,7 @@ from polyclinic.errors import DataError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.draws import drawn_classes, picked
 from polyclinic.synthesis.methods.moments import Moments
+from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
 
 
@@ -26,6 +27,11 @@ class HospitalMoments(Moments):
 
     name: ClassVar[str] = "mixture"
     separate: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        # A second round would ask every hospital about a state of its own.
+        check_number(self.name, "rounds", self.rounds, 1, 1, whole=True)
+        Moments.__post_init__(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,8 @@ def check_number(method: str, name: str, value: Any, low: float, high: float, wh
     fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not (fits and low <= value <= high):
         kind = "whole number" if whole else "number"
-        raise ConfigError(
-            f"Option {name!r} of method {method!r} is {value!r}; it must be a {kind} from {low:g} to {high:g}."
-        )
+        allowed = f"a {kind} from {low:g} to {high:g}" if low < high else f"{low:g}"
+        raise ConfigError(f"Option {name!r} of method {method!r} is {value!r}; it must be {allowed}.")
 
 
 def check_switch(method: str, name: str, value: Any) -> None:

@@ -72,6 +72,8 @@ def write_release(
 ) -> None:
     """Keep a reply before it leaves, and forget those more than ``keep`` rounds back. Atomic.
 
+    The secrets of such rounds' secure sums are erased first: with them, what is forgotten could be answered a second time.
+
     Not ``durable`` may be lost with the machine's power, though not with the process.
     """
     home.mkdir(parents=True, exist_ok=True)
@@ -93,9 +95,9 @@ def write_release(
     partial.replace(path)
     if durable:
         flush(home)
-    named = re.compile(rf"release-{re.escape(run)}-{re.escape(purpose)}-(\d+)\.safetensors")
-    for old in home.glob("release-*"):
-        if (found := named.fullmatch(old.name)) and int(found[1]) < round - keep:
+    earlier = re.compile(rf"(secure-{re.escape(run)}|release-{re.escape(run)}-{re.escape(purpose)})-(\d+)\.safetensors")
+    for old in sorted((*home.glob("secure-*"), *home.glob("release-*")), reverse=True):  # "secure" before "release"
+        if (named := earlier.fullmatch(old.name)) and int(named[2]) < round - keep:
             old.unlink(missing_ok=True)
 
 

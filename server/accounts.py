@@ -87,6 +87,10 @@ class Account:
         needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._asked(unanswered)
         return self._with(said, needed - Counter(dict(flat(said))))
 
+    def asked_alone(self) -> History:
+        """What the requests of this run may have cost the hospital, whatever it says of its ledger."""
+        return self._with((), self._asked(unanswered=True))
+
     def answered(self) -> History:
         """What the requests of this run that the hospital answered must have cost it."""
         return self._with((), self._asked(unanswered=False))
@@ -98,8 +102,9 @@ class Account:
         )  # fmt: skip
 
     def _with(self, history: History, more: Counter[str]) -> History:
-        for entry in sorted(more.elements()):
-            history = with_charge(history, self.run, entry, read_plan(self.plan))
+        for entry, count in sorted(more.items()):
+            if count > 0:
+                history = with_charge(history, self.run, entry, read_plan(self.plan), count)
         return history
 
 
@@ -107,7 +112,7 @@ def bound(account: Account | None, said: float | None, terms: Terms) -> float | 
     """The larger of the epsilon that a hospital says and what it must have spent; None where nothing is known."""
     if account is None:
         return said
-    return max(said or 0.0, epsilon_of(account.spent(), terms))
+    return max(said or 0.0, epsilon_of(account.spent(), terms), epsilon_of(account.asked_alone(), terms))
 
 
 def doubts(accounts: Mapping[str, Account], said: Mapping[str, float], terms: Mapping[str, Terms]) -> list[str]:

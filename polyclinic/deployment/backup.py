@@ -14,8 +14,9 @@ from typing import Any
 from polyclinic.errors import ConfigError, PolyclinicError
 
 _DATABASE = b"SQLite format 3\0"
-# SQLite's own beside a database, files that are being written, and a lock.
-_LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", "alone.sqlite")
+# SQLite's own beside a database, files that are being written, a lock, and secrets of secure sums: restored, they would mask a
+# second update as they did the first.
+_LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", "alone.sqlite", "secure-*.safetensors")
 
 
 def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[str, Any]:

@@ -173,16 +173,28 @@ def run_digest(run: str) -> str:
 
 
 def from_text(text: str) -> History:
-    """What ``to_text`` wrote. Raises ValueError or TypeError for anything else."""
-    return tuple(Block(str(run), *map(_read_spent, spent)) for run, *spent in json.loads(text))
+    """What ``to_text`` wrote. Raises ValueError or TypeError for anything else, and for blocks that no ledger has: a run twice,
+    or more charged of a plan than the plan declares."""
+    history = tuple(Block(str(run), *map(_read_spent, spent)) for run, *spent in json.loads(text))
+    for block in history:
+        counts = [count for spent in block[1:] for _, count in spent]
+        if not block.plan or not all(0 < count <= _MOST_PLANNED for count in counts):
+            raise ValueError("a run declares no plan, or a charge was made no time")
+        if any(len(dict(spent)) < len(spent) for spent in block[1:]):
+            raise ValueError("a charge is told twice")
+        if Counter(dict(block.charged)) - Counter(dict(block.plan)):
+            raise ValueError("more was charged of a plan than it declares")
+    if len({block.run for block in history}) < len(history):
+        raise ValueError("a run is told twice")
+    return history
 
 
 def _read_spent(pairs: Iterable[tuple[object, Any]]) -> Spent:
     return tuple(sorted((str(entry), int(count)) for entry, count in pairs))
 
 
-def with_charge(past: History, run: str, entry: str, plan: Spent = ()) -> History:
-    """The history with ``entry`` charged once more for ``run``; ``plan`` counts with the run's first charge only.
+def with_charge(past: History, run: str, entry: str, plan: Spent = (), count: int = 1) -> History:
+    """The history with ``entry`` charged ``count`` times more for ``run``; ``plan`` counts with the run's first charge only.
 
     A charge that costs nothing leaves the history as it is.
     """
@@ -190,8 +202,8 @@ def with_charge(past: History, run: str, entry: str, plan: Spent = ()) -> Histor
         return past
     for place, block in enumerate(past):
         if block.run == run:
-            return (*past[:place], block.with_charges(entry), *past[place + 1 :])
-    return (*past, Block(run, plan or ((entry, 1),)).with_charges(entry))
+            return (*past[:place], block.with_charges(entry, count), *past[place + 1 :])
+    return (*past, Block(run, plan or ((entry, 1),)).with_charges(entry, count))
 
 
 def flat(history: History) -> Spent:

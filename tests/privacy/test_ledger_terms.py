@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -222,6 +223,24 @@ def test_what_was_spent_survives_a_message() -> None:
     for wrong in ("{}x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", [["b", 1]], [["b", "c"]], []]]'):
         with pytest.raises((ValueError, TypeError)):
             from_text(wrong)
+
+
+def test_fault_38_blocks_that_no_ledger_has_are_not_read() -> None:
+    """A plan of fewer charges than were made of it would cost less than they did."""
+    first, other = (entry_of(gaussian_event(noise)) for noise in (5.0, 6.0))
+    assert from_text(json.dumps([["run", [[first, 2]], [[first, 1]], [[other, 3]]]]))
+    for wrong in (
+        [["run", [], [[first, 1]], []]],
+        [["run", [[first, 1]], [[first, 2]], []]],
+        [["run", [[first, 1]], [[other, 1]], []]],
+        [["run", [[first, 1]], [[first, -1]], []]],
+        [["run", [[first, 1]], [], [[other, 0]]]],
+        [["run", [[first, 1]], [], [[other, 10**12]]]],
+        [["run", [[first, 1], [first, 5]], [[first, 5]], []]],
+        [["run", [[first, 1]], [[first, 1]], []], ["run", [[first, 1]], [], []]],
+    ):
+        with pytest.raises(ValueError):
+            from_text(json.dumps(wrong))
 
 
 def test_statements_of_disjoint_sites_say_the_largest(path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run says that real hospitals spent, where their word is old, missing or false."""
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ def test_fault_38_one_that_never_says_anything_is_counted_by_what_it_was_asked(h
     own, site = spent(hospitals, "north"), summary["statement"]["sites"]["north"]
     assert site["said"] is None and site["epsilon"] == pytest.approx(own, rel=1e-9)
     assert any(note.startswith("north said nothing of its ledger") for note in summary["notes"])
+
+
+def test_fault_38_charges_in_no_plan_do_not_make_epsilon_smaller(hospitals: Path) -> None:
+    """Beside a tiny block, which brings the filter in, a block without a plan would cost nothing."""
+    tiny = entry_of(gaussian_event(1e6))
+
+    def change(kind: str, turn: int, content: RecordDict) -> RecordDict:
+        told = content.get(RECORD)
+        if kind in ("train", "evaluate") and isinstance(told, ConfigRecord) and "charged" in told:
+            blocks = [[run, [], charged, []] for run, _, charged, _ in json.loads(str(told["charged"]))]
+            blocks.append(["0" * 64, [[tiny, 1]], [[tiny, 1]], []])
+            content[RECORD] = ConfigRecord({**told, "epsilon": 0.001, "charged": json.dumps(blocks)})
+        return content
+
+    summary = run(hospitals, change, **{"sample-rate": 0.2})
+    own = spent(hospitals, "north")
+    assert summary["privacy"]["epsilon"] >= own * (1 - 1e-9) > 0.5
+    assert summary["statement"]["sites"]["north"]["epsilon"] >= own * (1 - 1e-9)
 
 
 def test_a_hospital_that_refuses_was_not_charged(hospitals: Path) -> None:

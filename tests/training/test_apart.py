@@ -32,6 +32,7 @@ from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
 from polyclinic.training.modules import dump
+from polyclinic.training.stacked import trainer
 from polyclinic.training.stacked.batches import build_table, patient_blocks
 from polyclinic.training.stacked.clip_factors import clip_factors
 from polyclinic.training.stacked.layers import plan
@@ -202,6 +203,23 @@ def check_kind(kind: str, factor: float, numbers: Any) -> None:
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_fault_31_one_patient_more_adds_to_a_step_what_the_patient_gives_alone(kind: str, factor: float) -> None:
     check_kind(kind, factor, SOME)
+
+
+@pytest.mark.parametrize("kind", ["wide", "several rows", "convolution", "flow"])
+def test_fault_31_so_it_does_where_memory_is_for_one_patient_at_a_time(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of patients with many rows, or of a very wide model."""
+    monkeypatch.setattr(trainer, "MEMORY_LIMIT", 1)
+    sizes: list[int] = []
+
+    def blocks(table: Any, chosen: Any, at_once: Callable[[int], int]) -> Any:
+        sizes.extend(at_once(1 << power) for power in range(8))
+        return patient_blocks(table, chosen, at_once)
+
+    monkeypatch.setattr(trainer, "patient_blocks", blocks)
+    check_kind(kind, 1e30, SOME[:4])
+    assert set(sizes) == {1}
 
 
 @pytest.mark.slow

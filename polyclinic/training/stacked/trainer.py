@@ -99,7 +99,9 @@ def _patients_at_once(module: nn.Module, row_bytes: int, memory: int) -> Callabl
 
     def patients(rows: int) -> int:
         fitting = max(1, min(memory // (rows * row_bytes), PART // gradient))
-        return min(max(1 << fitting.bit_length() - 1, FEWEST), MOST)
+        # One with many rows must not end the hospital's memory, which would be seen.
+        fewest = FEWEST if FEWEST * max(rows * row_bytes, gradient * (rows > 1)) <= MEMORY_LIMIT else 1
+        return min(max(1 << fitting.bit_length() - 1, fewest), MOST) if fewest > 1 else 1
 
     return patients
 

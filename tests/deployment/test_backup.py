@@ -40,6 +40,7 @@ def test_a_database_under_way_is_copied_with_what_its_wal_holds(cli: Cli, coordi
 def test_a_backup_holds_the_folder_and_is_its_owner_s_alone(cli: Cli, hospital: Path, tmp_path: Path) -> None:
     (hospital / "home" / "optimizer-r-1.safetensors").write_bytes(b"state")
     (hospital / "home" / "half.partial").write_bytes(b"half")
+    (hospital / "home" / "secure-r-000001.safetensors").write_bytes(b"seeds")  # restored, they would mask twice
     printed = json.loads(cli("hospital", "backup", hospital, tmp_path / "copies" / "copy", "--json").out)
     copy = tmp_path / "copies" / "copy"
     files = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}

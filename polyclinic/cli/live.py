@@ -266,9 +266,10 @@ def privacy_sentence(summary: dict[str, Any]) -> str:
     overlap = privacy.get("overlap", 1)
     spent = "not known" if privacy["epsilon"] is None else significant(privacy["epsilon"])
     where = "any hospital" if overlap == 1 else f"up to {overlap} hospitals together"
-    risk = risk_sentence(privacy["risk"], privacy["unit"], privacy["relation"]) if privacy.get("risk") else ""
+    unit, whose = privacy["unit"], f" of {privacy['unit']}s trained on" if held_out else ""
+    risk = risk_sentence(privacy["risk"], unit, privacy["relation"], whose) if privacy.get("risk") else ""
     return (
-        f"Privacy: ε = {spent} at δ = {privacy['delta']:g} for each {privacy['unit']} at {where}, "
+        f"Privacy: ε = {spent} at δ = {privacy['delta']:g} for each {unit}{' trained on' if held_out else ''} at {where}, "
         f"neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{f' {risk}' if risk else ''}{whole}"
         f"{held_out}"
     )

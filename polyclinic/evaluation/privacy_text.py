@@ -43,13 +43,13 @@ def share(value: float) -> str:
     return f"{min(100.0, math.ceil(percent * 10**digits - 1e-9) / 10**digits):g} %"
 
 
-def risk_sentence(risk: Mapping[str, float], unit: str, relation: str) -> str:
-    """What both numbers of a risk mean, in one sentence. risk: ``advantage`` and ``tpr_at_1_percent_fpr``."""
+def risk_sentence(risk: Mapping[str, float], unit: str, relation: str, whose: str = "") -> str:
+    """What both numbers of a risk mean, in one sentence. risk: ``advantage`` and ``tpr_at_1_percent_fpr``; whose: " of ..."."""
     sought = GUESSED.get(relation, GUESSED["add-remove"]).format(unit=unit)
     if risk["advantage"] >= 1:
-        return f"Risk: no bound; whoever knows all other records and guesses which {sought} may find every one of them."
+        return f"Risk{whose}: no bound; whoever knows all other records and guesses which {sought} may find every one of them."
     return (
-        f"Risk: whoever knows all other records and guesses which {sought} finds at most "
+        f"Risk{whose}: whoever knows all other records and guesses which {sought} finds at most "
         f"{share(risk['tpr_at_1_percent_fpr'])} of them when accusing 1 % of the others (blind guessing: 1 %), and the share "
         f"found is never more than {share(risk['advantage']).removesuffix(' %')} percentage points above the share wrongly "
         "accused (the advantage)."
@@ -101,14 +101,14 @@ def covered(unit: str) -> list[str]:
 
 
 def not_covered(
-    unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1, judged: bool = True
+    unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1, exact: bool = True
 ) -> list[str]:
     """Sentences on what no epsilon of the run bounds.
 
     compared: the report shows models that were trained without this run's protection.
     train_loss: the run recorded the loss on the patients trained on.
     overlap: of how many hospitals at most one may be a ``unit`` by the run's own words.
-    judged: the report shows metrics on held-out patients.
+    exact: the report shows metrics on held-out patients that left a hospital without noise.
     """
     metrics = [
         "The metrics in this report: they are exact numbers about held-out patients. "
@@ -119,7 +119,7 @@ def not_covered(
         ),
     ]
     items = [
-        *(metrics if judged else []),
+        *(metrics if exact else []),
         "The exact numbers of patients, where this report has them (they leave with metrics), and the rounds that each joined.",
     ]
     if compared:

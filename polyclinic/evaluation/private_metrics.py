@@ -36,7 +36,9 @@ _BINS_OF: Floats = np.asarray(np.linalg.pinv(_PARTS), dtype=np.float64)
 # Standard deviation of the sum of all bins, over that of one noised count.
 _OF_SUM = float(np.linalg.norm(_BINS_OF.sum(axis=0)))
 METRICS = ("auroc", "accuracy", "loss", "brier", "calibration_in_the_large", "patients")
+_RANGE = {"auroc": (0.0, 1.0), "accuracy": (0.0, 1.0), "calibration_in_the_large": (-1.0, 1.0)}
 DRAWS = 1000
+_MIDDLE = (0.1587, 0.8413)  # as much as lies within a standard deviation of a normal distribution
 # Counts that are fewer than so many deviations of their own noise define no ratio.
 _LEAST = 2.0
 
@@ -118,19 +120,20 @@ class ScoreCounts:
     def estimates(self) -> dict[str, dict[str, float | None]]:
         """``{"value", "error"}`` of each of ``METRICS``: the error is the standard error of the noise alone.
 
-        It is the deviation over redrawn noise of the known size (a parametric bootstrap), and says nothing of how few
-        patients were held out. None where the noise drowns the counts that a figure is a ratio of.
+        It is half the width of the middle 68.3 % over redrawn noise of the known size (a parametric bootstrap), before figures
+        are cut to their range: near its ends the noise would seem to be small. It says nothing of how few patients were held
+        out. None where the noise drowns the counts that a figure is a ratio of.
         """
         rng = generator(0, "private metrics", len(self.counts))
         noise = rng.standard_normal((DRAWS, len(self.counts), 2, len(_PARTS))) @ _BINS_OF.T
         redrawn = self.counts + self.deviation * noise
-        values, draws = _metrics(self.counts[None], self.deviation)[0], _metrics(redrawn, 0.0)
+        values, draws = _within(_metrics(self.counts[None], self.deviation))[0], _metrics(redrawn, 0.0)
         found: dict[str, dict[str, float | None]] = {}
         for index, name in enumerate(METRICS):
             defined = draws[np.isfinite(draws[:, index]), index]
             known = bool(np.isfinite(values[index])) and len(defined) > DRAWS // 2
             found[name] = {"value": float(values[index]) if known else None,
-                           "error": float(defined.std()) if known else None}  # fmt: skip
+                           "error": float(np.diff(np.quantile(defined, _MIDDLE))[0] / 2) if known else None}  # fmt: skip
         return found
 
     def calibration(self) -> list[dict[str, float]]:
@@ -149,7 +152,10 @@ def pool_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
 
 
 def _metrics(counts: Floats, deviation: float) -> Floats:
-    """(B, M) of counts (B, tables, 2, BINS), in the order of ``METRICS``; NaN where a ratio is not defined."""
+    """(B, M) of counts (B, tables, 2, BINS), in the order of ``METRICS``; NaN where a ratio is not defined.
+
+    Noise may take them out of their range; ``_within`` cuts them to it.
+    """
     binary = counts.shape[1] == 1
     last = counts[:, -1]
     least = _LEAST * deviation * _OF_SUM
@@ -164,13 +170,19 @@ def _metrics(counts: Floats, deviation: float) -> Floats:
     squared = yes @ (1 - MIDDLES) ** 2 + no @ MIDDLES**2
     found = {
         "auroc": _auroc(no, yes, least),
-        "accuracy": np.clip(right / total, 0.0, 1.0),
-        "loss": np.maximum(surprise.sum(axis=1) / total, 0.0),
-        "brier": np.maximum(squared.sum(axis=1) / total, 0.0),
+        "accuracy": right / total,
+        "loss": surprise.sum(axis=1) / total,
+        "brier": squared.sum(axis=1) / total,
         "calibration_in_the_large": (last.sum(axis=1) @ MIDDLES - last[:, 1].sum(axis=1)) / total,
-        "patients": np.maximum(patients, 0.0),
+        "patients": patients,
     }
     return np.stack([found[name] for name in METRICS], axis=1)
+
+
+def _within(metrics: Floats) -> Floats:
+    """(B, M) cut to the range that each of ``METRICS`` can have."""
+    low, high = zip(*(_RANGE.get(name, (0.0, np.inf)) for name in METRICS), strict=True)
+    return metrics.clip(low, high)
 
 
 def _auroc(no: Floats, yes: Floats, least: float) -> Floats:
@@ -178,7 +190,7 @@ def _auroc(no: Floats, yes: Floats, least: float) -> Floats:
     misses, hits = no.sum(axis=2), yes.sum(axis=2)
     above = (yes * (np.cumsum(no, axis=2) - no / 2)).sum(axis=2)
     seen = (misses > least) & (hits > least)
-    area = np.divide(above, misses * hits, out=np.full(above.shape, np.nan), where=seen).clip(0.0, 1.0)
+    area = np.divide(above, misses * hits, out=np.full(above.shape, np.nan), where=seen)
     count = seen.sum(axis=1)
     return np.asarray(
         np.divide(np.nansum(area, axis=1), count, out=np.full(len(area), np.nan), where=count > 0), dtype=np.float64

@@ -105,8 +105,9 @@ class Runs:
         config, problem = _config(folder / "config.toml")
         done = (folder / "report.html").is_file()
         spent = [row["epsilon"] for row in course.sites.values() if row["epsilon"] is not None]
-        return config | {
-            "name": name, "round": course.round, "epsilon": max(spent, default=None),
+        finished = _finished(folder / "summary.json") if done else {}
+        return config | {"epsilon": max(spent, default=None)} | finished | {
+            "name": name, "round": course.round,
             "newest": course.overall.get(course.round), "quiet": round(quiet, 1),
             "state": "finished" if done else "training" if quiet < QUIET else "quiet", "problem": problem or course.problem,
         }  # fmt: skip
@@ -122,6 +123,22 @@ class Runs:
         course = self._courses.setdefault(name, Course(self.folder / name / "history.jsonl"))
         course.read()
         return course
+
+
+def _finished(path: Path) -> Record:
+    """What a finished run's summary says in place of what was seen on the way: the records of real hospitals, and the largest
+    epsilon of any patient, trained on or held out. Nothing where there is none that can be read."""
+    try:
+        size, content = _read(path, 0, _MOST_HISTORY)
+        if size > _MOST_HISTORY:
+            return {}
+        summary = json.loads(content)
+        spent = [_number((summary.get(part) or {}).get("epsilon")) for part in ("privacy", "private_metrics")]
+        known = {"dataset": _text(summary["dataset"])} if "dataset" in summary else {}
+        epsilons = [epsilon for epsilon in spent if epsilon is not None]
+        return known | ({"epsilon": max(epsilons)} if epsilons else {})
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return {}
 
 
 def _config(path: Path) -> tuple[Record, str | None]:

@@ -105,3 +105,19 @@ def test_hospitals_are_pooled_by_adding_their_counts() -> None:
     parts = [ScoreCounts(np.full((tables_of(3), 2, BINS), float(k)), 3.0 * k) for k in (1, 2)]
     pooled = pool_counts(parts)
     assert (pooled.counts == 3.0).all() and pooled.deviation == pytest.approx(np.hypot(3.0, 6.0))
+
+
+def test_near_the_end_of_its_range_a_figure_is_not_told_with_less_noise() -> None:
+    """Of 60 patients whose scores separate the classes the noisy AUROC is as uncertain as of those whose scores nearly do."""
+    labels = np.arange(60) % 2
+    perfect, good = (np.stack([1 - chance, chance], axis=1) for chance in (
+        np.where(labels == 1, 0.97, 0.03), np.where((labels == 1) ^ (np.arange(60) % 5 == 0), 0.97, 0.03),
+    ))  # fmt: skip
+    noise = noise_for(2.0, 1, 1e-3, "pld", "add-remove")
+    errors = {}
+    for name, scores in (("perfect", perfect), ("good", good)):
+        exact = ScoreCounts(count_scores(labels, scores, np.arange(60)) / FINE, noise * sensitivity(2) / FINE)
+        estimates = exact.estimates()
+        errors[name] = estimates["auroc"]["error"]
+        assert 0 <= estimates["auroc"]["value"] <= 1
+    assert errors["perfect"] > errors["good"] > 0.05

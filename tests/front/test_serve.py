@@ -88,6 +88,28 @@ def asked(
     return answer.status, answer.read().decode(), dict(answer.getheaders())
 
 
+@pytest.mark.parametrize(
+    ("summary", "epsilon", "dataset"),
+    [
+        ('{"dataset": "clinic", "privacy": {"epsilon": 1.5}, "private_metrics": {"epsilon": 1.9}}', 1.9, "clinic"),
+        ('{"dataset": "clinic", "privacy": {"epsilon": 2.5}, "private_metrics": null}', 2.5, "clinic"),
+        ('{"privacy": {"epsilon": null}}', 1.2, "breast-cancer"),
+        ("[1", 1.2, "breast-cancer"),
+        ('{"privacy": 5, "private_metrics": 7}', 1.2, "breast-cancer"),
+    ],
+)
+def test_of_a_finished_run_the_summary_decides(tmp_path: Path, summary: str, epsilon: float, dataset: str) -> None:
+    """History has what hospitals said last of training; the summary has what their requests must have cost, and the held out."""
+    run = begin(tmp_path / "runs", "one")
+    (run / "config.toml").write_text('dataset = "breast-cancer"\n')
+    tell(run, '{"row": {"round": 1, "site": "north", "auroc": 0.5, "epsilon": 1.2}}\n')
+    runs = Runs(tmp_path / "runs")
+    assert (runs.summary("one")["epsilon"], runs.summary("one")["dataset"]) == (1.2, "breast-cancer")
+    (run / "summary.json").write_text(summary)
+    (run / "report.html").write_text("x")
+    assert (runs.summary("one")["epsilon"], runs.summary("one")["dataset"]) == (epsilon, dataset)
+
+
 def test_it_gives_runs_and_reports_and_nothing_else(address: tuple[str, int], tmp_path: Path) -> None:
     status, body, headers = asked(address, "/api/runs")
     assert status == 200 and json.loads(body)[0]["name"] == "one"

@@ -62,6 +62,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         ]
     cells = [metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
     judged = not part(summary, "posterior") and macro.get("released") is not False
+    noised = part(part(summary, "private_metrics"), "sites")
+    whose = f" of {unit}s trained on" if noised else ""
     dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
     return {
@@ -75,7 +77,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "composition": composition(int(privacy["overlap"]), unit),
         "central": central_sentence(central) if central else "",
         "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
-        "risk": risk_sentence(privacy["risk"], unit, str(privacy["relation"])) if privacy.get("risk") else "",
+        "whose": whose,
+        "risk": risk_sentence(privacy["risk"], unit, str(privacy["relation"]), whose) if privacy.get("risk") else "",
         "simulation": simulation,
         "warnings": warnings(
             part(metrics, "sites") if private else {},
@@ -125,7 +128,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             bool(comparisons),
             _has_train_loss(rounds),
             int(privacy["overlap"]),
-            judged=judged,
+            exact=judged and not (noised and all(name in noised for name, site in sites.items() if _has_metrics(site))),
         ),
         "notes": list(summary.get("notes") or []),
         "facts": [
@@ -154,6 +157,10 @@ def _private_metrics(told: Summary, unit: str) -> dict[str, Any] | None:
             for name, row in rows
         ],
     }
+
+
+def _has_metrics(site: Summary) -> bool:
+    return any(finite(site.get(name)) is not None for name in ("auroc", "accuracy"))
 
 
 def _with_error(estimate: Summary, how: str) -> str:

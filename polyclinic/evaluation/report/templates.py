@@ -10,13 +10,14 @@ HEADER = """<header>
 {% if private %}
 <div class="notice">
 <p><strong>Differentially private: epsilon {{ known_epsilon }} at delta {{ privacy.delta | delta }},
-per {{ unit }}.</strong></p>
+per {{ unit }}{{ " trained on" if whose }}.</strong></p>
 <p>{{ "This is the largest epsilon that any hospital spent." if privacy.overlap == 1 else
 "This is what the " ~ privacy.overlap ~ " hospitals that spent most cost together, for one " ~ unit ~
 " may be at so many; any one hospital's own is in the table." }}
 {% if simulation %}Its noise was seeded, as in every simulation. {% endif %}
 What it covers and what it does not is said under <em>Privacy</em>.</p>
 {% if risk %}<p>{{ risk }}</p>{% endif %}
+{% if private_metrics %}<p>{{ private_metrics.sentence }}</p>{% endif %}
 {% if central %}<p>{{ central }}</p>{% endif %}
 </div>
 {% elif central %}

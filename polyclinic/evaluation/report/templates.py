@@ -49,7 +49,7 @@ right answers{% endif %}</small></div>
 {% endif %}
 <div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
 <dd>{{ known_epsilon if private else "none" }}</dd>
-<small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit if private else
+<small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit ~ (" trained on" if whose else "") if private else
 "for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
 <div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
 <small>{% if not posterior %}{{ patients_sentence }}, {% endif %}

@@ -176,7 +176,7 @@ def hospital_files(
         NODE: NewFile(_node_text(node).encode()),
         "flwr/README": NewFile(b"Flower's own files; nothing of them need be kept.\n"),
         "home/README": NewFile(
-            b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n"
+            b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n", SECRET
         ),
         FILE: NewFile(_text(site, records, values).encode(), SECRET),
     }

@@ -2,8 +2,10 @@
 
 import json
 import os
+import sqlite3
 import ssl
 import stat
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,6 +67,7 @@ def test_init_writes_keys_that_only_their_owner_reads_whatever_the_umask(cli: Cl
         "server.crt": 0o644,
         "coordinator.toml": 0o644,
     }
+    assert stat.S_IMODE((tmp_path / "co" / "state").stat().st_mode) == 0o700
     assert "PRIVATE" not in (tmp_path / "co" / "ca.crt").read_text() + (tmp_path / "co" / "server.crt").read_text()
 
 
@@ -220,6 +223,27 @@ def test_start_gives_flower_arguments_that_it_knows_and_no_way_without_tls(cli: 
     (coordinator / "server.key").unlink()
     assert_refused(cli("coordinator", "start", coordinator, "--dry-run"), "lacks server.key")
     assert_refused(cli("coordinator", "start", coordinator.parent / "none", "--dry-run"), "no coordinator.toml")
+
+
+def test_start_closes_the_database_to_others_and_leaves_reports_as_they_are(
+    cli: Cli, coordinator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a folder that was open; what SQLite puts beside its database has the database's mode."""
+    state, report, before = coordinator / "state", coordinator / "runs" / "report.html", os.umask(0o022)
+    monkeypatch.setattr("polyclinic.cli.coordinator.start_or_show", lambda *given: None)
+    try:
+        report.parent.mkdir()
+        report.touch()
+        state.chmod(0o755)
+        assert cli("coordinator", "start", coordinator).code == 0
+        with closing(sqlite3.connect(state / "superlink.db")) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("CREATE TABLE nodes (name TEXT)")
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, report, *state.iterdir())}
+    finally:
+        os.umask(before)
+    private = dict.fromkeys(["README", "superlink.db", "superlink.db-shm", "superlink.db-wal"], 0o600)
+    assert modes == {"state": 0o700, "report.html": 0o644, **private}
 
 
 def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(

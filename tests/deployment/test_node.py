@@ -43,6 +43,11 @@ def test_the_node_s_key_is_the_owner_s_alone_and_its_public_half_is_what_the_coo
     assert (hospital / "node.pub").read_text().endswith(" St.-Elsewhere\n")
 
 
+def test_home_is_the_owner_s_alone_before_the_first_message(hospital: Path) -> None:
+    assert stat.S_IMODE((hospital / "home").stat().st_mode) == 0o700
+    assert stat.S_IMODE((hospital / "home" / "README").stat().st_mode) == 0o600
+
+
 def test_a_new_key_replaces_both_halves_and_nothing_else(cli: Cli, hospital: Path) -> None:
     before = {path: path.read_bytes() for path in hospital.rglob("*") if path.is_file()}
     told = json.loads(cli("hospital", "rekey", hospital, "--json").out)

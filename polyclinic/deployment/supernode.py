@@ -220,8 +220,9 @@ def _executor(command: list[str]) -> subprocess.Popen[bytes]:
     def watch() -> None:
         process.wait()
         time.sleep(FORCE_EXIT_TIMEOUT_SECONDS)  # a node that ends with it is gone by then
-        print("The node ends: the process that starts its ClientApps is gone.", file=sys.stderr, flush=True)
-        os._exit(1)
+        _end(
+            "The node ends: the process that starts its ClientApps is gone; start it again, as systemd does by itself."
+        )
 
     threading.Thread(target=watch, daemon=True).start()
     return process

@@ -8,9 +8,12 @@ import stat
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
 
 from polyclinic.deployment import certificates
 from polyclinic.deployment.certificates import (
@@ -20,10 +23,11 @@ from polyclinic.deployment.certificates import (
     make_authority,
     warn_daily,
 )
-from polyclinic.deployment.control import control
+from polyclinic.deployment.control import control, register
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.files import NewFile, write_new
+from polyclinic.deployment.keys import make_node_key, read_public_key
 from polyclinic.deployment.submitting import run_to_resume
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.server.app import simulates
@@ -263,6 +267,25 @@ def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
         assert_refused(register(key.public_key().public_bytes(*ssh)), "P-384")
     done = cli("coordinator", "nodes", coordinator)
     assert done.code == 1 and "cannot be reached: nothing answers" in done.error
+
+
+def test_a_key_that_is_registered_already_is_refused_with_its_name(tmp_path: Path) -> None:
+    """Flower itself does not say which node has it."""
+    (tmp_path / "node.pub").write_text(make_node_key("north").public)
+    public = read_public_key(tmp_path / "node.pub")
+    asked: list[object] = []
+
+    def client(**more: str) -> SimpleNamespace:
+        node = NodeInfo(node_id=5, name="north", public_key=public, registered_at="2026", **more)
+        listed = ListNodesResponse(nodes_info=[node])
+        return SimpleNamespace(ListNodes=lambda request: listed, RegisterNode=asked.append)
+
+    for name in ("north", "south"):
+        with pytest.raises(ConfigError, match="^This key is registered already, under the name 'north';"):
+            register(client(), tmp_path / "node.pub", name)
+    with pytest.raises(ConfigError, match="under the name 'north' and revoked.*hospital rekey"):
+        register(client(unregistered_at="2027"), tmp_path / "node.pub", "north")
+    assert asked == []
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,15 @@ def hospital_files(
     }
 
 
+def check_delta(delta: float, patients: int) -> None:
+    """Raises ConfigError for a delta at which handing out one patient's row would count as protection."""
+    if delta * patients >= 1:
+        raise ConfigError(
+            f"The delta {delta:g} is not below 1/patients ({patients:,} patients were counted); give a tenth of that, "
+            f"--delta {0.1 / patients:.1g}."
+        )
+
+
 _MEANINGS = {
     "budget": "Epsilon that these records may ever spend; raising it is your decision.",
     "delta": "Below 1/patients, better a tenth of that; fixed once the ledger exists.",

@@ -125,6 +125,16 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
     assert_refused(cli(*init_arguments(tmp_path, coordinator, **changed)), words, tmp_path)
 
 
+def test_a_delta_that_is_not_below_one_by_patients_is_refused_or_warned_of(
+    cli: Cli, coordinator: Path, tmp_path: Path
+) -> None:
+    done = cli(*init_arguments(tmp_path, coordinator, delta=1 / 200))
+    assert_refused(done, "The delta 0.005 is not below 1/patients (200 patients were counted)", tmp_path)
+    assert "--delta 0.0005." in done.error
+    done = cli(*init_arguments(tmp_path, coordinator, delta=0.5), "--no-check")
+    assert done.code == 0 and "make sure that delta 0.5 is below 1/patients" in " ".join(done.error.split())
+
+
 def test_only_an_authority_s_certificate_alone_is_taken(cli: Cli, coordinator: Path, tmp_path: Path) -> None:
     server = init_arguments(tmp_path, coordinator, ca=coordinator / "server.crt")
     assert_refused(cli(*server), "no authority's", tmp_path)

@@ -55,6 +55,7 @@ def check_records(home: Path, run: str, site: str, digest: str, durable: bool = 
     if not path.exists():
         home.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+        partial.touch(mode=0o600)  # before a word is in it
         partial.write_text(digest, encoding="ascii")
         if durable:
             flush(partial)

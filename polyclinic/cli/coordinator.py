@@ -88,6 +88,8 @@ def start(
         sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
         told = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
         starting = Starting(found.command(), found.settings, found.folder, "coordinator")
+        if not dry_run:
+            found.close_state()
         start_or_show(starting, sentence, told, dry_run, as_json, log_format)
 
 

@@ -51,7 +51,7 @@ def init(
     with loading():
         from polyclinic.deployment.certificates import check_authority
         from polyclinic.deployment.files import write_new
-        from polyclinic.deployment.hospital import FILE, hospital_files, node_file
+        from polyclinic.deployment.hospital import FILE, check_delta, hospital_files, node_file
         from polyclinic.deployment.records import described, records_of
 
     made = not (if_missing and (folder / FILE).exists())
@@ -61,6 +61,10 @@ def init(
         node = node_file({"coordinator": coordinator, "port": port})
         files = hospital_files(site, records, node, check_authority(ca), budget, delta)
         counts = described(records, schema) if check else None
+        if counts:
+            check_delta(delta, counts["patients"])
+        elif delta > 1e-5:
+            warn([f"The patients were not counted; make sure that delta {delta:g} is below 1/patients."])
         write_new(folder, files)
     public = (folder / "node.pub").read_text(encoding="utf-8").strip()
     if as_json:

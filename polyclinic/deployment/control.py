@@ -43,26 +43,29 @@ def control(address: str, ca: Path) -> Iterator[Any]:
 
 def nodes(client: Any) -> list[dict[str, Any]]:
     """All nodes that ever were registered, oldest first: name, node (an id as text), status and times in UTC."""
-    from flwr.proto.control_pb2 import ListNodesRequest
-
-    found = client.ListNodes(ListNodesRequest()).nodes_info
     return [
         {
             "name": node.name or None, "node": str(node.node_id), "status": node.status, "registered": node.registered_at,
             "online": node.last_activated_at or None, "offline": node.last_deactivated_at or None,
             "revoked": node.unregistered_at or None,
         }
-        for node in sorted(found, key=lambda node: node.registered_at)
+        for node in _registered(client)
     ]  # fmt: skip
 
 
 def register(client: Any, key: Path, name: str) -> str:
-    """Let the node with this public key take part; returns its id. Raises ConfigError for a bad key or a name in use."""
+    """Let the node with this public key take part; returns its id.
+
+    Raises ConfigError for a bad key, and for a key or a name that was registered before.
+    """
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     public = read_public_key(key)
     if not name.strip() or not name.isprintable() or len(name) > 100:
         raise ConfigError(f"{name!r} is no name for a node: it has 1 to 100 characters that can be printed.")
+    for node in _registered(client):
+        if node.public_key == public:
+            raise ConfigError(_known_key(node.name, revoked=bool(node.unregistered_at)))
     if name in _named(nodes(client)):
         raise ConfigError(f"A node named {name!r} is registered already; revoke it first or choose another name.")
     return str(client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)).node_id)
@@ -92,6 +95,22 @@ def runs(client: Any) -> list[dict[str, Any]]:
         }
         for run in sorted(found, key=lambda run: run.pending_at)
     ]  # fmt: skip
+
+
+def _registered(client: Any) -> list[Any]:
+    """Flower's own description of all nodes that ever were registered, oldest first."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    return sorted(client.ListNodes(ListNodesRequest()).nodes_info, key=lambda node: str(node.registered_at))
+
+
+def _known_key(name: str, revoked: bool) -> str:
+    if revoked:
+        return (
+            f"This key was registered under the name {name!r} and revoked, and cannot be registered again; the hospital makes a "
+            "new one with `polyclinic hospital rekey`."
+        )
+    return f"This key is registered already, under the name {name!r}; every hospital needs its own."
 
 
 def _named(found: list[dict[str, Any]]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
 from polyclinic.errors import ConfigError
 
 FILE = "coordinator.toml"
+DATABASE = "superlink.db"
 LINK = "coordinator"  # the SuperLink's name in Flower's configuration
 
 
@@ -139,8 +141,21 @@ class Coordinator:
             sys.executable, "-P", "-m", "polyclinic.deployment.superlink", "--host", self.file.listen, "--port",
             str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--isolation", "subprocess",
-            "--database", f"{state}/superlink.db",
+            "--database", f"{state}/{DATABASE}",
         ]  # fmt: skip
+
+    def close_state(self) -> None:
+        """Let the owner alone read the SuperLink's database and its folder, whatever the umask.
+
+        Reports in ``runs``, which the same process's children write, go by the umask as before.
+        """
+        state = self.folder / "state"
+        with suppress(OSError):  # what belongs to somebody else stays as that one made it
+            state.chmod(0o700)
+        with suppress(OSError):
+            (state / DATABASE).touch(mode=SECRET)  # SQLite would make it, and the files beside it, by the umask
+            for path in state.glob(f"{DATABASE}*"):
+                path.chmod(SECRET)
 
     def flower_config(self, address: str = "") -> str:
         """Flower's config.toml, by which `flwr` finds this SuperLink."""

@@ -26,6 +26,8 @@ class NewFile:
 def write_new(folder: Path, files: Mapping[str, NewFile]) -> None:
     """Write the files, by their names relative to ``folder``; on failure nothing of them is left behind.
 
+    A folder within it that begins with a secret file is its owner's alone.
+
     Raises ConfigError naming the first file that is there already, PolyclinicError when the disk refuses.
     """
     for name in files:
@@ -43,7 +45,7 @@ def write_new(folder: Path, files: Mapping[str, NewFile]) -> None:
             for name in files:
                 target = folder / name
                 made += [path for path in target.parents if not path.exists()]
-                target.parent.mkdir(parents=True, exist_ok=True)
+                target.parent.mkdir(mode=0o700 if files[name].mode == SECRET else 0o777, parents=True, exist_ok=True)
                 os.link(staging / name.replace("/", "-"), target)
                 written.append(target)
         finally:

@@ -176,10 +176,19 @@ def hospital_files(
         NODE: NewFile(_node_text(node).encode()),
         "flwr/README": NewFile(b"Flower's own files; nothing of them need be kept.\n"),
         "home/README": NewFile(
-            b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n"
+            b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n", SECRET
         ),
         FILE: NewFile(_text(site, records, values).encode(), SECRET),
     }
+
+
+def check_delta(delta: float, patients: int) -> None:
+    """Raises ConfigError for a delta at which handing out one patient's row would count as protection."""
+    if delta * patients >= 1:
+        raise ConfigError(
+            f"The delta {delta:g} is not below 1/patients ({patients:,} patients were counted); give a tenth of that, "
+            f"--delta {0.1 / patients:.1g}."
+        )
 
 
 _MEANINGS = {

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from polyclinic.errors import PolyclinicError
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP}
 _PAUSE = 0.2  # seconds of silence after which a record is taken to be whole
 _AFTER = 5.0  # seconds in which programs that the child started may still end after it
+_REASON = 10.0  # seconds before the end in which an error tells its reason
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -30,6 +33,13 @@ def relay(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
 
     Raises PolyclinicError when it cannot start. Only for the main thread of a process that does nothing else.
     """
+    errors = [-math.inf]  # when the newest was written
+
+    def put(event: Event) -> None:
+        if event["level"] in ("error", "critical"):
+            errors[0] = time.monotonic()
+        write(event)
+
     prctl, us = getattr(ctypes.CDLL(None), "prctl", None), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
@@ -50,16 +60,20 @@ def relay(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
         raise PolyclinicError(f"{command[0]} cannot be started: {error.strerror}.") from None
     assert child.stdout is not None
     # Begun while signals wait, the thread never takes one: they come to the thread that passes them on.
-    reader = threading.Thread(target=_read, args=(child.stdout.fileno(), lines), daemon=True)
+    reader = threading.Thread(target=_read, args=(child.stdout.fileno(), lines, put), daemon=True)
     reader.start()
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: child.send_signal(number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    code = child.wait()
+    code, ended = child.wait(), time.monotonic()
     reader.join(_AFTER)
     how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    write(lines.event("info" if code in (0, -signal.SIGTERM, -signal.SIGINT) else "error", f"The program ended {how}."))
+    level = "info" if code in (0, -signal.SIGTERM, -signal.SIGINT) else "error"
+    # The last line of level error is to be the one that says why.
+    if code > 0 and ended - errors[0] < _REASON:
+        level = "warning"
+    write(lines.event(level, f"The program ended {how}."))
     return code
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from polyclinic.client.own_files import withheld
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
 from polyclinic.deployment.certificates import warn_daily
@@ -142,12 +143,9 @@ def hasten(node: Any) -> None:
 
 
 def _allowed() -> Collection[str]:
-    """The policy's allowed-runs as the file says now; a file that cannot be read allows nothing."""
+    """The policy's allowed-runs as the file says now. Raises ConfigError where the file cannot be used."""
     path = Path(os.environ["POLYCLINIC_HOSPITAL"])
-    try:
-        return Policy.build(HospitalFile.read(path).policy, str(path)).allowed_runs
-    except ConfigError as error:
-        return (f"nothing, since {error}",)
+    return Policy.build(HospitalFile.read(path).policy, str(path)).allowed_runs
 
 
 def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -> Callable[..., Any]:
@@ -163,9 +161,13 @@ def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -
         def fab(fab_hash: str, run_id: int) -> Any:
             found = get_fab(fab_hash, run_id)
             told = runs[-1]
-            why = refusal(found.content, (found.hash_str, told.fab_hash), told.fab_id, told.fab_version, allowed())
+            answer = ""
+            try:
+                why = refusal(found.content, (found.hash_str, told.fab_hash), told.fab_id, told.fab_version, allowed())
+            except ConfigError as error:  # a settings file that cannot be used allows nothing
+                why = answer = str(withheld(error, "settings file"))
             licence = {} if trusted_entities else {"valid_license": "not asked for"}
-            return replace(found, verifications={**found.verifications, **licence, _REFUSAL: why})
+            return replace(found, verifications={**found.verifications, **licence, _REFUSAL: why, _ANSWER: answer})
 
         # An entry makes Flower ask its verifier; where signers are trusted, the names are theirs.
         return pull(get_run=run, get_fab=fab, trusted_entities=trusted_entities or {_REFUSAL: ""}, **rest)
@@ -174,10 +176,19 @@ def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -
 
 
 def _verdict(verify: Callable[..., bool]) -> Callable[..., bool]:
+    from flwr.app import Error
+    from flwr.common.constant import ErrorCode
+    from flwr.supernode import start_client_internal as node
+
+    usual = node.FAB_VERIFICATION_ERROR
+
     def verdict(fab: Any, trusted_entities: dict[str, str]) -> bool:
         from flwr.common.logger import log
 
         verifications = dict(fab.verifications)
+        answer = verifications.pop(_ANSWER, "")
+        # Flower answers a bundle that fails with this error, whose text the coordinator sees.
+        node.FAB_VERIFICATION_ERROR = Error(ErrorCode.INVALID_FAB, answer) if answer else usual
         if why := verifications.pop(_REFUSAL, "no check was made"):
             log(ERROR, "This hospital does not run what the coordinator sent: %s.", why)
             return False
@@ -209,8 +220,9 @@ def _executor(command: list[str]) -> subprocess.Popen[bytes]:
     def watch() -> None:
         process.wait()
         time.sleep(FORCE_EXIT_TIMEOUT_SECONDS)  # a node that ends with it is gone by then
-        print("The node ends: the process that starts its ClientApps is gone.", file=sys.stderr, flush=True)
-        os._exit(1)
+        _end(
+            "The node ends: the process that starts its ClientApps is gone; start it again, as systemd does by itself."
+        )
 
     threading.Thread(target=watch, daemon=True).start()
     return process
@@ -254,6 +266,7 @@ def _give_up_half_given(state: Any, run_id: int) -> None:
 
 
 _REFUSAL = "polyclinic-refusal"
+_ANSWER = "polyclinic-answer"  # what the coordinator sees in place of Flower's words, empty for those
 
 if __name__ == "__main__":
     main()

@@ -160,10 +160,11 @@ def test_arrays_that_are_not_of_numbers_are_refused_in_one_sentence(
 
 
 def modes(home: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mode & 0o777 for path in (home, *home.glob("*.sqlite"))}
+    closed = (home, *home.glob("*.sqlite"), *home.glob("records-*"))
+    return {path.name: path.stat().st_mode & 0o777 for path in closed}
 
 
-CLOSED = {"home": 0o700, "ledger.sqlite": 0o600, "alone.sqlite": 0o600}
+CLOSED = {"home": 0o700, "ledger.sqlite": 0o600, "alone.sqlite": 0o600, "records-r.sha256": 0o600}
 
 
 @pytest.fixture

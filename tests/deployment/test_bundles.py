@@ -5,7 +5,7 @@ import io
 import tomllib
 import warnings
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,12 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as node
-from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.nodestate import NodeState, NodeStateFactory
 
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.deployment.bundles import own_bundle, refusal
-from polyclinic.deployment.supernode import _checked, _verdict
+from polyclinic.deployment.supernode import _allowed, _checked, _verdict
 
 APP, VERSION, INSTALLED = "polyclinic/polyclinic", polyclinic.__version__, ("installed",)
 
@@ -115,10 +115,30 @@ def test_a_coordinator_cannot_point_flower_at_another_folder() -> None:
 
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a message needs to be made here, and what a test puts into Flower's module, only while it runs."""
-    monkeypatch.setattr(node, "_verify_fab", node._verify_fab)
+    """What a message needs to be made here, and what our node puts into Flower's module, only while a test runs."""
+    monkeypatch.setattr(node, "_verify_fab", _verdict(node._verify_fab))
+    monkeypatch.setattr(node, "FAB_VERIFICATION_ERROR", node.FAB_VERIFICATION_ERROR)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 5)
+
+
+def pull(content: bytes, told: bytes, allowed: Callable[[], Collection[str]]) -> tuple[int, NodeState]:
+    """What the real step of the SuperNode returns for a message of a run with this bundle, and its real state after it."""
+    objects = ObjectStoreFactory()
+    state, store = NodeStateFactory(objectstore_factory=objects).state(), objects.store()
+    state.set_node_id(7)
+    message = Message(RecordDict(), 7, "query.enrol")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    parts = get_all_nested_objects(message)
+    run = Run.create_empty(5)
+    run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(told)
+    pulled = _checked(node._pull_and_store_message, allowed)(
+        state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
+        get_run=lambda run_id: run, get_fab=lambda claimed, run_id: Fab(sha(content), content, {}),
+        pull_object=lambda run_id, object_id: parts[object_id].deflate(), confirm_message_received=lambda run_id, object_id: None,
+        trusted_entities=None,
+    )  # fmt: skip
+    return pulled, state
 
 
 @pytest.mark.usefixtures("restored")
@@ -136,26 +156,34 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flower_s_node_stores_a_bundle_only_when_it_may_run(
     content: bytes, told: bytes, allowed: tuple[str, ...], runs: bool
 ) -> None:
-    """The real step of the SuperNode with its real state; what is refused is answered with Flower's error."""
-    objects = ObjectStoreFactory()
-    state, store = NodeStateFactory(objectstore_factory=objects).state(), objects.store()
-    state.set_node_id(7)
-    message = Message(RecordDict(), 7, "query.enrol")
-    message.metadata.__dict__["_message_id"] = message.object_id
-    parts = get_all_nested_objects(message)
-    run = Run.create_empty(5)
-    run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(told)
-    node._verify_fab = _verdict(node._verify_fab)
-    pulled = _checked(node._pull_and_store_message, lambda: allowed)(
-        state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
-        get_run=lambda run_id: run, get_fab=lambda claimed, run_id: Fab(sha(content), content, {}),
-        pull_object=lambda run_id, object_id: parts[object_id].deflate(), confirm_message_received=lambda run_id, object_id: None,
-        trusted_entities=None,
-    )  # fmt: skip
+    """What is refused is answered with Flower's error."""
+    pulled, state = pull(content, told, lambda: allowed)
     assert pulled == 5
     assert (state.get_fab(sha(content)) is not None) == runs == (state.get_run(5) is not None)
     replies = state.get_messages_legacy(is_reply=True)
     assert [reply.error.code for reply in replies] == ([] if runs else [ErrorCode.INVALID_FAB])
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_settings_file_that_cannot_be_used_is_named_as_the_cause_and_its_words_stay_at_the_hospital(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from .conftest import records
+
+    records(tmp_path)
+    described = tmp_path / "hospital.toml"
+    described.write_text(f'{described.read_text()}\nbudgett = "x"\n')
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", str(described))
+    _, state = pull(OWN, OWN, _allowed)
+    [reply] = state.get_messages_legacy(is_reply=True)
+    assert reply.error.code == ErrorCode.INVALID_FAB
+    assert reply.error.reason == "the hospital's settings file cannot be used; its own log says why"
+    assert f"{described}: policy key 'budgett': Extra inputs are not permitted" in caplog.text
+    assert "is not among the policy's allowed-runs" not in caplog.text
+    described.write_text(described.read_text().replace('budgett = "x"', 'allowed-runs = ["installed"]'))
+    _, state = pull(WITH_CODE, WITH_CODE, _allowed)
+    [reply] = state.get_messages_legacy(is_reply=True)
+    assert reply.error.reason == "The FAB could not be verified."
 
 
 def test_signers_still_decide_where_they_are_trusted() -> None:

@@ -2,13 +2,18 @@
 
 import json
 import os
+import sqlite3
 import ssl
 import stat
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
 
 from polyclinic.deployment import certificates
 from polyclinic.deployment.certificates import (
@@ -18,10 +23,11 @@ from polyclinic.deployment.certificates import (
     make_authority,
     warn_daily,
 )
-from polyclinic.deployment.control import control
+from polyclinic.deployment.control import control, register
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.files import NewFile, write_new
+from polyclinic.deployment.keys import make_node_key, read_public_key
 from polyclinic.deployment.submitting import run_to_resume
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.server.app import simulates
@@ -65,6 +71,7 @@ def test_init_writes_keys_that_only_their_owner_reads_whatever_the_umask(cli: Cl
         "server.crt": 0o644,
         "coordinator.toml": 0o644,
     }
+    assert stat.S_IMODE((tmp_path / "co" / "state").stat().st_mode) == 0o700
     assert "PRIVATE" not in (tmp_path / "co" / "ca.crt").read_text() + (tmp_path / "co" / "server.crt").read_text()
 
 
@@ -222,6 +229,27 @@ def test_start_gives_flower_arguments_that_it_knows_and_no_way_without_tls(cli: 
     assert_refused(cli("coordinator", "start", coordinator.parent / "none", "--dry-run"), "no coordinator.toml")
 
 
+def test_start_closes_the_database_to_others_and_leaves_reports_as_they_are(
+    cli: Cli, coordinator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a folder that was open; what SQLite puts beside its database has the database's mode."""
+    state, report, before = coordinator / "state", coordinator / "runs" / "report.html", os.umask(0o022)
+    monkeypatch.setattr("polyclinic.cli.coordinator.start_or_show", lambda *given: None)
+    try:
+        report.parent.mkdir()
+        report.touch()
+        state.chmod(0o755)
+        assert cli("coordinator", "start", coordinator).code == 0
+        with closing(sqlite3.connect(state / "superlink.db")) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("CREATE TABLE nodes (name TEXT)")
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, report, *state.iterdir())}
+    finally:
+        os.umask(before)
+    private = dict.fromkeys(["README", "superlink.db", "superlink.db-shm", "superlink.db-wal"], 0o600)
+    assert modes == {"state": 0o700, "report.html": 0o644, **private}
+
+
 def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
     cli: Cli, coordinator: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +267,25 @@ def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
         assert_refused(register(key.public_key().public_bytes(*ssh)), "P-384")
     done = cli("coordinator", "nodes", coordinator)
     assert done.code == 1 and "cannot be reached: nothing answers" in done.error
+
+
+def test_a_key_that_is_registered_already_is_refused_with_its_name(tmp_path: Path) -> None:
+    """Flower itself does not say which node has it."""
+    (tmp_path / "node.pub").write_text(make_node_key("north").public)
+    public = read_public_key(tmp_path / "node.pub")
+    asked: list[object] = []
+
+    def client(**more: str) -> SimpleNamespace:
+        node = NodeInfo(node_id=5, name="north", public_key=public, registered_at="2026", **more)
+        listed = ListNodesResponse(nodes_info=[node])
+        return SimpleNamespace(ListNodes=lambda request: listed, RegisterNode=asked.append)
+
+    for name in ("north", "south"):
+        with pytest.raises(ConfigError, match="^This key is registered already, under the name 'north';"):
+            register(client(), tmp_path / "node.pub", name)
+    with pytest.raises(ConfigError, match="under the name 'north' and revoked.*hospital rekey"):
+        register(client(unregistered_at="2027"), tmp_path / "node.pub", "north")
+    assert asked == []
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,14 @@ def test_all_is_there_when_the_program_ends_and_its_exit_code_is_ours() -> None:
     assert {event["message"] for event in told(process)[:-1]} == {"out", "no end of line"} and process.returncode == 5
 
 
+@pytest.mark.parametrize("reason", ["ERROR :    why", "Traceback (most recent call last):\n  x\nValueError: why", ""])
+def test_the_last_error_of_a_program_that_failed_is_its_reason_where_it_gave_one(reason: str) -> None:
+    *_, last = logged = told(relay(f"import sys; print({reason!r}); print('on the way out'); sys.exit(1)"))
+    assert last["message"] == "The program ended with exit code 1."
+    assert last["level"] == ("warning" if reason else "error")
+    assert [event["message"] for event in logged if event["level"] == "error"][-1].endswith("why" if reason else "1.")
+
+
 def test_no_line_is_lost_when_the_program_is_killed_and_its_signal_is_ours() -> None:
     process = relay("import os\nfor i in range(5000): os.write(1, b'line %d\\n' % i)\nos.kill(os.getpid(), 9)")
     found = told(process)

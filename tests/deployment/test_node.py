@@ -43,6 +43,11 @@ def test_the_node_s_key_is_the_owner_s_alone_and_its_public_half_is_what_the_coo
     assert (hospital / "node.pub").read_text().endswith(" St.-Elsewhere\n")
 
 
+def test_home_is_the_owner_s_alone_before_the_first_message(hospital: Path) -> None:
+    assert stat.S_IMODE((hospital / "home").stat().st_mode) == 0o700
+    assert stat.S_IMODE((hospital / "home" / "README").stat().st_mode) == 0o600
+
+
 def test_a_new_key_replaces_both_halves_and_nothing_else(cli: Cli, hospital: Path) -> None:
     before = {path: path.read_bytes() for path in hospital.rglob("*") if path.is_file()}
     told = json.loads(cli("hospital", "rekey", hospital, "--json").out)
@@ -118,6 +123,16 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
     cli: Cli, coordinator: Path, tmp_path: Path, changed: dict[str, object], words: str
 ) -> None:
     assert_refused(cli(*init_arguments(tmp_path, coordinator, **changed)), words, tmp_path)
+
+
+def test_a_delta_that_is_not_below_one_by_patients_is_refused_or_warned_of(
+    cli: Cli, coordinator: Path, tmp_path: Path
+) -> None:
+    done = cli(*init_arguments(tmp_path, coordinator, delta=1 / 200))
+    assert_refused(done, "The delta 0.005 is not below 1/patients (200 patients were counted)", tmp_path)
+    assert "--delta 0.0005." in done.error
+    done = cli(*init_arguments(tmp_path, coordinator, delta=0.5), "--no-check")
+    assert done.code == 0 and "make sure that delta 0.5 is below 1/patients" in " ".join(done.error.split())
 
 
 def test_only_an_authority_s_certificate_alone_is_taken(cli: Cli, coordinator: Path, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from polyclinic.client.hospital import check_simulation, simulated_sites
+from flwr.app import Message
+
+from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
 from polyclinic.client.policy import HospitalFile
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
@@ -97,10 +100,18 @@ class Simulated:
         return LocalGrid(_CLIENT, len(simulated_sites(self.config)), self.config.flat())
 
 
-def real_grid(path: Path) -> LocalGrid:
+class OwnGrid(LocalGrid):
+    """A hospital that is asked by its own command, in this process."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        with typed_here():
+            return super().push_messages(messages)
+
+
+def real_grid(path: Path) -> OwnGrid:
     """The one real hospital of a ``hospital.toml``, in this process. Raises ConfigError for a file that is none."""
     HospitalFile.read(path)
-    return LocalGrid(_CLIENT, 1, RunConfig().flat(), node_config={"hospital": str(path.resolve())})
+    return OwnGrid(_CLIENT, 1, RunConfig().flat(), node_config={"hospital": str(path.resolve())})
 
 
 def own_ledger(path: Path) -> Path:

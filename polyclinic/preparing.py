@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.prepared import Rules
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
-from polyclinic.querying import Simulated, fresh_run, own_ledger, real_grid
+from polyclinic.querying import Simulated, fresh_run, own_ledger, own_policy, real_grid, schema_of
 from polyclinic.server.surveys import Preparation, Relations, prepare, relate
+from polyclinic.training.relations import plan
 from polyclinic.training.survey import Survey
 
 SCHEMA, STATEMENT = "prepared.toml", "preparation.json"
@@ -52,10 +52,8 @@ def prepare_hospital(
     columns: tuple[str, ...] = (), bins: int = 256, codes: int = 10, rules: Rules | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As ``prepare_dataset``, of the one real hospital of a ``hospital.toml``: its own draft schema, policy and ledger."""
-    described = HospitalFile.read(path)
-    draft = Schema.from_toml(path.resolve().parent / described.schema_)
-    own = Policy.build(described.policy, str(path)).budget
-    survey = _survey(draft, epsilon, share, exact, own, columns, bins, codes)
+    draft = schema_of(path)
+    survey = _survey(draft, epsilon, share, exact, own_policy(path).budget, columns, bins, codes)
     _reserve(out, SCHEMA, STATEMENT)
     found = prepare(
         real_grid(path), Preparation(survey, rules or Rules()), fresh_run("survey"), "", RunConfig().timeout
@@ -74,6 +72,7 @@ def impute_dataset(
     file = ledger or out / "ledger.sqlite"
     simulated = Simulated.of(dataset, file, "relations", sites, seed, delta, relation, budget, schema_file)
     asked = _epsilon(epsilon, share, exact, simulated.budget)
+    plan(dataset_of(simulated.config).schema, asked, simulated.config.delta, relation=simulated.relation)
     relations = Relations(asked, str(simulated.ledger), simulated.budget, simulated.relation)
     _reserve(out, IMPUTER, IMPUTER_STATEMENT)
     found = relate(simulated.grid(), relations, simulated.run, simulated.ledger.parent, simulated.config.timeout)
@@ -84,8 +83,9 @@ def impute_hospital(
     out: Path, path: Path, *, epsilon: float | None = None, share: float | None = None, exact: bool = False
 ) -> dict[str, Any]:
     """As ``impute_dataset``, of the one real hospital of a ``hospital.toml``."""
-    own = Policy.build(HospitalFile.read(path).policy, str(path)).budget
-    relations = Relations(_epsilon(epsilon, share, exact, own))
+    own = own_policy(path)
+    relations = Relations(_epsilon(epsilon, share, exact, own.budget))
+    plan(schema_of(path), relations.epsilon, own.delta, own.accountant, own.relation)
     _reserve(out, IMPUTER, IMPUTER_STATEMENT)
     found = relate(real_grid(path), relations, fresh_run("relations"), "", RunConfig().timeout)
     return _imputer_written(out, *found, own_ledger(path))

@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import Message
 
 from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
-from polyclinic.client.policy import HospitalFile
+from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
@@ -23,6 +23,7 @@ from polyclinic.privacy.ledger_terms import Terms
 from polyclinic.server.queries import Inquiry, ask
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.training.queries import plan
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -55,12 +56,18 @@ def schema_of(path: Path) -> Schema:
     return Schema.from_toml(path.resolve().parent / HospitalFile.read(path).schema_)
 
 
+def own_policy(path: Path) -> Policy:
+    """The policy of a real hospital. Raises ConfigError for a file without a usable one."""
+    return Policy.build(HospitalFile.read(path).policy, str(path))
+
+
 def query_hospital(inquiry: Inquiry, path: Path) -> dict[str, Any]:
     """The answer of the one real hospital of a ``hospital.toml``: its own records, policy, ledger, and noise of the system.
 
-    Raises ConfigError before anything is charged, BudgetRefused when its policy or budget refuses.
+    Raises ConfigError before it is asked, so that its journal has no line, BudgetRefused when its policy or budget refuses.
     """
-    config = RunConfig()
+    config, own = RunConfig(), own_policy(path)
+    plan(inquiry.question, schema_of(path), inquiry.mechanism, inquiry.epsilon, own.delta, own.accountant, own.relation)
     return ask(real_grid(path), inquiry, fresh_run("query"), "", config.timeout) | {"ledger": str(own_ledger(path))}
 
 

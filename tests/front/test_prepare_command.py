@@ -99,6 +99,7 @@ def test_open_columns_of_a_simulation_are_found(tmp_path: Path) -> None:
         (["--share", "2", "--budget", "1"], "share must lie"),
         (["--epsilon", "1", "--column", "radius"], "no feature column 'radius'"),
         (["--epsilon", "1", "--bins", "1"], "bins must lie"),
+        (["--epsilon", "-1", "--imputer"], "epsilon must lie"),
         (["--epsilon", "1", "--low", "0.99", "--high", "0.5"], "low < high"),
         (["--epsilon", "1", "--schema-file", "nowhere.toml"], "no such schema file"),
         (["--epsilon", "1", "--hospital", "hospital.toml"], "exactly one of --dataset"),
@@ -139,6 +140,16 @@ def test_a_real_hospital_prepares_by_its_own_policy(hospital: Path, tmp_path: Pa
     prepare("--hospital", str(hospital), "--epsilon", "1", "--out", str(tmp_path / "again"))
     with pytest.raises(ConfigError, match="--seed is for a simulation"):
         prepare("--hospital", str(hospital), "--epsilon", "1", "--seed", "3", "--out", str(tmp_path / "third"))
+
+
+@pytest.mark.parametrize("imputer", [(), ("--imputer",)])
+@pytest.mark.parametrize("epsilon", ["-1", "nan"])
+def test_a_real_hospital_is_not_asked_for_an_impossible_epsilon(
+    hospital: Path, tmp_path: Path, epsilon: str, imputer: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="epsilon must lie between"):
+        prepare("--hospital", str(hospital), "--epsilon", epsilon, "--out", str(tmp_path / "out"), *imputer)
+    assert not (tmp_path / "home").exists() and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 import polyclinic
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import PolyclinicError, several
+from polyclinic.errors import PolyclinicError, several, whose
 from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
@@ -116,7 +116,9 @@ def enrol(
     dropped += [(name, why) for _, name, why in found.refused + later.refused]
     dropped += found.unread + later.unread + others
     if not sites:
-        why = several(sorted({why for _, why in dropped}), between="; ") or "no reply"
+        # Of one hospital alone there is no question whose the reason is.
+        alone = len(dropped) == 1 or simulated
+        why = (several(sorted({why for _, why in dropped}), between="; ") if alone else whose(dropped)) or "no reply"
         raise PolyclinicError(f"No hospital could enrol: {why.rstrip('.')}.")
     fit, unlike = _alike(sites)
     return fit, dropped + unlike

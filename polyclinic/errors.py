@@ -60,3 +60,20 @@ def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
     return between.join(name if name.isprintable() else repr(name) for name in every[:most]) + more
+
+
+def without_name(name: str, reason: str) -> str:
+    """A hospital's reason without its own name before it, for a line that names it already."""
+    return reason.removeprefix(f"{name}: ")
+
+
+def whose(reasons: Iterable[tuple[str, str]], between: str = "; ") -> str:
+    """Every reason once, after the names of the hospitals that gave it; one that quotes its hospital's name stays as it is."""
+    names: dict[str, list[str]] = {}
+    for name, reason in sorted(set(reasons)):
+        names.setdefault(without_name(name, reason), []).append(name)
+    sentences = (
+        reason if all(repr(name) in reason for name in named) else f"{several(named)}: {reason}"
+        for reason, named in names.items()
+    )
+    return several(sorted(sentences), between=between)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.prepared import Rules
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
-from polyclinic.querying import Simulated, fresh_run, own_ledger, real_grid
+from polyclinic.querying import Simulated, fresh_run, own_ledger, own_policy, real_grid, schema_of
 from polyclinic.server.surveys import Preparation, Relations, prepare, relate
+from polyclinic.training.relations import plan
 from polyclinic.training.survey import Survey
 
 SCHEMA, STATEMENT = "prepared.toml", "preparation.json"
@@ -33,14 +34,15 @@ def prepare_dataset(
     epsilon: what preparing may cost each hospital; or share: the part of its budget that it may; or exact: without privacy.
     columns: those to prepare, all features if empty. bins, codes: as in ``Survey``. ledger, delta, relation, budget: as in
     ``querying.query_dataset``; a new ledger is begun in ``out``. schema_file: the draft, the dataset's own schema if empty.
-    Raises ConfigError before anything is charged, BudgetRefused when every hospital's budget refuses; nothing is written
-    then.
+    Raises ConfigError before anything is charged, also where ``out`` holds what was prepared before or cannot be written;
+    BudgetRefused when every hospital's budget refuses. Nothing is written then, but the folder may be made.
     """
     file = ledger or out / "ledger.sqlite"
     simulated = Simulated.of(dataset, file, "survey", sites, seed, delta, relation, budget, schema_file)
     draft = dataset_of(simulated.config).schema
     survey = _survey(draft, epsilon, share, exact, simulated.budget, columns, bins, codes)
     preparation = Preparation(survey, rules or Rules(), str(simulated.ledger), simulated.budget, simulated.relation)
+    _reserve(out, SCHEMA, STATEMENT)
     found = prepare(simulated.grid(), preparation, simulated.run, simulated.ledger.parent, simulated.config.timeout)
     return _written(out, *found, simulated.ledger)
 
@@ -50,10 +52,9 @@ def prepare_hospital(
     columns: tuple[str, ...] = (), bins: int = 256, codes: int = 10, rules: Rules | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As ``prepare_dataset``, of the one real hospital of a ``hospital.toml``: its own draft schema, policy and ledger."""
-    described = HospitalFile.read(path)
-    draft = Schema.from_toml(path.resolve().parent / described.schema_)
-    own = Policy.build(described.policy, str(path)).budget
-    survey = _survey(draft, epsilon, share, exact, own, columns, bins, codes)
+    draft = schema_of(path)
+    survey = _survey(draft, epsilon, share, exact, own_policy(path).budget, columns, bins, codes)
+    _reserve(out, SCHEMA, STATEMENT)
     found = prepare(
         real_grid(path), Preparation(survey, rules or Rules()), fresh_run("survey"), "", RunConfig().timeout
     )
@@ -71,7 +72,9 @@ def impute_dataset(
     file = ledger or out / "ledger.sqlite"
     simulated = Simulated.of(dataset, file, "relations", sites, seed, delta, relation, budget, schema_file)
     asked = _epsilon(epsilon, share, exact, simulated.budget)
+    plan(dataset_of(simulated.config).schema, asked, simulated.config.delta, relation=simulated.relation)
     relations = Relations(asked, str(simulated.ledger), simulated.budget, simulated.relation)
+    _reserve(out, IMPUTER, IMPUTER_STATEMENT)
     found = relate(simulated.grid(), relations, simulated.run, simulated.ledger.parent, simulated.config.timeout)
     return _imputer_written(out, *found, simulated.ledger)
 
@@ -80,8 +83,10 @@ def impute_hospital(
     out: Path, path: Path, *, epsilon: float | None = None, share: float | None = None, exact: bool = False
 ) -> dict[str, Any]:
     """As ``impute_dataset``, of the one real hospital of a ``hospital.toml``."""
-    own = Policy.build(HospitalFile.read(path).policy, str(path)).budget
-    relations = Relations(_epsilon(epsilon, share, exact, own))
+    own = own_policy(path)
+    relations = Relations(_epsilon(epsilon, share, exact, own.budget))
+    plan(schema_of(path), relations.epsilon, own.delta, own.accountant, own.relation)
+    _reserve(out, IMPUTER, IMPUTER_STATEMENT)
     found = relate(real_grid(path), relations, fresh_run("relations"), "", RunConfig().timeout)
     return _imputer_written(out, *found, own_ledger(path))
 
@@ -124,9 +129,26 @@ def _json(told: dict[str, Any]) -> Callable[[Path], object]:
     return lambda path: path.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 
+def _reserve(out: Path, *names: str) -> None:
+    """Make the folder before anything is paid for. Raises ConfigError where one of the files exists, or none can be made."""
+    try:
+        for path in (out / name for name in names):
+            if path.exists():
+                raise ConfigError(f"{path} exists already, and what it holds was paid for; choose another folder.")
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except FileExistsError:
+        raise ConfigError(f"{out} is a file, not a folder; choose another folder.") from None
+    except OSError as error:
+        raise ConfigError(f"The folder {out} cannot be written: {error.strerror or 'no reason given'}.") from None
+
+
 def _write(out: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name, write in files.items():
-        partial = out / f"{name}.partial"
-        write(partial)
-        partial.replace(out / name)
+    try:
+        for name, write in files.items():
+            partial = out / f"{name}.partial"
+            write(partial)
+            partial.replace(out / name)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written any more: {error.strerror or 'no reason given'}.") from None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from polyclinic.client.hospital import check_simulation, simulated_sites
-from polyclinic.client.policy import HospitalFile
+from flwr.app import Message
+
+from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
+from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
@@ -20,6 +23,7 @@ from polyclinic.privacy.ledger_terms import Terms
 from polyclinic.server.queries import Inquiry, ask
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.training.queries import plan
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -52,12 +56,18 @@ def schema_of(path: Path) -> Schema:
     return Schema.from_toml(path.resolve().parent / HospitalFile.read(path).schema_)
 
 
+def own_policy(path: Path) -> Policy:
+    """The policy of a real hospital. Raises ConfigError for a file without a usable one."""
+    return Policy.build(HospitalFile.read(path).policy, str(path))
+
+
 def query_hospital(inquiry: Inquiry, path: Path) -> dict[str, Any]:
     """The answer of the one real hospital of a ``hospital.toml``: its own records, policy, ledger, and noise of the system.
 
-    Raises ConfigError before anything is charged, BudgetRefused when its policy or budget refuses.
+    Raises ConfigError before it is asked, so that its journal has no line, BudgetRefused when its policy or budget refuses.
     """
-    config = RunConfig()
+    config, own = RunConfig(), own_policy(path)
+    plan(inquiry.question, schema_of(path), inquiry.mechanism, inquiry.epsilon, own.delta, own.accountant, own.relation)
     return ask(real_grid(path), inquiry, fresh_run("query"), "", config.timeout) | {"ledger": str(own_ledger(path))}
 
 
@@ -97,10 +107,18 @@ class Simulated:
         return LocalGrid(_CLIENT, len(simulated_sites(self.config)), self.config.flat())
 
 
-def real_grid(path: Path) -> LocalGrid:
+class OwnGrid(LocalGrid):
+    """A hospital that is asked by its own command, in this process."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        with typed_here():
+            return super().push_messages(messages)
+
+
+def real_grid(path: Path) -> OwnGrid:
     """The one real hospital of a ``hospital.toml``, in this process. Raises ConfigError for a file that is none."""
     HospitalFile.read(path)
-    return LocalGrid(_CLIENT, 1, RunConfig().flat(), node_config={"hospital": str(path.resolve())})
+    return OwnGrid(_CLIENT, 1, RunConfig().flat(), node_config={"hospital": str(path.resolve())})
 
 
 def own_ledger(path: Path) -> Path:

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import PolyclinicError, without_name
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, Silent, figures
@@ -91,7 +91,8 @@ class _Logged(Silent):
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         for dropout in dropouts[:_MOST_LOGGED]:
             when = f"in round {dropout['round']}" if dropout["round"] else "before the first round"
-            log(WARNING, "Polyclinic: %s dropped out %s: %s", dropout["site"], when, dropout["reason"])
+            why = without_name(dropout["site"], dropout["reason"])
+            log(WARNING, "Polyclinic: %s dropped out %s: %s", dropout["site"], when, why)
         if len(dropouts) > _MOST_LOGGED:
             log(WARNING, "Polyclinic: %d more dropped out; the summary has all.", len(dropouts) - _MOST_LOGGED)
 

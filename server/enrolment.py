@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 import polyclinic
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import PolyclinicError, several
+from polyclinic.errors import PolyclinicError, several, whose
 from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.prompt import replies_to
-from polyclinic.server.sites import Dropped, Site, by_index, one_line, reason_of, silence
+from polyclinic.server.sites import Dropped, Site, by_index, node_title, one_line, reason_of, registered_names, silence
 from polyclinic.versions import version_conflict
 
 _LONGEST_SCHEMA = 16_000_000
@@ -92,7 +92,8 @@ def enrol(
     deadline = time.monotonic() + timeout
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
     asked = dict(enumerate(nodes))
-    found = _ask(grid, request, asked, timeout)
+    registered = registered_names(grid)
+    found = _ask(grid, request, asked, timeout, registered)
     claims = Counter(told.simulated for _, _, told in found.good)
     simulated = simulates and claims[True] > claims[False]
     if simulated:
@@ -104,19 +105,22 @@ def enrol(
         new = sorted(set(_wait_for_nodes(grid, wanted, deadline, only)) - set(nodes))
         more = dict(enumerate(new, total))
         total, asked = total + len(new), asked | more
-    later = _ask(grid, request, more, timeout)
+        registered |= registered_names(grid) if new else {}
+    later = _ask(grid, request, more, timeout, registered)
     good = [one for one in (*found.good, *later.good) if one[0] < total]
     absent = {**found.erred, **later.erred} | dict.fromkeys((*found.silent, *later.silent), silence(timeout))
     names = only or {}
     dropped = [
-        (f"site {place}" if simulated else names.get(asked[place], f"node {asked[place]}"), why)
+        (f"site {place}" if simulated else names.get(asked[place], node_title(asked[place], registered)), why)
         for place, why in sorted(absent.items()) if place < total
     ]  # fmt: skip
-    sites, others = _sites(good, simulated)
+    sites, others = _sites(good, simulated, registered)
     dropped += [(name, why) for _, name, why in found.refused + later.refused]
     dropped += found.unread + later.unread + others
     if not sites:
-        why = several(sorted({why for _, why in dropped}), between="; ") or "no reply"
+        # Of one hospital alone there is no question whose the reason is.
+        alone = len(dropped) == 1 or simulated
+        why = (several(sorted({why for _, why in dropped}), between="; ") if alone else whose(dropped)) or "no reply"
         raise PolyclinicError(f"No hospital could enrol: {why.rstrip('.')}.")
     fit, unlike = _alike(sites)
     return fit, dropped + unlike
@@ -126,13 +130,14 @@ def enrol(
 class Newcomers:
     """``answered``: the nodes that told who they are, or what cannot be read; ``pending``: messages that have no reply, by
     their nodes; ``found``: the hospitals among those that answered; ``absent``: why others are none; ``erred``: nodes that
-    gave an error, and the reason."""
+    gave an error, and the reason; ``names``: under which nodes are registered."""
 
     answered: frozenset[int]
     found: list[Site]
     absent: Dropped
     erred: dict[int, str]
     pending: dict[int, str]
+    names: dict[int, str]
 
 
 def ask_to_enrol(grid: Grid, request: EnrolRequest, nodes: Iterable[int]) -> dict[int, str]:
@@ -145,13 +150,14 @@ def ask_to_enrol(grid: Grid, request: EnrolRequest, nodes: Iterable[int]) -> dic
 def newcomers(grid: Grid, asked: Mapping[int, str], timeout: float) -> Newcomers:
     """What came of ``asked`` (``ask_to_enrol``) within ``timeout`` seconds, as real hospitals' answers."""
     nodes = {node: node for node in asked}
-    got = _read(replies_to(grid, asked.values(), timeout), nodes)
-    sites, others = _sites(got.good, simulated=False)
+    names = registered_names(grid) if asked else {}
+    got = _read(replies_to(grid, asked.values(), timeout), nodes, names)
+    sites, others = _sites(got.good, False, names)
     refused = [(name, why) for _, name, why in got.refused]
     # Who refused is asked again: a policy or a version may be another by then.
     answered = frozenset(asked) - set(got.erred) - set(got.silent) - {node for node, _, _ in got.refused}
     pending = {node: asked[node] for node in got.silent}
-    return Newcomers(answered, sites, refused + got.unread + others, got.erred, pending)
+    return Newcomers(answered, sites, refused + got.unread + others, got.erred, pending, names)
 
 
 def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Mapping[int, str] | None) -> list[int]:
@@ -167,15 +173,17 @@ def _message(request: EnrolRequest, place: int, node: int) -> Message:
     return Message(RecordDict({RECORD: asked.record()}), node, ENROL, group_id=str(place))
 
 
-def _ask(grid: Grid, request: EnrolRequest, asked: Mapping[int, int], timeout: float) -> _Answers:
+def _ask(
+    grid: Grid, request: EnrolRequest, asked: Mapping[int, int], timeout: float, names: Mapping[int, str]
+) -> _Answers:
     """What the node of each place answers."""
     if not asked:
         return _Answers()
     messages = [_message(request, place, node) for place, node in asked.items()]
-    return _read(grid.send_and_receive(messages, timeout=timeout), asked)
+    return _read(grid.send_and_receive(messages, timeout=timeout), asked, names)
 
 
-def _read(replies: Iterable[Message], asked: Mapping[int, int]) -> _Answers:
+def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[int, str]) -> _Answers:
     came = by_index(replies, asked)
     answers = _Answers(silent=tuple(sorted(set(asked) - set(came))))
     for place, reply in sorted(came.items()):
@@ -194,15 +202,17 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int]) -> _Answers:
                 answers.good.append((place, asked[place], _Told.model_validate(said)))
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"])) or RECORD
-            answers.unread.append(_unread(asked[place], where))
+            answers.unread.append(_unread(node_title(asked[place], names), where))
     return answers
 
 
-def _unread(node: int, where: str) -> tuple[str, str]:
-    return f"node {node}", f"what it says of itself when it enrols cannot be read: field {where!r}"
+def _unread(title: str, where: str) -> tuple[str, str]:
+    return title, f"what it says of itself when it enrols cannot be read: field {where!r}"
 
 
-def _sites(good: Sequence[tuple[int, int, _Told]], simulated: bool) -> tuple[list[Site], Dropped]:
+def _sites(
+    good: Sequence[tuple[int, int, _Told]], simulated: bool, names: Mapping[int, str]
+) -> tuple[list[Site], Dropped]:
     """The hospitals, in order: of a simulation as they were asked, real ones by name; and who is no hospital of this kind."""
     schema = cache(lambda text: Schema.from_dict(json.loads(text)))
     sites: list[Site] = []
@@ -213,7 +223,7 @@ def _sites(good: Sequence[tuple[int, int, _Told]], simulated: bool) -> tuple[lis
             dropped.append((told.site, f"it says that it is {kinds[0]}, and the run's hospitals are {kinds[1]}"))
             continue
         if simulated and told.index != place:
-            dropped.append(_unread(node, "index"))
+            dropped.append(_unread(node_title(node, names), "index"))
             continue
         try:
             sites.append(Site(
@@ -221,7 +231,7 @@ def _sites(good: Sequence[tuple[int, int, _Told]], simulated: bool) -> tuple[lis
                 told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
             ))  # fmt: skip
         except (PolyclinicError, TypeError, ValueError, RecursionError):
-            dropped.append(_unread(node, "schema"))
+            dropped.append(_unread(node_title(node, names), "schema"))
     return sites, dropped
 
 

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
-from polyclinic.errors import ConfigError, several
+from polyclinic.errors import ConfigError, several, without_name
 from polyclinic.plugins import model_named, strategy_named, task_named
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
@@ -131,7 +131,7 @@ def federate(
     absent += unfit.items()
     sites = [site for site in enrolled if choose(site) and site.name not in unfit]
     if len(sites) < config.min_sites:
-        reasons = several((f" {name}: {why}" for name, why in absent), between="")
+        reasons = several((f" {name}: {without_name(name, why)}" for name, why in absent), between="")
         raise ConfigError(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )

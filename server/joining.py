@@ -51,8 +51,9 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
         for site in found
     ]
     absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
-    absent += [(state.name_of(node), why) for node, why in (late.erred | back.erred).items()]
-    absent += [(state.name_of(node), silence(run.config.timeout)) for node in late.pending]
+    names = late.names | back.names
+    absent += [(state.name_of(node, names), why) for node, why in (late.erred | back.erred).items()]
+    absent += [(state.name_of(node, names), silence(run.config.timeout)) for node in late.pending]
     state.tell(number, absent)
     fit = [state.welcome(site) for site, why in named if not why]
     if fit:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.messages import QUERY, RECORD, QueryRequest, Request
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
@@ -122,7 +122,7 @@ def replies_to(
     view = SiteGrid(grid, sites, lambda site: asked.request(site, run, str(home)), {})
     exchange = view.exchange([Message(RecordDict(), site.id, kind) for site in sites], timeout)
     if not exchange.replies:
-        reasons = several(sorted({reason for _, reason in exchange.dropped}), between=" ")
+        reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
         raise (BudgetRefused if exchange.refused == len(exchange.dropped) else PolyclinicError)(reasons)
     return exchange.replies, absent + [(site.name, reason) for site, reason in exchange.dropped]
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, several
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.messages import CONTROL, RECORD
 from polyclinic.server.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.sites import Exchange, Site
@@ -36,7 +36,7 @@ def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, thre
 
     BudgetRefused when policies alone are the cause.
     """
-    reasons = several(sorted({reason for _, reason in exchange.dropped}), between="; ")
+    reasons = whose((site.name, reason) for site, reason in exchange.dropped)
     kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else TooFew
     needed = f"the secure sum needs {threshold}" if replied < threshold > 1 else f"min-sites is {config.min_sites}"
     return kind(f"{when}: {replied} {'hospital' if replied == 1 else 'hospitals'} replied, {needed}. {reasons}")

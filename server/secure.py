@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from polyclinic.arrays import Arrays, from_record, to_record
 from polyclinic.compression import flattened, shaped
 from polyclinic.config import secure_terms
-from polyclinic.errors import several
+from polyclinic.errors import whose
 from polyclinic.messages import (
     SECURE,
     SECURE_CONFIRM,
@@ -302,7 +302,7 @@ def _ask(
 
 def _check_enough(found: dict[int, Any], dropped: Dropped, threshold: int, when: str) -> None:
     if len(found) < threshold:
-        reasons = several(sorted({reason for _, reason in dropped}), between="; ")
+        reasons = whose((site.name, reason) for site, reason in dropped)
         replied = f"{len(found)} {'hospital' if len(found) == 1 else 'hospitals'} replied"
         raise SumRefused(f"{when}: {replied}, the secure sum needs {threshold}. {reasons}")
 

@@ -62,6 +62,16 @@ class Site:
 Dropped = list[tuple[str, str]]
 
 
+def registered_names(grid: Grid) -> dict[int, str]:
+    """The names under which the coordinator registered the keys of the nodes that are there: the SuperLink's word, not theirs."""
+    return {node.node_id: node.name for node in grid.get_nodes() if node.name}
+
+
+def node_title(node: int, names: Mapping[int, str]) -> str:
+    """What a node is called that is no hospital of the run: its name of ``registered_names``, if any, and its number."""
+    return f"{names[node]} (node {node})" if node in names else f"node {node}"
+
+
 def silence(timeout: float | None) -> str:
     """The reason of who did not reply in time."""
     return f"no reply within {timeout or 0:g} seconds"

@@ -24,7 +24,7 @@ from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
 from polyclinic.server.accounts import LOST, Account
-from polyclinic.server.sites import Exchange, Site
+from polyclinic.server.sites import Exchange, Site, node_title
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,9 +151,9 @@ class RunState:
         self.hospitals[site.name] = placed.told()
         return placed
 
-    def name_of(self, node: int) -> str:
-        """The hospital of a node by its name where it took part, else the node by its number."""
-        return next((name for name, said in self.hospitals.items() if said["node"] == node), f"node {node}")
+    def name_of(self, node: int, names: Mapping[int, str]) -> str:
+        """The hospital of a node by its name where it took part, else the node as ``names`` of the SuperLink have it."""
+        return next((name for name, said in self.hospitals.items() if said["node"] == node), node_title(node, names))
 
     def impostor(self, site: Site) -> str | None:
         """Why it is not who took part under its name: a node is known by its key, a name is its own word."""

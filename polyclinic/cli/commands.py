@@ -32,7 +32,7 @@ from polyclinic.cli.serve import serve
 from polyclinic.cli.synthesize import synthesize
 from polyclinic.cli.terminal import Commands, Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig, read_toml
-from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, without_name
 
 app = typer.Typer(
     name="polyclinic", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -150,7 +150,7 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
     screen.print(privacy_sentence(summary))
     drops = summary["dropouts"]
     for drop in drops[:_MOST_DROPOUTS]:
-        what = f" in round {drop['round']}: {drop['site']}: {drop['reason']}"
+        what = f" in round {drop['round']}: {drop['site']}: {without_name(drop['site'], drop['reason'])}"
         screen.print(Text.assemble(("Dropped out", "yellow"), what), soft_wrap=True)
     if len(drops) > _MOST_DROPOUTS:
         screen.print(f"{len(drops) - _MOST_DROPOUTS:,} more dropouts are in summary.json.", style="yellow")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, without_name
 
 
 def prepare(
@@ -111,7 +111,8 @@ def _print(result: dict[str, Any]) -> None:
         )
     screen.print(f"{what.capitalize()}: {result[what]}\nLedger: {result['ledger']}", soft_wrap=True)
     for drop in result["dropouts"]:
-        screen.print(f"No answer of {drop['site']}: {drop['reason']}", style="yellow", soft_wrap=True)
+        why = without_name(drop["site"], drop["reason"])
+        screen.print(f"No answer of {drop['site']}: {why}", style="yellow", soft_wrap=True)
 
 
 def _prepared(found: dict[str, Any]) -> str:

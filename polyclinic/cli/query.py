@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, without_name
 
 if TYPE_CHECKING:
     from polyclinic.ehr.schema import Schema
@@ -140,7 +140,8 @@ def _print(result: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     for drop in result["dropouts"]:
-        screen.print(f"No answer of {drop['site']}: {drop['reason']}", style="yellow", soft_wrap=True)
+        why = without_name(drop["site"], drop["reason"])
+        screen.print(f"No answer of {drop['site']}: {why}", style="yellow", soft_wrap=True)
 
 
 def _figure(site: dict[str, Any], cell: str) -> str:

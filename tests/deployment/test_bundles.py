@@ -225,3 +225,36 @@ def test_a_policy_with_allowed_runs_is_kept_only_by_a_node_that_checks_them(
         _real_hospital(described)
     monkeypatch.setenv("POLYCLINIC_HOSPITAL", str(described))
     assert _real_hospital(described).policy.allowed_runs == INSTALLED
+
+
+def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_say_that_it_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyclinic.errors import PolyclinicError
+    from polyclinic.querying import query_hospital, real_grid
+    from polyclinic.server.enrolment import enrol, enrol_request
+    from polyclinic.server.queries import Inquiry
+    from polyclinic.sim.calls import AppReference
+    from polyclinic.sim.grid import LocalGrid
+    from polyclinic.training.question import Question
+
+    from .conftest import records
+
+    records(tmp_path)
+    described = tmp_path / "hospital.toml"
+    text = described.read_text() + '\nallowed-tasks = ["query"]\n'
+    described.write_text(f'{text}allowed-runs = ["installed"]\n')
+    monkeypatch.delenv("POLYCLINIC_HOSPITAL", raising=False)
+    inquiry = Inquiry(Question("count"), "laplace", 0.5)
+    assert list(query_hospital(inquiry, described)["sites"])
+    config, node = RunConfig().flat(), {"hospital": str(described)}
+    request = enrol_request("own-command", "", trains=False)
+    for claim in ({}, {"typed-here": True, "_typed_here": True}):
+        # As any node that `hospital start` did not start, whatever its configuration claims, also after an own command.
+        strange = LocalGrid(AppReference("polyclinic.client_app"), 1, config, node_config={**node, **claim})
+        with pytest.raises(PolyclinicError, match="which only a node started by"):
+            enrol(strange, request, 1, 1.0)
+    assert enrol(real_grid(described), request, 1, 1.0)[0]
+    described.write_text(f'{text}allowed-runs = ["{sha(OWN)}"]\n')
+    with pytest.raises(PolyclinicError, match="a command typed at the hospital needs 'installed' among them"):
+        query_hospital(inquiry, described)

@@ -96,6 +96,22 @@ def test_a_coordinators_own_code_does_not_run_at_hospitals(federation: Federatio
         assert federation.call("hospital", "status", federation.folder / name)["ledger"] == before
 
 
+def test_a_hospital_whose_schema_cannot_be_read_is_called_by_the_name_of_its_registration(
+    federation: Federation,
+) -> None:
+    schema = federation.folder / "south" / "schema.toml"
+    away = schema.rename(schema.with_suffix(".away"))
+    try:
+        done = federation.run("coordinator", "submit", federation.co, *KEYS, "--stream")
+    finally:
+        away.rename(schema)
+    [node] = [
+        node["node"] for node in federation.call("coordinator", "nodes", federation.co) if node["name"] == "south"
+    ]
+    said = f"1 hospitals enrolled. south (node {node}): the hospital's schema cannot be used"
+    assert done.code == 1 and said in federation.log("coordinator") + done.out + done.error
+
+
 def test_a_killed_client_is_answered_for_at_once(federation: Federation) -> None:
     submitted = federation.call("coordinator", "submit", federation.co, *KEYS)
 

@@ -99,6 +99,7 @@ def test_open_columns_of_a_simulation_are_found(tmp_path: Path) -> None:
         (["--share", "2", "--budget", "1"], "share must lie"),
         (["--epsilon", "1", "--column", "radius"], "no feature column 'radius'"),
         (["--epsilon", "1", "--bins", "1"], "bins must lie"),
+        (["--epsilon", "-1", "--imputer"], "epsilon must lie"),
         (["--epsilon", "1", "--low", "0.99", "--high", "0.5"], "low < high"),
         (["--epsilon", "1", "--schema-file", "nowhere.toml"], "no such schema file"),
         (["--epsilon", "1", "--hospital", "hospital.toml"], "exactly one of --dataset"),
@@ -110,7 +111,8 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, argumen
     assert refused.value.exit_code == 2 and not (tmp_path / "out").exists()
 
 
-def test_a_real_hospital_prepares_by_its_own_policy(tmp_path: Path) -> None:
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     size = 3000  # at 300 noise hides where the last 2.5 % begin
     records = pd.DataFrame({"id": np.arange(size), "age": rng.integers(20, 90, size), "died": rng.integers(0, 2, size)})
@@ -126,6 +128,10 @@ def test_a_real_hospital_prepares_by_its_own_policy(tmp_path: Path) -> None:
         'site = "north"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n'
         '[policy]\nbudget = 4.0\ndelta = 1e-4\nallowed-tasks = ["survey"]\n'
     )
+    return hospital
+
+
+def test_a_real_hospital_prepares_by_its_own_policy(hospital: Path, tmp_path: Path) -> None:
     result = prepare("--hospital", str(hospital), "--share", "0.5", "--out", str(tmp_path / "out"))
     age = Schema.from_toml(result["schema"]).features[0]
     assert age.bounds is not None and age.bounds[1] - age.bounds[0] < 1000 and 1.99 < result["privacy"]["epsilon"] <= 2
@@ -134,6 +140,45 @@ def test_a_real_hospital_prepares_by_its_own_policy(tmp_path: Path) -> None:
     prepare("--hospital", str(hospital), "--epsilon", "1", "--out", str(tmp_path / "again"))
     with pytest.raises(ConfigError, match="--seed is for a simulation"):
         prepare("--hospital", str(hospital), "--epsilon", "1", "--seed", "3", "--out", str(tmp_path / "third"))
+
+
+@pytest.mark.parametrize("imputer", [(), ("--imputer",)])
+@pytest.mark.parametrize("epsilon", ["-1", "nan"])
+def test_a_real_hospital_is_not_asked_for_an_impossible_epsilon(
+    hospital: Path, tmp_path: Path, epsilon: str, imputer: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="epsilon must lie between"):
+        prepare("--hospital", str(hospital), "--epsilon", epsilon, "--out", str(tmp_path / "out"), *imputer)
+    assert not (tmp_path / "home").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("demo.log", "demo.log is a file, not a folder"),
+        ("demo.log/inside", "cannot be written: Not a directory"),
+        ("before", "prepared.toml exists already"),
+        ("before/imputed", "imputer.json exists already"),
+    ],
+)
+def test_a_folder_that_cannot_take_the_answer_is_refused_before_a_hospital_pays(
+    hospital: Path, tmp_path: Path, out: str, words: str
+) -> None:
+    (tmp_path / "demo.log").touch()
+    (tmp_path / "before" / "imputed").mkdir(parents=True)
+    for name in ("prepared.toml", "imputed/imputer.json"):
+        (tmp_path / "before" / name).write_text("paid for")
+    imputer = ["--imputer"] if "imputed" in out else []
+    with pytest.raises(ConfigError, match=words) as refused:
+        prepare("--hospital", str(hospital), "--epsilon", "0.2", "--out", str(tmp_path / out), *imputer)
+    assert refused.value.exit_code == 2 and not (tmp_path / "home").exists()
+    assert (tmp_path / "before" / "prepared.toml").read_text() == "paid for"
+    with pytest.raises(ConfigError, match=words):
+        prepare(
+            "--dataset", "breast-cancer", "--epsilon", "1", "--ledger", str(tmp_path / "l"), "--out", str(tmp_path / out),
+            *imputer,
+        )  # fmt: skip
+    assert not (tmp_path / "l").exists()
 
 
 def test_a_schema_file_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def test_a_tolerated_drop_out_gives_the_plain_runs_model_without_that_hospital(t
 def test_one_drop_out_more_than_tolerated_stops_the_run_in_one_sentence(tmp_path: Path, kind: str) -> None:
     lost = [(kind, 2, 1), (kind, 3, 1)]
     with pytest.raises(
-        PolyclinicError, match=r"^Round 1.*: 2 hospitals replied, the secure sum needs 3\. no reply within"
+        PolyclinicError,
+        match=r"^Round 1.*: 2 hospitals replied, the secure sum needs 3\. hospital-2, hospital-3: no reply within",
     ):
         recorded(tmp_path, lost, secure_aggregation=True, secure_dropouts=1)
 

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Error, Message
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import PolyclinicError, whose
 from polyclinic.evaluation.report.context import report_context
 from polyclinic.messages import ENROL, STATISTICS
 from polyclinic.server.app import _Logged, coordinate
@@ -132,6 +132,32 @@ def test_records_that_change_during_a_run_leave_their_hospital_out_of_the_rest_w
         "on, nor may their order where batches are cyclic."
     }
     assert ("west", STATISTICS) in grid.asked
+
+
+def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_once(
+    hospitals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from polyclinic.client.hospital import _real_shard
+
+    def here(done: int) -> set[str]:
+        if done >= 2:
+            path = hospitals / ("south" if done == 2 else "west") / "records.csv"
+            path.write_text("\n".join(path.read_text().splitlines()[:101]) + "\n")
+            _real_shard.cache_clear()
+        return set(NAMES)
+
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "min-sites": 2})
+    with pytest.raises(
+        PolyclinicError, match=r"^Round 4: 1 hospital replied, min-sites is 2\. south, west: refused: the"
+    ):
+        coordinate(Hospitals(hospitals, config, here), config, RunFolder.create(config), progress=_Logged())
+    [said] = [entry.getMessage() for entry in caplog.records if "dropped out in round 3" in entry.getMessage()]
+    assert said.startswith("Polyclinic: south dropped out in round 3: refused: the records are not")
+
+
+def test_a_reason_stands_once_after_the_names_of_whose_it_is() -> None:
+    every = [("b", "b: refused"), ("a", "refused"), ("c", "the budget of 'c' refuses"), ("d", "its disk is full")]
+    assert whose(every) == "a, b: refused; d: its disk is full; the budget of 'c' refuses"
 
 
 def test_two_of_one_name_are_told_apart_by_their_nodes_and_the_true_one_joins_when_the_other_is_gone(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
 
 from polyclinic.config import RunConfig
 from polyclinic.messages import ENROL
@@ -34,6 +35,34 @@ def test_one_that_errs_when_it_enrols_is_asked_again_before_each_round_and_told_
     ] * 4  # at the start, and before each round
     [dropped] = summary["dropouts"]
     assert dropped["round"] == 0 and dropped["site"] == "node 3" and "schema cannot be used" in dropped["reason"]
+
+
+class Registered(Hospitals):
+    """The SuperLink knows the nodes by the names under which the coordinator registered their keys."""
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=f"{NAMES[node - 1]} clinic") for node in self.get_node_ids()]
+
+
+def test_one_that_errs_when_it_enrols_is_called_by_the_name_of_its_registration_also_between_rounds(
+    hospitals: Path,
+) -> None:
+    (hospitals / "west" / "schema.toml").rename(hospitals / "west" / "schema.away")
+    south = (hospitals / "south" / "schema.toml").rename(hospitals / "south" / "schema.away")
+
+    def here(done: int) -> set[str]:
+        if done >= 2 and south.exists():
+            south.rename(south.with_suffix(".toml"))
+        return {"north", "west"} if done == 0 else set(NAMES)
+
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    _, summary = coordinate(Registered(hospitals, config, here), config, RunFolder.create(config))
+    assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [
+        (0, "west clinic (node 3)"),
+        (2, "south clinic (node 2)"),
+    ]
+    assert all("schema cannot be used" in drop["reason"] for drop in summary["dropouts"])
+    assert summary["metrics"]["sites"]["south"]["rounds_joined"] == 2  # under its own name, once it can
 
 
 class Silent(Hospitals):

@@ -9,22 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FRONT = {"errors", "arrays", "passing", "compression", "config", "messages", "plugins", "versions"}
-MAY_IMPORT: dict[str, set[str]] = {
-    "ehr": {"errors"},
-    "privacy": {"errors", "spreadsheets"},
-    "models": {"errors"},
-    "inference": {"errors", "privacy", "models"},
-    "synthesis": {"errors", "ehr", "privacy", "models"},
-    "training": {"errors", "ehr", "privacy", "models", "inference", "synthesis"},
-    "evaluation": {"errors", "ehr", "privacy", "synthesis"},
-    "strategies": {"errors", "privacy", "models", "synthesis"},
-    "client": {*FRONT, "ehr", "privacy", "training", "evaluation", "synthesis"},
-    "sim": {"errors", "arrays", "passing"},
-    "serving": {"errors", "evaluation"},
-    "deployment": {"errors", "config", "plugins", "client", "ehr", "privacy", "server"},
-    "server": {*FRONT, "spreadsheets", "ehr", "privacy", "models", "training", "strategies", "evaluation", "synthesis"},
+ROW = re.compile(r"^\| `(?:polyclinic/)?([\w.]+)/?` \|.*\| ?([\w, ]*?) ?\|$", re.M)
+#: By room or module: which others it imports, from the page's two tables.
+IMPORTS = {
+    name: {*filter(None, listed.split(", "))}
+    for name, listed in ROW.findall((ROOT / "docs/architecture.md").read_text())
 }
+ROOMS = [name for name in IMPORTS if not name.endswith(".py")]
 FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")
 
 
@@ -42,16 +33,28 @@ def imports(path: Path) -> set[str]:
 
 def files(room: str) -> list[Path]:
     inside = ROOT / "polyclinic" / room
+    if room.endswith(".py"):
+        return [inside]
     return sorted((inside if not inside.is_symlink() else ROOT / room).rglob("*.py"))
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_what_it_may(room: str) -> None:
-    assert files(room), f"the room {room} is empty"
-    for path in files(room):
-        ours = {name.split(".")[1] for name in imports(path) if name.startswith("polyclinic.")}
-        extra = ours - MAY_IMPORT[room] - {room}
+def test_every_room_and_module_has_its_row() -> None:
+    here = [
+        path for path in (ROOT / "polyclinic").iterdir() if path.name not in ("__init__.py", "__pycache__", "py.typed")
+    ]
+    assert set(IMPORTS) == {path.name for path in here}
+
+
+@pytest.mark.parametrize("room", IMPORTS)
+def test_a_room_imports_what_the_page_says(room: str) -> None:
+    by_file = {
+        path: {name.split(".")[1] for name in imports(path) if name.startswith("polyclinic.")} for path in files(room)
+    }
+    for path, ours in by_file.items():
+        extra = ours - IMPORTS[room] - {room}
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+    unused = IMPORTS[room] - set().union(*by_file.values())
+    assert not unused, f"{room} imports no {sorted(unused)}"
 
 
 @pytest.mark.parametrize("room", FLOWER_FREE)
@@ -73,7 +76,7 @@ def test_fault_19_no_global_random_state_is_used() -> None:
         r"(np|numpy)\.random\.\w+|random\.\w+"
         r"|torch\.(.*manual_seed.*|seed|rand|randn|randint|randperm|normal|bernoulli|multinomial|poisson)(_like)?"
     )
-    for room in MAY_IMPORT:
+    for room in ROOMS:
         for path in files(room):
             assert not imports(path) & {"random", "numpy.random"}, f"{path.relative_to(ROOT)} imports global draws"
             for name in called(path):

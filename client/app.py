@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from importlib import import_module
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from flwr.common.logger import log
 from safetensors import SafetensorError
 
 from polyclinic.arrays import unreadable
-from polyclinic.client import answers, enrolment, evaluation, queries, secure, selection, surveys, training
+from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.hospital import is_real, open_hospital
 from polyclinic.client.journal import recorded
@@ -61,21 +62,30 @@ from polyclinic.messages import (
     read_request,
 )
 
-# What each kind of message asks for, and who answers it for a list of calls.
-_ANSWERS: dict[str, tuple[type[Request], Callable[[Sequence[Call[Any]]], list[Answer]]]] = {
-    ENROL: (EnrolRequest, enrolment.enrol),
-    STATISTICS: (StatisticsRequest, answers.statistics),
-    QUERY: (QueryRequest, queries.query),
-    SURVEY: (SurveyRequest, surveys.survey),
-    RELATIONS: (RelationsRequest, surveys.relations),
-    SELECT: (SelectRequest, selection.select),
-    MessageType.TRAIN: (TrainRequest, training.train),
-    SECURE_KEYS: (SecureKeysRequest, secure.keys),
-    SECURE_SHARES: (SecureSharesRequest, secure.shares),
-    SECURE_CONFIRM: (SecureConfirmRequest, secure.confirm),
-    SECURE_UNMASK: (SecureUnmaskRequest, secure.unmask),
-    MessageType.EVALUATE: (EvaluateRequest, evaluation.evaluate),
+# What each kind of message asks for, and which function answers it for a list of calls; loaded with the first such message.
+_ANSWERS: dict[str, tuple[type[Request], str]] = {
+    ENROL: (EnrolRequest, "enrolment:enrol"),
+    STATISTICS: (StatisticsRequest, "answers:statistics"),
+    QUERY: (QueryRequest, "queries:query"),
+    SURVEY: (SurveyRequest, "surveys:survey"),
+    RELATIONS: (RelationsRequest, "surveys:relations"),
+    SELECT: (SelectRequest, "selection:select"),
+    MessageType.TRAIN: (TrainRequest, "training:train"),
+    SECURE_KEYS: (SecureKeysRequest, "secure:keys"),
+    SECURE_SHARES: (SecureSharesRequest, "secure:shares"),
+    SECURE_CONFIRM: (SecureConfirmRequest, "secure:confirm"),
+    SECURE_UNMASK: (SecureUnmaskRequest, "secure:unmask"),
+    MessageType.EVALUATE: (EvaluateRequest, "evaluation:evaluate"),
 }
+
+
+@lru_cache(maxsize=len(_ANSWERS))
+def _answering(kind: str) -> Callable[[Sequence[Call[Any]]], list[Answer]]:
+    module, _, name = _ANSWERS[kind][1].partition(":")
+    function: Callable[[Sequence[Call[Any]]], list[Answer]] = getattr(
+        import_module(f"polyclinic.client.{module}"), name
+    )
+    return function
 
 
 class HospitalApp(ClientApp):
@@ -89,7 +99,7 @@ class HospitalApp(ClientApp):
 
 
 def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
-    kind, answer = _ANSWERS[messages[0].metadata.message_type]
+    (kind, _), answer = _ANSWERS[messages[0].metadata.message_type], _answering(messages[0].metadata.message_type)
     found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
     calls = [call for call in found if isinstance(call, Call)]
     given = iter([_told(call, reply, messages[0].metadata.message_type)

@@ -15,7 +15,8 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
 from polyclinic.errors import ConfigError
-from polyclinic.strategies.registry import BUILT_IN
+from polyclinic.plugins import strategy_named
+from polyclinic.strategies import BUILT_IN
 
 _HERE = "__main__"
 #: Keys that name an object, and those of them whose object hospitals use.
@@ -62,7 +63,7 @@ def _name(key: str, value: Any) -> str:
                 f"Configuration key 'strategy' has the value {type(value).__name__}(...), which is made already and would "
                 f"carry one run's memory into the next; give the class, and its arguments as strategy_options='name=value'."
             )
-        if ours := next((name for name, kind in BUILT_IN.items() if kind is value), None):
+        if ours := next((name for name in BUILT_IN if strategy_named(name) is value), None):
             return ours
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if name and getattr(sys.modules.get(str(module)), name, None) is value:

@@ -14,15 +14,12 @@ from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from flwr.serverapp.strategy import Strategy
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
+from polyclinic.config.synthesis import FLOWS, GAMES
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.encoding import feature_names
@@ -30,30 +27,24 @@ from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
-from polyclinic.inference.likelihood import LIKELIHOODS
 from polyclinic.installed import Plugin, claimed, claims, strays
-from polyclinic.models import tabular
-from polyclinic.models.flows import KINDS
 from polyclinic.privacy.accounting import check_terms, dpsgd_event
-from polyclinic.privacy.comparison import SHOWN, shown_epsilon
-from polyclinic.strategies.registry import BUILT_IN
-from polyclinic.synthesis.flows.recipe import Recipe
-from polyclinic.synthesis.flows.recipe import make as make_density
-from polyclinic.synthesis.games.builders import GAMES
-from polyclinic.synthesis.games.builders import make as make_game
-from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.registry import METHODS
-from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
-from polyclinic.training import classification, convex
-from polyclinic.training.control import Controlled
-from polyclinic.training.density import DensityTask
-from polyclinic.training.personal import Personal
-from polyclinic.training.pooled import Pooled
-from polyclinic.training.posterior import PosteriorSums, chosen_method, posterior_sums
-from polyclinic.training.synthesis import GameTask, SumsTask
+from polyclinic.strategies import BUILT_IN as STRATEGIES
 
-Builder = Callable[[], nn.Module]
+if TYPE_CHECKING:
+    import numpy as np
+    from flwr.serverapp.strategy import Strategy
+    from torch import nn
+
+    from polyclinic.synthesis.flows.recipe import Recipe
+    from polyclinic.synthesis.games.game import Game
+    from polyclinic.synthesis.layout import Layout
+    from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
+    from polyclinic.training.density import DensityTask
+    from polyclinic.training.posterior import PosteriorSums
+    from polyclinic.training.synthesis import GameTask, SumsTask
+
+Builder = Callable[[], "nn.Module"]
 #: Each group of names, and where one of it stands.
 GROUPS = {
     "datasets": "Configuration key 'dataset'", "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
@@ -61,32 +52,53 @@ GROUPS = {
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
     "tasks": "Configuration key 'task'", "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
 }  # fmt: skip
+#: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
+BUILT_IN: dict[str, Mapping[str, str]] = {
+    "datasets": datasets.BUILT_IN,
+    "models": {"logistic": "polyclinic.models.tabular:logistic", "mlp": "polyclinic.models.tabular:mlp"},
+    "methods": {
+        "moments": "polyclinic.synthesis.methods.moments:Moments",
+        "independent": "polyclinic.synthesis.methods.independent:Independent",
+        "latent": "polyclinic.synthesis.methods.latent:Latent",
+        "mixture": "polyclinic.synthesis.methods.mixture:HospitalMoments",
+        "marginals": "polyclinic.synthesis.marginals:make",
+    },
+    "games": dict.fromkeys(GAMES, "polyclinic.synthesis.games.builders:make"),
+    "densities": dict.fromkeys(FLOWS, "polyclinic.synthesis.flows.recipe:make"),
+    "likelihoods": {
+        "linear": "polyclinic.inference.likelihood:Linear",
+        "logistic": "polyclinic.inference.likelihood:Logistic",
+    },
+    "strategies": STRATEGIES,
+    "sources": sources.BUILT_IN,
+    "accountants": dict.fromkeys(
+        ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"), "polyclinic.privacy.comparison:shown_epsilon"
+    ),
+    "tasks": {
+        "classification": "polyclinic.training.classification:",
+        "output-perturbation": "polyclinic.training.convex:OUTPUT",
+        "objective-perturbation": "polyclinic.training.convex:OBJECTIVE",
+        "synthesis": "polyclinic.training.synthesis:SYNTHESIS",
+        "posterior": "polyclinic.training.synthesis:POSTERIOR",
+    },
+}
+# One function makes all of these; it is told which.
+_MADE_BY_NAME = ("games", "densities")
 
 
-def _built_in(group: str) -> Mapping[str, Any]:
-    groups: dict[str, Mapping[str, Any]] = {
-        "datasets": datasets.builtin(),
-        "models": {"logistic": tabular.logistic, "mlp": tabular.mlp},
-        "methods": METHODS,
-        "games": {name: partial(make_game, name=name) for name in GAMES},
-        "densities": {name: partial(make_density, name=name) for name in KINDS},
-        "likelihoods": LIKELIHOODS,
-        "strategies": BUILT_IN,
-        "sources": sources.BUILT_IN,
-        "accountants": dict.fromkeys(SHOWN, shown_epsilon),
-        "tasks": {
-            task.name: task
-            for task in (classification, convex.OUTPUT, convex.OBJECTIVE, SumsTask(), SumsTask(name="posterior"))
-        },
-    }
-    return groups[group]
+def _built_in(group: str, name: str) -> Any:
+    module, _, attribute = BUILT_IN[group][name].partition(":")
+    found: Any = import_module(module)
+    if attribute:
+        found = getattr(found, attribute)
+    return partial(found, name=name) if group in _MADE_BY_NAME else found
 
 
 def plugins() -> list[Plugin]:
     """Every name that may be used or that a package claims, ours first; loads nothing."""
-    found = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in _built_in(group)]
+    found = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in BUILT_IN[group]]
     for group in GROUPS:
-        found += claims(group, _built_in(group))
+        found += claims(group, BUILT_IN[group])
     return found + strays(GROUPS)
 
 
@@ -111,9 +123,9 @@ def resolve(group: str, name: str) -> Any:
 
     Raises ConfigError for a name that nobody or several bring, with the nearest known, and for one that does not load.
     """
-    built_in = _built_in(group)
+    built_in = BUILT_IN[group]
     if name in built_in:
-        return built_in[name]
+        return _built_in(group, name)
     module, colon, attribute = name.partition(":")
     point = None if colon else claimed(group, name, built_in)
     try:
@@ -125,7 +137,7 @@ def resolve(group: str, name: str) -> Any:
         raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {_why(error)}.") from error
     # by its name alone a method is no more likely than a game
     groups = ("methods", "games") if group in ("methods", "games") else (group,)
-    known = [known for group in groups for known in (*_built_in(group), *_brought(group))]
+    known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
     raise ConfigError(
         f"{GROUPS[group]} has the value {name!r}; known are {', '.join(known)}, "
         f"or package.module:Name.{nearest(name, known)}"
@@ -134,7 +146,7 @@ def resolve(group: str, name: str) -> Any:
 
 def _brought(group: str) -> list[str]:
     """The names of ``group`` that are other packages' own."""
-    return [plugin.name for plugin in claims(group, _built_in(group)) if not plugin.problem]
+    return [plugin.name for plugin in claims(group, BUILT_IN[group]) if not plugin.problem]
 
 
 def _why(error: BaseException) -> str:
@@ -197,7 +209,9 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
     The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
     """
     if config.sums:
-        return nn.Sequential
+        from torch.nn import Sequential
+
+        return Sequential
     if config.game:
         layout = layout_of(config, schema)
         game = game_of(config, layout)
@@ -209,6 +223,8 @@ def build_model(config: RunConfig, schema: Schema) -> Builder:
 
 def build_for(config: RunConfig, features: int, classes: int) -> Builder:
     """As ``build_model``, for a number of features and classes."""
+    from torch import nn
+
     make = model_named(config.model)
 
     def build() -> nn.Module:
@@ -230,6 +246,8 @@ def build_for(config: RunConfig, features: int, classes: int) -> Builder:
 
 
 def strategy_named(name: str) -> type[Strategy]:
+    from flwr.serverapp.strategy import Strategy
+
     found = resolve("strategies", name)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
@@ -243,8 +261,8 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     an unknown name; the function does where what it gives is no epsilon.
     """
     found = resolve("accountants", name)
-    if found is shown_epsilon:
-        return partial(shown_epsilon, name)
+    if name in BUILT_IN["accountants"]:
+        return partial(found, name)
 
     def shown(*asked: Any) -> float:
         dpsgd_event(*asked[:3])
@@ -262,6 +280,8 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
 
 def layout_of(config: RunConfig, schema: Schema) -> Layout:
     """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
+    from polyclinic.synthesis.layout import Layout
+
     return Layout.of(schema, max(config.condition_hospitals, 1))
 
 
@@ -275,6 +295,9 @@ def posterior_method(config: RunConfig, schema: Schema) -> PosteriorSums:
 
     Raises ConfigError for an unknown likelihood, column or option, and for a prior of another number of parameters.
     """
+    from polyclinic.synthesis.layout import Layout
+    from polyclinic.training.posterior import chosen_method, posterior_sums
+
     make = resolve("likelihoods", config.model)
     method, options = chosen_method(config.chosen, config.rounds, config.seed)
     _check_options(config.model, make, options, "columns")
@@ -339,6 +362,8 @@ def _check_options(model: str, make: Any, options: Mapping[str, Any], ours: str)
 
 def game_of(config: RunConfig, layout: Layout) -> Game:
     """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it cannot do."""
+    from polyclinic.synthesis.games.game import Game
+
     options = {dashed(key): value for key, value in config.chosen.items()}
     found = _made("games", config, layout, preset=config.preset, **options)
     if not isinstance(found, Game):
@@ -360,6 +385,8 @@ def _made(group: str, config: RunConfig, layout: Layout, **options: Any) -> Any:
 
 def density_of(config: RunConfig, layout: Layout) -> Recipe:
     """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
+    from polyclinic.synthesis.flows.recipe import Recipe
+
     found = _made("densities", config, layout, **config.chosen)
     if not isinstance(found, Recipe):
         raise ConfigError(
@@ -369,9 +396,13 @@ def density_of(config: RunConfig, layout: Layout) -> Recipe:
 
 
 def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask | DensityTask:
+    from polyclinic.training.synthesis import GameTask, SumsTask
+
     if config.sums:
         return SumsTask(synthesis_method(config, layout) if layout else None)
     if config.density:
+        from polyclinic.training.density import DensityTask
+
         return DensityTask(density_of(config, layout) if layout else None)
     return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
 
@@ -383,14 +414,22 @@ def task_of(config: RunConfig, schema: Schema | None = None, question: Mapping[s
     if config.synthesis:
         task = _synthesis(config, layout_of(config, schema) if schema else None)
     if config.posterior:
+        from polyclinic.training.synthesis import SumsTask
+
         task = SumsTask(posterior_method(config, schema) if schema else None, name=config.task)
     if question is not None and (config.synthesis or config.posterior):
         task = task.asked(question)
     if config.strategy == "scaffold":
+        from polyclinic.training.control import Controlled
+
         return Controlled(task, config.control_variate)
     if config.shared_noise:
+        from polyclinic.training.pooled import Pooled
+
         return Pooled(task)
     if config.strategy == "ditto":
+        from polyclinic.training.personal import Personal
+
         return Personal(task, config.personal_mu)
     return task
 

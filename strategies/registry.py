@@ -1,4 +1,4 @@
-"""Which strategies have a name, and how one is made from a run's configuration.
+"""How a strategy is made from a run's configuration, and which of them average models.
 
 The round loop samples hospitals itself, from the run's seed, so a strategy is always told to take every node it sees.
 """
@@ -13,30 +13,13 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.errors import ConfigError
-from polyclinic.strategies.scaffold import Scaffold
-
-BUILT_IN: dict[str, type[Strategy]] = {
-    "fedavg": flower.FedAvg,  # McMahan et al. 2017
-    "fedsgd": flower.FedAvg,  # the same with one step over all patients, to which RunConfig holds it
-    "fedprox": flower.FedProx,  # Li et al. 2020
-    "fedavgm": flower.FedAvgM,  # Hsu et al. 2019
-    "fedadam": flower.FedAdam,  # Reddi et al. 2021
-    "fedadagrad": flower.FedAdagrad,
-    "fedyogi": flower.FedYogi,
-    "fedmedian": flower.FedMedian,  # Yin et al. 2018
-    "fedtrimmedavg": flower.FedTrimmedAvg,
-    "krum": flower.Krum,  # Blanchard et al. 2017
-    "multikrum": flower.MultiKrum,
-    "bulyan": flower.Bulyan,  # El Mhamdi et al. 2018
-    "qfedavg": flower.QFedAvg,  # Li et al. 2020 (q-FFL)
-    "scaffold": Scaffold,  # Karimireddy et al. 2020
-    "fedbn": flower.FedAvg,  # Li et al. 2021: of what the server averages, normalisation layers are no part
-    "ditto": flower.FedAvg,  # Li et al. 2021b: personal models never reach the server
-}
+from polyclinic.strategies import BUILT_IN
 
 _WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
 # The names of those that begin with the mean of models.
-MEANS = [name for name, kind in BUILT_IN.items() if kind in _WEIGHTED_MEANS]
+MEANS = [
+    name for name, place in BUILT_IN.items() if place.partition(":")[2] in {kind.__name__ for kind in _WEIGHTED_MEANS}
+]
 
 # The loop's cohort decides who takes part; without these Flower would sample again, or wait for ever for a second node.
 _EVERY_NODE = {

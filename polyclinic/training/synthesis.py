@@ -147,6 +147,10 @@ class SumsTask:
         return int(found.shape[1])
 
 
+#: Both as far as a name alone tells: their price.
+SYNTHESIS, POSTERIOR = SumsTask(), SumsTask(name="posterior")
+
+
 @dataclass(frozen=True, eq=False)
 class GameTask:
     """A round is steps of a game's critic on every patient's real rows and as many generated ones of the same labels.

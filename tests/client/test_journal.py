@@ -64,8 +64,7 @@ def test_an_answer_whose_line_cannot_be_written_stays_here_and_stays_charged(tmp
         "    found = before(calls)\n"
         "    (home / 'journal.jsonl').unlink(); (home / 'journal.jsonl').symlink_to('/dev/full')\n"
         "    return found\n"
-        "import polyclinic.client.app as a\n"
-        "a._ANSWERS['train'] = (a._ANSWERS['train'][0], train)\n"
+        "training.train = train\n"
         "reply = t.train(pathlib.Path(sys.argv[1]))\n"
         "print(reply.error.reason)\n"
     )

@@ -21,8 +21,9 @@ import pandas as pd
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import check_chunks
-from polyclinic.ehr.sources import BUILT_IN, Place
+from polyclinic.ehr.sources import Place
 from polyclinic.errors import PolyclinicError
+from polyclinic.plugins import resolve
 
 KINDS = ("csv", "csv.gz", "parquet", "ndjson", "sqlite")
 CANARIES = ("canary", "4711")
@@ -132,7 +133,7 @@ def write(kind: str, folder: Path, table: pd.DataFrame) -> tuple[list[Path], str
 def attempt(source: str, place: Place, schema: Schema = SCHEMA) -> str:
     """ "loaded", "refused", or what is wrong with how it failed."""
     try:
-        checked = check_chunks(BUILT_IN[source](place, schema), schema, place.text)
+        checked = check_chunks(resolve("sources", source)(place, schema), schema, place.text)
         wrong = not np.isfinite(np.nan_to_num(checked.x)).all() or (np.nan_to_num(np.abs(checked.x)) > 1 + 1e-9).any()
         return "loaded with a cell outside its bounds" if wrong else "loaded"
     except PolyclinicError as error:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from polyclinic.ehr.cohorts import Cohort, Flow, Step
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.ehr.sources import BUILT_IN, Chunk, Place, of_cohort, read_records
+from polyclinic.ehr.sources import Chunk, Place, of_cohort, read_records
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.plugins import resolve
 
 DATA = Path(os.environ.get("POLYCLINIC_DATA", ""))
 SCHEMA = Schema(
@@ -206,7 +207,7 @@ def cdm(folder: Path) -> None:
 def test_a_mapping_file_says_the_whole_cohort(tmp_path: Path) -> None:
     cdm(tmp_path)
     (tmp_path / "mapping.toml").write_text(CDM)
-    chunks = list(BUILT_IN["omop"](Place(".", tmp_path, {"mapping": "mapping.toml"}), SCHEMA))
+    chunks = list(resolve("sources", "omop")(Place(".", tmp_path, {"mapping": "mapping.toml"}), SCHEMA))
     # b has no infarction; a's second stay has one in the year before; c's was in 2019, d is a child.
     assert counted(chunks) == [
         ("rows of visit_occurrence", 7, 5),
@@ -236,7 +237,7 @@ def test_a_mapping_with_a_wrong_cohort_is_told_so(tmp_path: Path, change: tuple[
     cdm(tmp_path)
     (tmp_path / "mapping.toml").write_text(CDM.replace(*change, 1))
     with pytest.raises((ConfigError, DataError), match=says):
-        list(BUILT_IN["omop"](Place(".", tmp_path, {"mapping": "mapping.toml"}), SCHEMA))
+        list(resolve("sources", "omop")(Place(".", tmp_path, {"mapping": "mapping.toml"}), SCHEMA))
 
 
 def test_an_index_in_minutes_shifts_the_windows_of_tables_in_minutes(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ from = 0
 to = 2
 """
     )
-    (chunk,) = BUILT_IN["eicu"](Place(".", tmp_path, {"mapping": "m.toml"}), SCHEMA)
+    (chunk,) = resolve("sources", "eicu")(Place(".", tmp_path, {"mapping": "m.toml"}), SCHEMA)
     assert counted([chunk]) == [("rows of patient", 2, 2), ("with an index", 1, 1)]
     assert chunk.records[["id", "died"]].to_numpy().tolist() == [["p", 1]]
 
@@ -336,7 +337,7 @@ name = "first admission"
 one-each = "first"
 """)
     folder = DATA / "mimic3_demo_1.4"
-    chunks = list(BUILT_IN["mimic3"](Place(str(folder), tmp_path, {"mapping": "m.toml"}), SCHEMA))
+    chunks = list(resolve("sources", "mimic3")(Place(str(folder), tmp_path, {"mapping": "m.toml"}), SCHEMA))
     stays = pd.read_csv(folder / "ADMISSIONS.csv.gz", parse_dates=["admittime"])
     born = pd.read_csv(folder / "PATIENTS.csv.gz", parse_dates=["dob"]).set_index("subject_id")["dob"]
     coded = pd.read_csv(folder / "DIAGNOSES_ICD.csv.gz", dtype={"icd9_code": str})
@@ -378,7 +379,9 @@ values = { Expired = "1", Alive = "0" }
 name = "state at hospital discharge known"
 keep = "not missing(died)"
 """)
-    chunks = list(BUILT_IN["eicu"](Place(str(DATA / "eicu_demo_2.0.1"), tmp_path, {"mapping": "m.toml"}), SCHEMA))
+    chunks = list(
+        resolve("sources", "eicu")(Place(str(DATA / "eicu_demo_2.0.1"), tmp_path, {"mapping": "m.toml"}), SCHEMA)
+    )
     flow = builtin()["eicu-demo"].flow
     assert flow is not None
     assert counted(chunks)[0][1:] == (2520, 1841) == (flow.stages[0].rows, flow.stages[0].patients)

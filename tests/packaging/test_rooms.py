@@ -1,9 +1,11 @@
 """The arrows between the rooms (docs/architecture.md): who may import whom, read from the source itself."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ IMPORTS = {
     for name, listed in ROW.findall((ROOT / "docs/architecture.md").read_text())
 }
 ROOMS = [name for name in IMPORTS if not name.endswith(".py")]
+# An object that the registry names as text and imports when it is asked for; Flower's entries are loaded by Flower.
+PLACE = re.compile(r"polyclinic\.(?!client_app|server_app)[\w.]+:\w*")
 FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")
 
 
@@ -28,6 +32,8 @@ def imports(path: Path) -> set[str]:
             found |= (
                 {node.module} if node.module != "polyclinic" else {f"polyclinic.{alias.name}" for alias in node.names}
             )
+        elif isinstance(node, ast.Constant) and PLACE.fullmatch(str(node.value)):
+            found.add(str(node.value).partition(":")[0])
     return found
 
 
@@ -92,8 +98,32 @@ def test_entry_modules_import_the_package_first() -> None:
         assert isinstance(first, ast.Import) and first.names[0].name == "polyclinic"
 
 
-def test_a_run_starts_without_what_only_some_runs_or_their_ends_need() -> None:
-    slow = ["jinja2", "matplotlib", "opacus", "ray", "sklearn"]
-    code = f"import sys, polyclinic.federation, polyclinic.client_app; print([m for m in {slow} if m in sys.modules])"
+def loaded(code: str) -> list[str]:
+    """The names of all modules that are there after the code has run in a Python of its own."""
+    code = f"import json, sys\n{code}\nprint()\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_run_starts_without_what_only_some_runs_or_their_ends_need() -> None:
+    slow = {"jinja2", "matplotlib", "opacus", "ray", "sklearn"}
+    assert not slow & set(loaded("import polyclinic.federation, polyclinic.client_app"))
+
+
+def test_a_hospital_loads_what_a_message_needs_and_no_games_flows_or_marginals() -> None:
+    ours = [name for name in loaded("import polyclinic.client_app") if name.split(".")[0] == "polyclinic"]
+    lines = sum(len(Path(str(find_spec(name).origin)).read_text().splitlines()) for name in ours)  # type: ignore[union-attr]
+    assert len(ours) <= 130 and lines <= 15_000
+    train = "import pathlib, tempfile\nfrom tests.client import test_hospital as t\n"
+    train += "assert t.train(t.make_hospital(pathlib.Path(tempfile.mkdtemp()))).has_content()"
+    for name in (*ours, *loaded(train)):
+        assert not re.match(
+            r"polyclinic\.(synthesis\.(games|flows|marginals|methods)|inference|reproduce|server)\b", name
+        ), name
+
+
+def test_the_list_of_datasets_is_printed_without_torch() -> None:
+    code = "from polyclinic.cli import main\nsys.argv = ['polyclinic', '{}']\ntry:\n    main()\nexcept SystemExit: pass"
+    for command in ("datasets", "--help"):
+        assert not {"torch", "flwr", "ray"} & set(loaded(code.format(command))), command

@@ -12,6 +12,7 @@ from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
+from polyclinic.plugins import BUILT_IN, resolve
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event, gaussian_event
 from polyclinic.privacy.statistics import Moments as Counted
@@ -22,7 +23,6 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.moments import Moments
-from polyclinic.synthesis.registry import METHODS
 from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.synthesis.synthesizer import Arrays
 from polyclinic.training import classification
@@ -54,9 +54,9 @@ STEPS = TrainSettings(
 WHOLE = TrainSettings(
     sample_rate=1.0, local_steps=1, learning_rate=1.0, max_grad_norm=1.0, noise_multiplier=3.0, optimizer="sgd"
 )
-MAKERS: dict[str, Any] = dict(METHODS) | {
+MAKERS: dict[str, Any] = {name: resolve("methods", name) for name in BUILT_IN["methods"]} | {
     "moments in two rounds": lambda at: Moments(at, rounds=2), "latent": lambda at: Latent(at, classes=3, rounds=4),
-    "mst": lambda at: METHODS["marginals"](at, algorithm="mst", rounds=3),
+    "mst": lambda at: resolve("methods", "marginals")(at, algorithm="mst", rounds=3),
 }  # fmt: skip
 GAMES = {"gan": LAYOUT, "dpgan": LAYOUT, "ppgan": LAYOUT, "wgan": LAYOUT, "wgan-gp": LAYOUT, "acgan": TRIAL}
 PAPER = {"dpgan": LAYOUT, "ppgan": LAYOUT, "wgan": LAYOUT, "wgan-gp": LAYOUT}

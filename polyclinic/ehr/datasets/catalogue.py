@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 
 from polyclinic.ehr.checks import Bools
-from polyclinic.ehr.datasets import (
-    breast_cancer,
-    diabetes,
-    digits,
-    eicu,
-    heart_disease,
-    icd,
-    icu,
-    ist,
-    mimic,
-    mimic_hf,
-    mnist,
-    sprint,
-    trial,
-)
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import check_partitioner, measured, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
@@ -29,29 +16,36 @@ from polyclinic.errors import ConfigError
 TEST_FRACTION = 0.25
 
 
+#: Where each dataset that comes with Polyclinic is, by name; loaded when it is asked for.
+BUILT_IN = {
+    name: f"polyclinic.ehr.datasets.{place}"
+    for name, place in {
+        "breast-cancer": "breast_cancer:DATASET",
+        "heart-disease": "heart_disease:DATASET",
+        "heart-disease-920": "heart_disease:DATASET_920",
+        "ist": "ist:DATASET",
+        "ist-death-14": "ist:DATASET_DEATH_14",
+        "eicu-demo": "eicu:DATASET",
+        "diabetes-130": "diabetes:DATASET",
+        "diabetes-130-first": "diabetes:DATASET_FIRST",
+        "diabetes-130-all": "diabetes:DATASET_ALL",
+        "mimic-demo": "mimic:DATASET",
+        "mimic-demo-vitals": "mimic:DATASET_VITALS",
+        "trial": "trial:DATASET",
+        "icu": "icu:DATASET",
+        "sprint": "sprint:DATASET",
+        "mimic-hf": "mimic_hf:DATASET",
+        "icd": "icd:DATASET",
+        "digits": "digits:DATASET",
+        "mnist": "mnist:DATASET",
+    }.items()
+}
+
+
 def builtin() -> dict[str, Dataset]:
     """The datasets that come with Polyclinic, by name."""
-    datasets = (
-        breast_cancer.DATASET,
-        heart_disease.DATASET,
-        heart_disease.DATASET_920,
-        ist.DATASET,
-        ist.DATASET_DEATH_14,
-        eicu.DATASET,
-        diabetes.DATASET,
-        diabetes.DATASET_FIRST,
-        diabetes.DATASET_ALL,
-        mimic.DATASET,
-        mimic.DATASET_VITALS,
-        trial.DATASET,
-        icu.DATASET,
-        sprint.DATASET,
-        mimic_hf.DATASET,
-        icd.DATASET,
-        digits.DATASET,
-        mnist.DATASET,
-    )
-    return {dataset.name: dataset for dataset in datasets}
+    places = {name: place.partition(":") for name, place in BUILT_IN.items()}
+    return {name: getattr(import_module(module), attribute) for name, (module, _, attribute) in places.items()}
 
 
 def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float) -> list[Shard]:

@@ -8,21 +8,21 @@ from pathlib import Path
 import pandas as pd
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.sources import layouts
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, Source, numbered, of_cohort, typed
-from polyclinic.ehr.sources.fhir import fhir
-from polyclinic.ehr.sources.files import file_chunks, files
-from polyclinic.ehr.sources.mapped import layout_source
-from polyclinic.ehr.sources.sql import sql
+from polyclinic.ehr.sources.files import file_chunks
 
-BUILT_IN: Mapping[str, Source] = {
-    "files": files,
-    "sql": sql,
-    "fhir": fhir,
-    "omop": layout_source(layouts.OMOP),
-    "mimic3": layout_source(layouts.MIMIC3),
-    "mimic4": layout_source(layouts.MIMIC4),
-    "eicu": layout_source(layouts.EICU),
+#: Where each source that comes with Polyclinic is, by name; loaded when it is asked for.
+BUILT_IN: Mapping[str, str] = {
+    name: f"polyclinic.ehr.sources.{place}"
+    for name, place in {
+        "files": "files:files",
+        "sql": "sql:sql",
+        "fhir": "fhir:fhir",
+        "omop": "mapped:omop",
+        "mimic3": "mapped:mimic3",
+        "mimic4": "mapped:mimic4",
+        "eicu": "mapped:eicu",
+    }.items()
 }
 
 

@@ -17,7 +17,7 @@ from polyclinic.ehr.checks import texts
 from polyclinic.ehr.events import Measure, matching, moments, one_row_each
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered, of_cohort
-from polyclinic.ehr.sources.layouts import Layout, Table
+from polyclinic.ehr.sources.layouts import EICU, MIMIC3, MIMIC4, OMOP, Layout, Table
 from polyclinic.ehr.sources.mapping import ColumnOf, IndexOf, Mapping
 from polyclinic.ehr.sources.sql import CREDENTIALS, Database
 from polyclinic.ehr.sources.tables import Folder, Tabled, Tables
@@ -34,6 +34,9 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
         return mapped(tables, layout, mapping, schema)
 
     return read
+
+
+omop, mimic3, mimic4, eicu = (layout_source(layout) for layout in (OMOP, MIMIC3, MIMIC4, EICU))
 
 
 def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:

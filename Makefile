@@ -13,15 +13,18 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' -e ./experiments
 	touch $@
 
 demo: $(STAMP)
 	$(BIN)/polyclinic run --compare
+
+# Two processes of tests share the cores.
+test slow check: export OMP_NUM_THREADS = 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow and not compose' -n 2 --dist loadfile --durations 15
@@ -33,7 +36,7 @@ compose: $(STAMP)
 	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5
 
 check: lint types
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not compose' tests/ehr tests/evaluation tests/training tests/packaging/test_rooms.py
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not compose' tests/packaging/test_rooms.py tests/privacy/test_ledger.py tests/privacy/test_clipping.py tests/privacy/test_composition.py tests/privacy/test_streams.py tests/ehr/test_schema.py tests/ehr/test_expressions.py tests/ehr/test_shard.py tests/models/test_gan.py tests/training/test_losses.py tests/client/test_enrolment.py tests/server/test_merging.py tests/strategies/test_faults.py tests/front/test_config.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

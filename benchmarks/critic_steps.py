@@ -20,12 +20,13 @@ from torch import nn
 
 from benchmarks.ours import peak_bytes
 from polyclinic.ehr.shard import Rows
-from polyclinic.models.gan_trials import SPRINT, trial_critic
+from polyclinic.models.gan_trials import SPRINT
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import generator, keyed_stream, torch_seed
 from polyclinic.training import classification
 from polyclinic.training.losses import row_losses
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic_studies.published_games.networks import trial_critic
 
 WAYS = ("linear", "opacus", "opacus_lean")
 SITES, PATIENTS, BATCH = 5, 1300, 256

@@ -24,13 +24,13 @@ from benchmarks.machine import machine
 from benchmarks.probes import ROOT
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.models.flows_published import clipped_sum
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.density import DensityTask, spread
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic_studies.flows.published import clipped_sum
 
 RESULT = ROOT / "benchmarks" / "results" / "flows.json"
 PAGE = ROOT / "docs" / "flows" / "flows.md"

@@ -19,7 +19,7 @@ from benchmarks.critics import write_between
 from benchmarks.machine import machine
 from benchmarks.probes import ROOT
 from polyclinic.evaluation.assessment import Predictions, judge
-from polyclinic.evaluation.weighted import METRICS, weighted_metrics
+from polyclinic.evaluation.metrics import METRICS, weighted_metrics
 from polyclinic.privacy.streams import generator
 
 RESULT = ROOT / "benchmarks" / "results" / "intervals.json"

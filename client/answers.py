@@ -9,9 +9,9 @@ from dp_accounting import NonPrivateDpEvent
 from flwr.app import RecordDict
 
 from polyclinic.client.calls import Answer, Call, reply
-from polyclinic.client.charging import charged
+from polyclinic.client.charging import Release, charged
 from polyclinic.client.checks import check_policy, check_terms
-from polyclinic.client.releases import digest
+from polyclinic.digests import digest
 from polyclinic.messages import StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.statistics import noisy_moments
@@ -30,7 +30,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
         check_policy(call.hospital, "statistics", call.request.noise_multiplier)
         check_terms(call.hospital, call.config, math.inf if call.config.dp else None)
 
-    def release(calls: Sequence[Call[StatisticsRequest]], spent: Sequence[float]) -> list[RecordDict]:
+    def compute(calls: Sequence[Call[StatisticsRequest]], spent: Sequence[float]) -> list[RecordDict]:
         answers = []
         for call, epsilon in zip(calls, spent, strict=True):
             shard = call.hospital.shard()
@@ -42,5 +42,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
             answers.append(reply(call.hospital, {"sums": total}, {}, epsilon))
         return answers
 
-    return charged(calls, allow, lambda call: event, "statistics", 0,
-                     lambda call: digest(call.config.decisive(), noise, call.hospital.shard().digest), release)  # fmt: skip
+    def identify(call: Call[StatisticsRequest]) -> str:
+        return digest(call.config.decisive(), noise, call.hospital.shard().digest)
+
+    return charged(calls, Release("statistics", 0, allow, lambda call: event, identify, compute))

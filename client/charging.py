@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from logging import ERROR
+from typing import Generic
 
 from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, RecordDict
@@ -22,58 +24,96 @@ from polyclinic.privacy.ledger_terms import check_plan
 Account = Callable[[Sequence[Hospital]], list[Ledger]]
 
 
-def charged(
-    calls: Sequence[Call[R]], allow: Callable[[Call[R]], None], event: Callable[[Call[R]], DpEvent], purpose: str, round: int,
-    identify: Callable[[Call[R]], str], release: Callable[[Sequence[Call[R]], Sequence[float]], list[RecordDict]],
-    once: bool = False, account: Account = open_ledgers, everyone: bool = False,
-    plan: Callable[[Call[R]], str] = lambda call: call.request.plan,
-) -> list[Answer]:  # fmt: skip
-    """Check, charge what ``event`` says, and only then compute; what was released before is given again and costs nothing.
+@dataclass(frozen=True)
+class Release(Generic[R]):
+    """What hospitals are asked to release.
+
+    Args:
+        purpose, round: Its name in the ledger, beside the run.
+        allow: Raises PolyclinicError for a call that the hospital's policy or its records refuse.
+        event: What the release costs.
+        identify: The digest of all that decides its numbers.
+        compute: The replies to calls that were charged, with each ledger's epsilon.
+        once: Also a simulated hospital sends what it sent before, and refuses another question of the purpose and round.
+        account: The ledgers that are charged.
+        everyone: A real hospital's held-out patients are asked too, and their ledger is charged first: where it refuses,
+            nothing else is charged.
+        plan: All charges that the run will make (``ledger.Charge``).
+    """
+
+    purpose: str
+    round: int
+    allow: Callable[[Call[R]], None]
+    event: Callable[[Call[R]], DpEvent]
+    identify: Callable[[Call[R]], str]
+    compute: Callable[[Sequence[Call[R]], Sequence[float]], list[RecordDict]]
+    once: bool = False
+    account: Account = open_ledgers
+    everyone: bool = False
+    plan: Callable[[Call[R]], str] = lambda call: call.request.plan
+
+    def kept(self, call: Call[R]) -> RecordDict | None:
+        """The reply that left before, with the ledger's epsilon of now. Raises PolyclinicError where the ledger does not hold
+        it."""
+        hospital, run = call.hospital, call.request.run
+        kept = read_release(hospital.home, run, self.purpose, self.round, self.identify(call))
+        if kept is None and self.once and released(hospital.home, run, self.purpose, self.round):
+            raise PolyclinicError(
+                f"{hospital.site}: refused: round {self.round} was already answered to another question."
+            )
+        if kept is not None:
+            if self.round not in {row.round for row in self.account([hospital])[0].charges(self.purpose, run)}:
+                raise behind(hospital, f"the reply to {self.purpose!r} of round {self.round}")
+            spent = spent_all(open_ledgers([hospital]))[0]
+            kept[RECORD] = ConfigRecord({**kept[RECORD], **told(hospital, spent)})  # type: ignore[dict-item]
+        return kept
+
+    def charge(self, call: Call[R]) -> Charge:
+        """What the ledger is asked for; a simulated hospital's streams make the same numbers again, at no cost."""
+        name = self.identify(call) if call.hospital.simulated else ""
+        return Charge(self.event(call), self.purpose, call.request.run, self.round, name, self.plan(call))
+
+
+def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
+    """Check, charge what the release costs, and only then compute; what was released before is given again at no cost.
 
     A simulated site's streams make the same numbers again, so its charge is recognised by the release's digest. A real
-    hospital's would make others: it keeps its last replies and sends those. ``once``: so does a simulated one, and another
-    question of the same purpose and round is refused. ``account``: the ledgers that are charged. ``everyone``: a real
-    hospital's held-out patients are asked too, and their ledger is charged first: where it refuses, nothing else is charged.
-    ``plan``: all charges that the run will make (``ledger.Charge``).
+    hospital's would make others: it keeps its last replies and sends those.
     """
     answers: dict[int, Answer] = {}
-    open_calls: list[int] = []
+    unpaid: list[int] = []
     for index, call in enumerate(calls):
-        hospital = call.hospital
+        real = not call.hospital.simulated
         try:
-            allow(call)
-            check_plan(plan(call), hospital.policy.relation)
+            release.allow(call)
+            check_plan(release.plan(call), call.hospital.policy.relation)
             check_same_records(call)
-            kept = (
-                _kept(call, purpose, round, identify(call), once, account) if once or not hospital.simulated else None
-            )
-            if everyone and kept is None and not hospital.simulated:
-                _charge_held_out(call, Charge(event(call), purpose, call.request.run, round))
+            kept = release.kept(call) if release.once or real else None
+            if release.everyone and kept is None and real:
+                _charge_held_out(call, Charge(release.event(call), release.purpose, call.request.run, release.round))
         except PolyclinicError as error:
             answers[index] = error
             continue
         if kept is None:
-            open_calls.append(index)
+            unpaid.append(index)
         else:
             answers[index] = kept
-    if open_calls:
-        results = charge_all([
-            (ledger, Charge(event(calls[index]), purpose, calls[index].request.run, round,
-                            identify(calls[index]) if calls[index].hospital.simulated else "", plan(calls[index])))
-            for index, ledger in zip(open_calls, account([calls[i].hospital for i in open_calls]), strict=True)
-        ])  # fmt: skip
-        answers |= {i: after for i, after in zip(open_calls, results, strict=True) if isinstance(after, BudgetRefused)}
-        paid = [
-            (i, after) for i, after in zip(open_calls, results, strict=True) if not isinstance(after, BudgetRefused)
-        ]
-        working = [calls[index] for index, _ in paid]
+    if unpaid:
+        ledgers = release.account([calls[index].hospital for index in unpaid])
+        charges = [(ledger, release.charge(calls[index])) for ledger, index in zip(ledgers, unpaid, strict=True)]
+        results = dict(zip(unpaid, charge_all(charges), strict=True))
+        answers |= {index: after for index, after in results.items() if isinstance(after, BudgetRefused)}
+        paid = {index: after for index, after in results.items() if not isinstance(after, BudgetRefused)}
+        working = [calls[index] for index in paid]
         with _sealed(working):
-            replies = release(working, [after for _, after in paid]) if paid else []
+            replies = release.compute(working, list(paid.values())) if paid else []
             for call, reply in zip(working, replies, strict=True):
-                if once or not call.hospital.simulated:
-                    write_release(call.hospital.home, call.request.run, purpose, round, identify(call), reply,
-                                  call.config.rounds_kept, durable=not call.hospital.simulated)  # fmt: skip
-        answers |= {index: reply for (index, _), reply in zip(paid, replies, strict=True)}
+                if release.once or not call.hospital.simulated:
+                    write_release(
+                        call.hospital.home, call.request.run, release.purpose, release.round, release.identify(call), reply,
+                        call.config.rounds_kept, durable=not call.hospital.simulated,
+                    )  # fmt: skip
+        answers |= zip(paid, replies, strict=True)
     return [answers[index] for index in range(len(calls))]
 
 
@@ -95,20 +135,6 @@ def _charge_held_out(call: Call[R], charge: Charge) -> None:
     after = charge_all([(open_held_out([call.hospital])[0], charge)])[0]
     if isinstance(after, BudgetRefused):
         raise BudgetRefused(f"Held-out patients: {after}")
-
-
-def _kept(call: Call[R], purpose: str, round: int, identity: str, once: bool, account: Account) -> RecordDict | None:
-    """The reply that left before, with the ledger's epsilon of now. Raises PolyclinicError where the ledger does not hold it."""
-    hospital = call.hospital
-    kept = read_release(hospital.home, call.request.run, purpose, round, identity)
-    if kept is None and once and released(hospital.home, call.request.run, purpose, round):
-        raise PolyclinicError(f"{hospital.site}: refused: round {round} was already answered to another question.")
-    if kept is not None:
-        if round not in {row.round for row in account([hospital])[0].charges(purpose, call.request.run)}:
-            raise behind(hospital, f"the reply to {purpose!r} of round {round}")
-        spent = spent_all(open_ledgers([hospital]))[0]
-        kept[RECORD] = ConfigRecord({**kept[RECORD], **told(hospital, spent)})  # type: ignore[dict-item]
-    return kept
 
 
 def behind(hospital: Hospital, what: str) -> PolyclinicError:

@@ -14,7 +14,8 @@ from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import BESIDE, CONTROL, LOCAL, STANDARDISER, TrainRequest
-from polyclinic.training.task import Arrays, TrainSettings
+from polyclinic.training.task import TrainSettings
+from polyclinic.types import Arrays
 
 # The largest number of a message. Weights of models in use stay below a thousand, and what a sum asks (frequencies, log-odds,
 # places of columns, deviations of scaled columns) below a hundred thousand.

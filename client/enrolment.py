@@ -18,7 +18,6 @@ from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, Context, RecordDict
 
 import polyclinic
-from polyclinic.arrays import Arrays
 from polyclinic.client.calls import Answer, Call, each
 from polyclinic.client.checks import check_policy, check_size, check_terms
 from polyclinic.client.hospital import is_real, own_imputer, simulated_sites
@@ -32,6 +31,7 @@ from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger_terms import check_plan
 from polyclinic.training.task import cost_of
+from polyclinic.types import Arrays
 from polyclinic.versions import version_conflict, versions
 
 

@@ -16,11 +16,12 @@ from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.arrays import filled, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
-from polyclinic.client.charging import charged, check_same_records
+from polyclinic.client.charging import Release, charged, check_same_records
 from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
 from polyclinic.client.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
-from polyclinic.client.releases import digest, read_release
+from polyclinic.client.releases import read_release
 from polyclinic.client.state import read_state
+from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -33,7 +34,8 @@ from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger_terms import plan_text
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import Arrays, own_arrays
+from polyclinic.training.task import own_arrays
+from polyclinic.types import Arrays
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -162,9 +164,9 @@ def _private(calls: Sequence[Call[EvaluateRequest]], spent: dict[int, float]) ->
         exact = spent_all(open_held_out([call.hospital for call in calls]))
         return [_counts(call, spent[id(call)], held_out) for call, held_out in zip(calls, exact, strict=True)]
 
-    answered = iter(charged(
-        able, _check_run, _event, PRIVATE, calls[0].request.round, _identity, answers_of, account=open_held_out, plan=_plan,
-    ))  # fmt: skip
+    number = calls[0].request.round
+    release = Release(PRIVATE, number, _check_run, _event, _identity, answers_of, account=open_held_out, plan=_plan)
+    answered = iter(charged(able, release))
     answers = [next(answered) if problem is None else problem for problem in checked]
     return [
         _withheld(call, spent[id(call)], str(answer))

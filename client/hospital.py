@@ -53,6 +53,83 @@ def typed_here() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class SimulatedDataset:
+    """A dataset by name, with the schema's file, which may be ``written`` anew within a process."""
+
+    name: str
+    schema_file: str
+    written: int
+    indicators: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> SimulatedDataset:
+        written = _written(config.schema_file) if config.schema_file else 0
+        return cls(config.dataset, config.schema_file, written, config.imputation == "indicator")
+
+    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
+    def load(self) -> Dataset:
+        imputation: Any = "indicator" if self.indicators else "mean"
+        return dataset_of(RunConfig(dataset=self.name, schema_file=self.schema_file, imputation=imputation))
+
+
+@dataclass(frozen=True)
+class SimulatedRecords:
+    """The records of a simulation's hospitals: a dataset and how it is dealt."""
+
+    dataset: SimulatedDataset
+    sites: int
+    partitioner: str
+    seed: int
+    alpha: float
+
+    @classmethod
+    def of(cls, config: RunConfig) -> SimulatedRecords:
+        return cls(SimulatedDataset.of(config), config.sites, config.partitioner, config.seed, config.alpha)
+
+    @property
+    def words(self) -> str:
+        """Which records these are: a ledger is of these alone."""
+        number = f"{self.sites} hospitals" if self.sites else "as many hospitals as it has"
+        by = self.partitioner or "its own partitioner"
+        return f"{self.dataset.name} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
+
+    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
+    def shards(self) -> dict[str, Shard]:
+        """The hospitals' records by their names, in order."""
+        found = self.dataset.load()
+        shards = load_shards(found, self.sites, self.partitioner or found.default_partitioner, self.seed, self.alpha)
+        return {shard.site: shard for shard in shards}
+
+    def shard(self, site: str) -> Shard:
+        return self.shards()[site]
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """A real hospital's records: ``described`` is its file's content as JSON, ``folder`` where the file lies."""
+
+    described: str
+    folder: Path
+    indicators: bool
+
+    @property
+    def words(self) -> str:
+        return ""
+
+    def shard(self, site: str) -> Shard:
+        """Place and kind of a bad cell are the hospital's own business, so its log alone has them."""
+        with own_file("records"):
+            return self.read()
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a value, of which one is kept
+    def read(self) -> Shard:
+        described = HospitalFile.model_validate_json(self.described)
+        schema = _real_schema(self.folder / described.schema_, self.indicators)
+        chunks = _logged(own_records(described, self.folder, schema), described.site)
+        return read_shard(chunks, schema, described.site, source=described.data)
+
+
+@dataclass(frozen=True)
 class Hospital:
     """``seed`` is None at a real hospital, whose streams cannot be reproduced."""
 
@@ -62,7 +139,7 @@ class Hospital:
     home: Path
     ledger_path: Path
     seed: int | None
-    key: tuple[str, ...]
+    records: SimulatedRecords | OwnRecords
     imputer_file: str = ""
 
     @property
@@ -76,10 +153,9 @@ class Hospital:
     @property
     def terms(self) -> Terms:
         """How the hospital's ledger measures its spending."""
-        policy = self.policy
-        records = "" if self.seed is None else _partition(*self.key)
+        policy, words = self.policy, self.records.words
         return Terms(
-            self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant, records
+            self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant, words
         )
 
     @property
@@ -97,7 +173,7 @@ class Hospital:
 
         Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy.
         """
-        shard = _own_shard(self.key) if self.seed is None else _simulated_shards(*self.key)[self.site]
+        shard = self.records.shard(self.site)
         patients = shard.train.patients
         if patients < self.policy.smallest_shard:
             raise ConfigError(
@@ -179,8 +255,8 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
                 "allow_without_privacy": request.epsilon is None}  # fmt: skip
         policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
     return Hospital(
-        site, _simulated_dataset(*_schema_key(config)).schema, policy, site_home(request.home, site), ledger, config.seed,
-        _dataset_key(config), config.imputer_file,
+        site, SimulatedDataset.of(config).load().schema, policy, site_home(request.home, site), ledger, config.seed,
+        SimulatedRecords.of(config), config.imputer_file,
     )  # fmt: skip
 
 
@@ -220,7 +296,7 @@ def simulation_policy(config: RunConfig) -> Policy:
 
 def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
-    largest = max(_simulated_shards(*_dataset_key(config)).values(), key=lambda shard: shard.train.patients)
+    largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
     if config.dp and config.delta >= 1 / largest.train.patients:
         raise ConfigError(
             f"Configuration key 'delta' has the value {config.delta:g}, which must be below 1/patients at every "
@@ -231,34 +307,17 @@ def check_simulation(config: RunConfig) -> None:
 
 def simulated_sites(config: RunConfig) -> list[str]:
     """The names of the simulated hospitals in order of their index."""
-    return _simulated_names(_dataset_key(config))
+    return list(SimulatedRecords.of(config).shards())
 
 
 def simulated_patients(config: RunConfig) -> list[int]:
     """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
-    return [shard.train.patients for shard in _simulated_shards(*_dataset_key(config)).values()]
+    return [shard.train.patients for shard in simulated_shards(config)]
 
 
 def simulated_shards(config: RunConfig) -> list[Shard]:
     """The records of the simulated hospitals, in the same order."""
-    return list(_simulated_shards(*_dataset_key(config)).values())
-
-
-def _dataset_key(config: RunConfig) -> tuple[str, ...]:
-    return (*_schema_key(config), str(config.sites), config.partitioner, str(config.seed), repr(config.alpha))
-
-
-def _partition(dataset: str, schema_file: str, written: str, *dealt: str) -> str:
-    """Which records a simulated hospital holds, in words: a ledger is of these alone."""
-    sites, partitioner, seed, alpha = dealt
-    number = "as many hospitals as it has" if sites == "0" else f"{sites} hospitals"
-    return f"{dataset} dealt to {number} by {partitioner or 'its own partitioner'}, seed {seed}, alpha {alpha}"
-
-
-def _schema_key(config: RunConfig) -> tuple[str, str, str]:
-    """The dataset and its schema's file, which may be written anew within a process."""
-    written = _written(config.schema_file) if config.schema_file else 0
-    return config.dataset, config.schema_file, f"{written} {config.imputation == 'indicator'}"
+    return list(SimulatedRecords.of(config).shards().values())
 
 
 def _written(path: str) -> int:
@@ -269,30 +328,10 @@ def _written(path: str) -> int:
         return 0
 
 
-@lru_cache(maxsize=4)
-def _simulated_dataset(dataset: str, schema_file: str, written: str) -> Dataset:
-    imputation: Any = "indicator" if written.endswith("True") else "mean"
-    return dataset_of(RunConfig(dataset=dataset, schema_file=schema_file, imputation=imputation))
-
-
-@lru_cache(maxsize=4)
-def _simulated_shards(
-    dataset: str, schema_file: str, written: str, sites: str, partitioner: str, seed: str, alpha: str
-) -> dict[str, Shard]:
-    found = _simulated_dataset(dataset, schema_file, written)
-    shards = load_shards(found, int(sites), partitioner or found.default_partitioner, int(seed), float(alpha))
-    return {shard.site: shard for shard in shards}
-
-
-@lru_cache(maxsize=4)
-def _simulated_names(key: tuple[str, ...]) -> list[str]:
-    return list(_simulated_shards(*key))
-
-
 def forget_datasets() -> None:
     """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then."""
-    for kept in (_simulated_dataset, _simulated_shards, _simulated_names):
-        kept.cache_clear()
+    SimulatedDataset.load.cache_clear()
+    SimulatedRecords.shards.cache_clear()
 
 
 def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
@@ -310,30 +349,16 @@ def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
         )
     with own_file("mapping or cohort"):
         check_files(described, folder, schema)
-    key = (described.model_dump_json(by_alias=True), str(folder), str(indicators))
+    records = OwnRecords(described.model_dump_json(by_alias=True), folder, indicators)
     imputer = str(folder / described.imputer) if described.imputer else ""
     home = folder / described.home
     make_private(home)
-    return Hospital(described.site, schema, policy, home, home / LEDGER, None, key, imputer)
+    return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
 
 
 def _real_schema(path: Path, indicators: bool) -> Schema:
     schema = Schema.from_toml(path)
     return with_indicators(schema) if indicators else schema
-
-
-def _own_shard(key: tuple[str, ...]) -> Shard:
-    """A real hospital's records; place and kind of a bad cell are its own business, so its log alone has them."""
-    with own_file("records"):
-        return _real_shard(*key)
-
-
-@lru_cache(maxsize=1)
-def _real_shard(described_as: str, folder: str, indicators: str) -> Shard:
-    described = HospitalFile.model_validate_json(described_as)
-    schema = _real_schema(Path(folder) / described.schema_, indicators == "True")
-    chunks = _logged(own_records(described, Path(folder), schema), described.site)
-    return read_shard(chunks, schema, described.site, source=described.data)
 
 
 def _logged(chunks: Iterable[Chunk], site: str) -> Iterator[Chunk]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from polyclinic.errors import ConfigError
 from polyclinic.messages import SiteName
 from polyclinic.privacy.streams import LEAST_DELTA
+from polyclinic.toml import checked, read_model
 
 
 class Policy(BaseModel):
@@ -65,12 +64,7 @@ class Policy(BaseModel):
     @classmethod
     def build(cls, values: dict[str, object], source: str) -> Policy:
         """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{source}: policy key {key!r}: {first['msg']}, got {first['input']!r}.") from None
+        return checked(cls, values, source, within=("policy",))
 
 
 class HospitalFile(BaseModel):
@@ -98,14 +92,4 @@ class HospitalFile(BaseModel):
     @classmethod
     def read(cls, path: Path) -> HospitalFile:
         """Raises ConfigError when the file is missing, is not TOML, or lacks a key."""
-        try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"There is no hospital file {path}.") from None
-        except OSError as error:
-            raise ConfigError(f"The hospital file {path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The hospital file {path} is not valid TOML: {error}.") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{path}: key {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None
+        return read_model(cls, path, "hospital file", secret=True)

@@ -10,12 +10,11 @@ from typing import Any, Generic, TypeVar
 from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, RecordDict
 
-from polyclinic.arrays import Arrays
 from polyclinic.client.calls import Answer, Call, reply
-from polyclinic.client.charging import charged
+from polyclinic.client.charging import Release, charged
 from polyclinic.client.checks import check_policy, check_task
 from polyclinic.client.hospital import open_ledgers
-from polyclinic.client.releases import digest
+from polyclinic.digests import digest
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import AskRequest, QueryRequest
 from polyclinic.privacy.accounting import event_to_json
@@ -23,6 +22,7 @@ from polyclinic.privacy.ledger import spent_all
 from polyclinic.privacy.streams import Stream
 from polyclinic.training.queries import Plan, answer, plan
 from polyclinic.training.question import Question
+from polyclinic.types import Arrays
 
 _SITES_OWN = {"site", "home", "ledger", "budget"}
 A = TypeVar("A", bound=AskRequest)
@@ -81,7 +81,7 @@ def _asked_alike(calls: Sequence[Call[A]], way: Way[A]) -> list[Answer]:
         question = call.request.model_dump(exclude=_SITES_OWN)
         return digest(question, call.config.seed, told, call.hospital.shard().digest)
 
-    def release(calls: Sequence[Call[A]], quick: Sequence[float]) -> list[RecordDict]:
+    def compute(calls: Sequence[Call[A]], quick: Sequence[float]) -> list[RecordDict]:
         replies = []
         # Shown beside the epsilon that was asked for, so not the quick bound by which the charge was decided.
         exact = spent_all(open_ledgers([call.hospital for call in calls]))
@@ -98,9 +98,8 @@ def _asked_alike(calls: Sequence[Call[A]], way: Way[A]) -> list[Answer]:
             replies.append(content)
         return replies
 
-    return charged(
-        calls, allow, lambda call: event, way.purpose(first.request), 0, identify, release, everyone=way.everyone
-    )
+    purpose = way.purpose(first.request)
+    return charged(calls, Release(purpose, 0, allow, lambda call: event, identify, compute, everyone=way.everyone))
 
 
 def _plan(call: Call[QueryRequest]) -> Plan:

@@ -1,4 +1,4 @@
-"""What a hospital has released: the digest that identifies a release, and the last replies, kept to be sent again.
+"""What a hospital has released: the last replies, kept to be sent again.
 
 A coordinator that lost a reply asks again. A real hospital's answer to the same question is the reply that it gave:
 the same numbers again tell nothing new, whereas fresh noise would have to be paid for.
@@ -7,12 +7,8 @@ the same numbers again tell nothing new, whereas fresh noise would have to be pa
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -20,20 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from polyclinic.arrays import to_record
+from polyclinic.digests import digest
+from polyclinic.files import write_file
+from polyclinic.types import Arrays
 
 _KINDS = {"metrics": MetricRecord, "config": ConfigRecord}
-
-
-def digest(*parts: Any) -> str:
-    """Identifies a release by everything that decides it: plain values, and arrays by name."""
-    found = sha256()
-    for part in parts:
-        if isinstance(part, dict) and all(isinstance(value, np.ndarray) for value in part.values()):
-            for name, value in sorted(part.items()):
-                found.update(f"{name}|{value.dtype}|{value.shape}|".encode() + np.ascontiguousarray(value).tobytes())
-        else:
-            found.update(json.dumps(part, sort_keys=True).encode() + b"|")
-    return found.hexdigest()
 
 
 def read_release(home: Path, run: str, purpose: str, round: int, identity: str) -> RecordDict | None:
@@ -45,7 +32,7 @@ def read_release(home: Path, run: str, purpose: str, round: int, identity: str) 
             if meta["identity"] != identity or meta["content"] != _content(meta, tensors):
                 return None
             content = RecordDict({key: _KINDS[kind](values) for key, kind, values in json.loads(meta["plain"])})
-            arrays: dict[str, dict[str, np.ndarray]] = {}
+            arrays: dict[str, Arrays] = {}
             for key, name, label in json.loads(meta["arrays"]):
                 arrays.setdefault(key, {})[label] = tensors[name]
             for key, named in arrays.items():
@@ -77,7 +64,7 @@ def write_release(
     Not ``durable`` may be lost with the machine's power, though not with the process.
     """
     home.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: Arrays = {}
     names, plain = [], []
     for key, record in reply.items():
         if isinstance(record, ArrayRecord):
@@ -88,30 +75,16 @@ def write_release(
             plain.append((key, "metrics" if isinstance(record, MetricRecord) else "config", dict(record)))
     meta = {"identity": identity, "plain": json.dumps(plain), "arrays": json.dumps(names)}
     path = _path(home, run, purpose, round)
-    partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
-    save_file(arrays, partial, meta | {"content": _content(meta, arrays)})
-    if durable:
-        flush(partial)
-    partial.replace(path)
-    if durable:
-        flush(home)
+    meta["content"] = _content(meta, arrays)
+    write_file(path, lambda aside: save_file(arrays, aside, meta), durable=durable)
     earlier = re.compile(rf"(secure-{re.escape(run)}|release-{re.escape(run)}-{re.escape(purpose)})-(\d+)\.safetensors")
     for old in sorted((*home.glob("secure-*"), *home.glob("release-*")), reverse=True):  # "secure" before "release"
         if (named := earlier.fullmatch(old.name)) and int(named[2]) < round - keep:
             old.unlink(missing_ok=True)
 
 
-def _content(meta: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+def _content(meta: dict[str, str], arrays: Arrays) -> str:
     return digest({key: meta[key] for key in ("identity", "plain", "arrays")}, arrays)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _path(home: Path, run: str, purpose: str, round: int) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,16 +17,19 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from polyclinic.arrays import Arrays, to_record
+from polyclinic.arrays import to_record
 from polyclinic.client.calls import Call
-from polyclinic.client.releases import flush, read_release, released, write_release
+from polyclinic.client.releases import read_release, released, write_release
 from polyclinic.errors import PolyclinicError
+from polyclinic.files import SECRET, write_file
 from polyclinic.messages import RECORD, SECURE, RoundRequest
+from polyclinic.types import Arrays
 
 A = TypeVar("A", bound=RoundRequest)
 # What a round may leave in a home: its secrets, and the answers of its phases.
 _LEFT = re.compile(
-    r"(?:secure-(?P<run>.+)|release-(?P<other>.+)-secure-(?:keys|shares|confirm|unmask))-(?P<round>\d+)\.(?:safetensors|partial)"
+    r"(?:\.partial-\w+\.)?"  # being written, or left so by a crash
+    r"(?:secure-(?P<run>.+)|release-(?P<other>.+)-secure-(?:keys|shares|confirm|unmask))-(?P<round>\d+)\.safetensors"
 )
 _FORGOTTEN_SECONDS = 30 * 24 * 3600.0
 _MOST_PENDING = 100
@@ -65,12 +69,8 @@ def write_secrets(call: Call[A], secrets: Arrays) -> None:
     """Keep the round's secrets for its later phases, readable by this user alone. Atomic."""
     path = _path(call)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.touch(mode=0o600)
-    save_file({name: np.ascontiguousarray(value) for name, value in secrets.items()}, partial)
-    if not call.hospital.simulated:
-        flush(partial)
-    partial.replace(path)
+    arrays = {name: np.ascontiguousarray(value) for name, value in secrets.items()}
+    write_file(path, partial(save_file, arrays), mode=SECRET, durable=not call.hospital.simulated)
 
 
 def erase_secrets(call: Call[A]) -> None:
@@ -80,7 +80,7 @@ def erase_secrets(call: Call[A]) -> None:
 
 def erase_earlier_secrets(call: Call[A]) -> None:
     """Forget the secrets of the run's rounds before the call's."""
-    for path in call.hospital.home.glob("secure-*"):
+    for path in call.hospital.home.glob("*secure-*"):
         named = _LEFT.fullmatch(path.name)
         if named and named["run"] == call.request.run and int(named["round"]) < call.request.round:
             path.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def make_room(call: Call[A]) -> None:
         if named := _LEFT.fullmatch(path.name):
             rounds.setdefault((named["run"] or named["other"], named["round"]), []).append(path)
     for key, paths in list(rounds.items()):
-        if max(path.stat().st_mtime for path in paths) < time.time() - _FORGOTTEN_SECONDS:
+        if max(map(_written, paths)) < time.time() - _FORGOTTEN_SECONDS:
             for path in paths:
                 path.unlink(missing_ok=True)
             del rounds[key]
@@ -108,6 +108,14 @@ def make_room(call: Call[A]) -> None:
             f"in the last thirty days it was asked for the keys of {pending} other rounds without training; allowed are "
             f"{_MOST_PENDING}",
         )
+
+
+def _written(path: Path) -> float:
+    """When the file was written; now, where another process has just renamed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _path(call: Call[A]) -> Path:

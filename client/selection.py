@@ -11,16 +11,16 @@ from flwr.app import RecordDict
 
 from polyclinic.arrays import from_record
 from polyclinic.client.calls import Answer, Call, reply
-from polyclinic.client.charging import charged
+from polyclinic.client.charging import Release, charged
 from polyclinic.client.checks import check_names, check_numbers, check_policy, check_size
 from polyclinic.client.hospital import filled_rows
-from polyclinic.client.releases import digest
+from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.privacy.selection import best_few, choice_event
-from polyclinic.training.task import Arrays
+from polyclinic.types import Arrays
 
 
 def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
@@ -44,7 +44,7 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
         asked = call.request.model_dump(exclude={"site", "home", "plan"})
         return digest(call.config.decisive(), asked, _judges(call), call.hospital.shard().digest)
 
-    def release(calls: Sequence[Call[SelectRequest]], spent: Sequence[float]) -> list[RecordDict]:
+    def compute(calls: Sequence[Call[SelectRequest]], spent: Sequence[float]) -> list[RecordDict]:
         answers = []
         for call, epsilon in zip(calls, spent, strict=True):
             counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.imputation)[0])
@@ -53,7 +53,7 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
             answers.append(reply(call.hospital, {"chosen": np.array(chosen, dtype=np.int64)}, {}, epsilon))
         return answers
 
-    return charged(calls, allow, lambda call: event, "selection", request.round, identify, release)
+    return charged(calls, Release("selection", request.round, allow, lambda call: event, identify, compute))
 
 
 def right_patients(judges: Arrays, rows: Rows) -> list[int]:

@@ -7,22 +7,21 @@ that the round before it left, not from its own.
 from __future__ import annotations
 
 import re
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from polyclinic.client.own_files import LOCK
-from polyclinic.client.releases import flush
 from polyclinic.errors import DataError, PolyclinicError
+from polyclinic.files import SECRET, write_file
 from polyclinic.messages import state_file
+from polyclinic.types import Arrays
 
-Arrays = dict[str, np.ndarray]
 # Training takes long, and another process may be at it.
 _WAIT_SECONDS = 600.0
 
@@ -54,14 +53,7 @@ def check_records(home: Path, run: str, site: str, digest: str, durable: bool = 
     path = home / f"records-{run}.sha256"
     if not path.exists():
         home.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
-        partial.touch(mode=0o600)  # before a word is in it
-        partial.write_text(digest, encoding="ascii")
-        if durable:
-            flush(partial)
-        partial.replace(path)
-        if durable:
-            flush(home)
+        write_file(path, digest, mode=SECRET, durable=durable)
     elif path.read_text(encoding="ascii", errors="replace") != digest:
         raise PolyclinicError(
             f"{site}: refused: the records are not those with which this run began here; they must not change while a run goes "
@@ -89,14 +81,7 @@ def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1, 
     if not state:
         return
     home.mkdir(parents=True, exist_ok=True)
-    target = state_file(home, run, round)
-    partial = target.with_suffix(".partial")
-    save_file(state, partial)
-    if durable:
-        flush(partial)
-    partial.replace(target)
-    if durable:
-        flush(home)
+    write_file(state_file(home, run, round), partial(save_file, state), durable=durable)
     # A site may have skipped rounds: the one before is whichever it last took part in.
     earlier = sorted((number, path) for number, path in _files(home, run) if number <= round - keep)
     for _, path in earlier[:-1]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.arrays import Arrays
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.queries import Way, asked
 from polyclinic.messages import RelationsRequest, SurveyRequest
 from polyclinic.privacy.streams import Stream
 from polyclinic.training import relations as related
 from polyclinic.training.survey import Plan, Survey, answer, plan
+from polyclinic.types import Arrays
 
 
 def survey(calls: Sequence[Call[SurveyRequest]]) -> list[Answer]:

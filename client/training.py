@@ -1,4 +1,8 @@
-"""One round of local training: calls that ask for the same are checked, charged and trained together."""
+"""One round of local training: calls that ask for the same are checked, charged and trained together.
+
+Noise over time goes on only from a process whose next steps the ledger knows to be unused. Simulated hospitals that were
+trained together answer with one mean of their models, for strategies that allow it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from typing import cast
 
+import numpy as np
 from dp_accounting import DpEvent
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from polyclinic.arrays import Arrays, from_record, size_of, to_record
+from polyclinic.arrays import MERGED, WEIGHT, from_record, size_of, to_record, weighted_mean
 from polyclinic.client.calls import Answer, Call, each, reply
-from polyclinic.client.charging import charged
+from polyclinic.client.charging import Release, behind, charged
 from polyclinic.client.checks import (
     check_numbers,
     check_size,
@@ -24,28 +30,30 @@ from polyclinic.client.checks import (
     standardiser,
     train_settings,
 )
-from polyclinic.client.hospital import filled_by, filled_rows, own_imputer
-from polyclinic.client.merging import join
-from polyclinic.client.releases import digest
+from polyclinic.client.hospital import filled_by, filled_rows, open_ledgers, own_imputer
 from polyclinic.client.secure import check_upload, masked
 from polyclinic.client.state import read_state, write_state
-from polyclinic.client.under_way import MARKS, marks, usable
 from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
+from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import CONTROL, LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.plugins import build_model, task_of
-from polyclinic.training.draws import begun
+from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, cost_of, own_arrays
+from polyclinic.types import Arrays
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"
 STACK_BYTES = 1 << 31
+
+# What is kept beside a noise process: the ledger's charge under which it was last used.
+_CHARGE = "charge"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +124,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         filling = filled_by(call.hospital, question.config.imputation)
         return digest(*asked, call.hospital.shard().digest, filling, states[id(call)])
 
-    def release(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
+    def compute(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
         work = [_work(question, call, kept[id(call)]) for call in calls]
         updates = task.train(build, question.arrays, work, question.settings)
         uploads = [
@@ -131,7 +139,8 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
         return cost_of(task, question.settings, goes_on)
 
-    return charged(calls, allow, event, "train", request.round, identify, release, once=config.secure_aggregation)
+    once = config.secure_aggregation
+    return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))
 
 
 def _question(call: Call[TrainRequest]) -> _Question:
@@ -213,7 +222,7 @@ def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteW
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        kept={name: value for name, value in state.items() if name not in (RESIDUAL, *MARKS)},
+        kept={name: value for name, value in state.items() if name not in (RESIDUAL, _CHARGE)},
         layers=hospital.stream("layers", request.round),
         own={name: value for name, value in own_arrays(state).items() if name in question.local},
         control=question.control,
@@ -270,3 +279,63 @@ def _replies(
         models = [decode(upload, given, how) for upload in uploads] if how.active else uploads
         join(replies, question.key, uploads, models, [metrics[merge_by] for metrics in figures])
     return replies
+
+
+def usable(call: Call[TrainRequest], state: Arrays, settings: TrainSettings) -> Arrays:
+    """What the hospital kept before this round; of a noise process only where its next steps were never used.
+
+    The ledger knows, whatever files were lost or restored: the run's newest charge must be that under which the state was
+    written. A simulation makes the same noise again, and so the same release. Raises DataError where the ledger is older
+    than the state.
+    """
+    if not begun(state, settings):
+        return state
+    if not call.hospital.simulated:
+        charges, written = _charges(call), state[_CHARGE].tobytes().decode() if _CHARGE in state else ""
+        if written not in charges:
+            raise behind(call.hospital, f"the noise of run {call.request.run!r}")
+        if written != charges[-1]:
+            return without_draws(state)
+    return state
+
+
+def marks(call: Call[TrainRequest]) -> Arrays:
+    """What is kept beside a noise process, written in a round that was just charged, so that ``usable`` knows it again."""
+    if call.hospital.simulated:
+        return {}
+    return {_CHARGE: np.frombuffer(_charges(call)[-1].encode(), dtype=np.uint8)}
+
+
+def _charges(call: Call[TrainRequest]) -> list[str]:
+    """The hashes of the ledger's charges for training in the run, in order."""
+    return [row.hash for row in open_ledgers([call.hospital])[0].charges("train", call.request.run)]
+
+
+def join(
+    replies: Sequence[RecordDict], key: str, uploads: Sequence[Arrays], models: Sequence[Arrays],
+    weights: Sequence[float],
+) -> None:  # fmt: skip
+    """Put the mean of the ``models`` that the ``uploads`` stand for into one reply, and mark all whose model is in it.
+
+    ``key`` names the record of arrays. A model that is not finite stays alone, so that the server drops its site only.
+    """
+    mean, joined = weighted_mean(models, weights), list(range(len(models)))
+    if not _finite(mean):
+        joined = [index for index, model in enumerate(models) if _finite(model)]
+        for index in set(range(len(models))) - set(joined):
+            replies[index][key] = to_record(uploads[index])
+        if not joined:
+            return
+        mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
+    replies[joined[0]][key] = to_record(mean)
+    _told(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
+    for index in joined:
+        _told(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+
+
+def _told(reply: RecordDict) -> ConfigRecord:
+    return cast(ConfigRecord, reply[RECORD])
+
+
+def _finite(arrays: Arrays) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in arrays.values())

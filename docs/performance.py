@@ -19,7 +19,7 @@ PAGES = {
     "engine": "engine.md#speed", "critics": "engine.md#speed", "flows": "flows/flows.md",
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
-    "utility": "privacy/choosing.md",
+    "utility": "privacy/choosing.md", "imports": "architecture.md",
 }  # fmt: skip
 Row = tuple[str, str, str, str, str, str, bool | None]
 
@@ -52,6 +52,11 @@ def rows() -> Iterator[Row]:
     yield f"{what}: size", "", f"{megabytes:.2f} MB", "", "", f"≤ {size / 1e6:g} MB", page["report"]["bytes"] <= size
     for row in read("anonymity")["rows"]:
         yield f"{row['what']}, 100,000 rows", "", seconds(row["seconds"]), "", "", f"≤ {row['limit']:g} s", row["met"]
+    for row in read("imports")["rows"]:
+        times = seconds(row["seconds"]), seconds(row["theirs_seconds"]), f"{row['ratio']:.3g}x"
+        limit = row["limit"]
+        wanted, met = (f"≤ {limit:g}x", row["ratio"] <= limit) if limit else ("", None)
+        yield f"{row['what']}, seconds of the processor", f"`{row['against']}`", *times, wanted, met
 
 
 def _engine(result: dict[str, Any]) -> Iterator[Row]:

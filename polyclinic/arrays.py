@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-Arrays = dict[str, np.ndarray]
+from polyclinic.types import Arrays
+
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 # In a reply whose model went into the mean that one reply carries: how many bytes it was. In that one: whose weight it has.

@@ -46,7 +46,7 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
-    if not config.dp and config.preset != "paper":
+    if not config.dp and not _as_published(config):
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw = generator(0, "audit", "patients")
@@ -81,8 +81,7 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
             f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
         )
     noise = summary["privacy"]["noise_multiplier"]
-    published = config.preset == "paper"
-    if not published and (noise is None or summary["privacy"]["epsilon"] is None):
+    if not _as_published(config) and (noise is None or summary["privacy"]["epsilon"] is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )
@@ -96,6 +95,11 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     else:
         subject = _subject(config, rows, classes, noise, rate, rounds, spent, seed, fault)
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+
+
+def _as_published(config: RunConfig) -> bool:
+    """Whether the run is of a game that is trained as somebody published it."""
+    return config.game and game_of(config, layout_of(config, dataset_of(config).schema)).published is not None
 
 
 def _claimed(subject: Subject, delta: float) -> float:

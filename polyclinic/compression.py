@@ -14,8 +14,8 @@ import numpy as np
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import Stream
+from polyclinic.types import Arrays
 
-Arrays = dict[str, np.ndarray]
 _LEVELS = 127
 _PRECISIONS: dict[str, np.dtype[Any]] = {
     "full": np.dtype(np.float32),

@@ -28,7 +28,6 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
 from polyclinic.installed import Plugin, claimed, claims, strays
-from polyclinic.privacy.accounting import check_terms, dpsgd_event
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ GROUPS = {
     "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
     "tasks": "Configuration key 'task'", "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
+    "experiments": "The experiment",
 }  # fmt: skip
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 BUILT_IN: dict[str, Mapping[str, str]] = {
@@ -74,6 +74,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
     "accountants": dict.fromkeys(
         ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"), "polyclinic.privacy.comparison:shown_epsilon"
     ),
+    "experiments": {},
     "tasks": {
         "classification": "polyclinic.training.classification:",
         "output-perturbation": "polyclinic.training.convex:OUTPUT",
@@ -260,6 +261,8 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     Only ``privacy.accounting``'s two enforce: no other package's word decides what a ledger allows. Raises ConfigError for
     an unknown name; the function does where what it gives is no epsilon.
     """
+    from polyclinic.privacy.accounting import check_terms, dpsgd_event
+
     found = resolve("accountants", name)
     if name in BUILT_IN["accountants"]:
         return partial(found, name)
@@ -365,15 +368,19 @@ def game_of(config: RunConfig, layout: Layout) -> Game:
     from polyclinic.synthesis.games.game import Game
 
     options = {dashed(key): value for key, value in config.chosen.items()}
-    found = _made("games", config, layout, preset=config.preset, **options)
+    found = _made("games", config, layout, **options)
     if not isinstance(found, Game):
         raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
-    if config.dp and (found.noise or found.batch_clip):
+    if config.dp and found.published:
         raise ConfigError(
-            f"Configuration key 'dp' is true, but the game {config.model!r} puts noise on batches' averages, which keeps no "
-            "epsilon; set dp to false."
+            f"Configuration key 'dp' is true, but the game {config.model!r} is trained as published, which keeps no epsilon; "
+            "set dp to false."
         )
-    return found
+    if config.model in BUILT_IN["games"]:
+        return found
+    # A stranger's game is made again by the stranger's function, though it began as one of ours.
+    point = claimed("games", config.model, BUILT_IN["games"])
+    return replace(found, made_by=point.value if point else config.model, options=options)
 
 
 def _made(group: str, config: RunConfig, layout: Layout, **options: Any) -> Any:

@@ -15,15 +15,14 @@ import numpy as np
 from polyclinic.client.hospital import simulated_shards
 from polyclinic.client.policy import HospitalFile
 from polyclinic.client.records import own_records
-from polyclinic.ehr.anonymity import write_whole
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
-from polyclinic.evaluation.report.quality import FILE
-from polyclinic.evaluation.report.quality_page import write_quality_page
+from polyclinic.evaluation.report.quality import FILE, write_quality_page
 from polyclinic.evaluation.synthetic.quality import judge
 from polyclinic.evaluation.synthetic.sample import MOST, MOST_FULL, Sample, one_row_each
+from polyclinic.files import write_file, write_outputs
 from polyclinic.plugins import dataset_of, layout_of
 from polyclinic.privacy.streams import generator
 from polyclinic.server.run_folder import RunFolder
@@ -50,7 +49,7 @@ def judge_run(
     schema = dataset_of(config).schema
     found = _judged(folder, layout_of(config, schema), simulated_shards(config), full, seed, doing)
     whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
-    _write(folder.path / FILE, whole)
+    write_file(folder.path / FILE, _json(whole))
     render_report(folder.path)
     return whole
 
@@ -74,24 +73,8 @@ def judge_at_home(
     layout = Layout.of(schema, max(folder.config().condition_hospitals, 1))
     found = _judged(folder, layout, [shard], full, seed, doing)
     whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
-    write_whole(
-        {
-            out: _for_its_owner(lambda to: write_quality_page(whole, to)),
-            out.with_name(FILE): _for_its_owner(lambda to: _write(to, whole)),
-        },
-        force,
-    )
+    write_outputs({out: lambda path: write_quality_page(whole, path), out.with_name(FILE): _json(whole)}, force)
     return whole
-
-
-def _for_its_owner(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Exact figures of real patients: the file can be read by its owner alone."""
-
-    def written(path: Path) -> None:
-        write(path)
-        path.chmod(0o600)
-
-    return written
 
 
 def _folder(path: Path) -> RunFolder:
@@ -126,7 +109,5 @@ def _sample(rows: Rows, schema: Schema, seed: int, most: int) -> Sample:
     return Sample.of(rows.x[at], rows.y[at], schema)
 
 
-def _write(path: Path, whole: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(whole, indent=1, allow_nan=False), encoding="utf-8")
-    partial.replace(path)
+def _json(whole: dict[str, Any]) -> str:
+    return json.dumps(whole, indent=1, allow_nan=False)

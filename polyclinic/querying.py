@@ -1,4 +1,4 @@
-"""Ask a question from Python: of a simulated federation, or of one real hospital in this process."""
+"""Ask a question from Python: of simulated hospitals, or of one real hospital in this process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any, cast
 from flwr.app import Message
 
 from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
+from polyclinic.client.own_files import LEDGER
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
-from polyclinic.privacy.accounting import Relation, check_terms
+from polyclinic.privacy.accounting import Accountant, Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import Terms
 from polyclinic.server.queries import Inquiry, ask
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
-from polyclinic.training.queries import plan
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -33,78 +32,95 @@ def new_ledger(out: Path) -> Path:
     return out / fresh_run("query") / "ledger.sqlite"
 
 
-def query_dataset(
-    inquiry: Inquiry, dataset: str, ledger: Path, *, sites: int = 0, seed: int = 0, delta: float | None = None,
-    relation: str | None = None, budget: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The answer of all hospitals of a dataset, with the keys of ``server.queries.ask`` and the ``ledger``.
-
-    ledger: the file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (1e-3 and
-    "add-remove" for a new one) must be its own; ``budget`` takes the place of its budget (none for a new one). The noise
-    follows the seed and the number of the ledger's queries before. Raises ConfigError before anything is charged,
-    BudgetRefused when every hospital's budget refuses.
-    """
-    simulated = Simulated.of(dataset, ledger, "query", sites, seed, delta, relation, budget)
-    inquiry.question.check(dataset_of(simulated.config).schema)
-    inquiry = replace(inquiry, ledger=str(simulated.ledger), budget=simulated.budget, relation=simulated.relation)
-    found = ask(simulated.grid(), inquiry, simulated.run, simulated.ledger.parent, simulated.config.timeout)
-    return found | {"ledger": str(simulated.ledger)}
-
-
-def schema_of(path: Path) -> Schema:
-    """The public schema of a real hospital. Raises ConfigError or DataError if its file or its schema is missing or wrong."""
-    return Schema.from_toml(path.resolve().parent / HospitalFile.read(path).schema_)
-
-
-def own_policy(path: Path) -> Policy:
-    """The policy of a real hospital. Raises ConfigError for a file without a usable one."""
-    return Policy.build(HospitalFile.read(path).policy, str(path))
-
-
-def query_hospital(inquiry: Inquiry, path: Path) -> dict[str, Any]:
-    """The answer of the one real hospital of a ``hospital.toml``: its own records, policy, ledger, and noise of the system.
-
-    Raises ConfigError before it is asked, so that its journal has no line, BudgetRefused when its policy or budget refuses.
-    """
-    config, own = RunConfig(), own_policy(path)
-    plan(inquiry.question, schema_of(path), inquiry.mechanism, inquiry.epsilon, own.delta, own.accountant, own.relation)
-    return ask(real_grid(path), inquiry, fresh_run("query"), "", config.timeout) | {"ledger": str(own_ledger(path))}
-
-
 @dataclass(frozen=True)
-class Simulated:
-    """A dataset's hospitals outside a run: their configuration, ledger and its terms, and the name of what is asked now."""
+class Target:
+    """The hospitals that are asked, their ledger and its terms: a dataset's simulated ones, or a real one.
 
-    config: RunConfig
+    ``config``: of a simulation.  ``path``: the ``hospital.toml`` of a real hospital.
+    """
+
+    schema: Schema
     ledger: Path
-    run: str
+    delta: float
+    accountant: Accountant
     relation: Relation
     budget: float | None
+    config: RunConfig
+    path: Path | None = None
 
-    @classmethod
-    def of(
-        cls, dataset: str, ledger: Path, asks: str, sites: int = 0, seed: int = 0, delta: float | None = None,
-        relation: str | None = None, budget: float | None = None, schema_file: str = "",
-    ) -> Simulated:  # fmt: skip
-        """As ``query_dataset`` says. Raises ConfigError for terms that are impossible, or not those of the ledger."""
-        if budget is not None and not budget > 0:
-            raise ConfigError(f"budget must be positive, got {budget}.")
-        before, begun = _begun(ledger, asks)
-        for name, wanted in (("delta", delta), ("relation", relation)):
-            if begun and wanted is not None and wanted != getattr(begun, name):
-                raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
-        if begun:
-            delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-        options = {"dataset": dataset, "sites": sites, "seed": seed, "schema_file": schema_file}
-        config = RunConfig.build(options if delta is None else {**options, "delta": delta})
-        neighbours = relation or "add-remove"
-        check_terms(config.delta, "pld", neighbours)
-        check_simulation(config)
-        file = ledger.expanduser().resolve()
-        return cls(config, file, f"{asks}-{before + 1}", cast(Relation, neighbours), budget)
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a question tells simulated hospitals of their ledger; a real one goes by its own."""
+        return {} if self.path else {"ledger": str(self.ledger), "budget": self.budget, "relation": self.relation}
+
+    @property
+    def home(self) -> Path | str:
+        """The folder of simulated hospitals."""
+        return "" if self.path else self.ledger.parent
+
+    def run(self, asks: str) -> str:
+        """The name of what is asked now; a simulation's noise follows the number of such questions before."""
+        return fresh_run(asks) if self.path else f"{asks}-{_asked_before(self.ledger, asks) + 1}"
 
     def grid(self) -> LocalGrid:
+        if self.path:
+            return real_grid(self.path)
         return LocalGrid(_CLIENT, len(simulated_sites(self.config)), self.config.flat())
+
+
+def simulated(
+    dataset: str, ledger: Path, *, sites: int = 0, seed: int = 0, delta: float | None = None, relation: str | None = None,
+    budget: float | None = None, schema_file: str = "",
+) -> Target:  # fmt: skip
+    """All hospitals of a dataset.
+
+    Args:
+        ledger: The file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (1e-3 and
+            "add-remove" for a new one) must be its own; ``budget`` takes the place of its budget (none for a new one).
+        seed: Of the split and, with the number of the ledger's questions before, of the noise.
+        schema_file: The schema, the dataset's own if empty.
+
+    Raises:
+        ConfigError: Terms that are impossible, or not those of the ledger.
+    """
+    if budget is not None and not budget > 0:
+        raise ConfigError(f"budget must be positive, got {budget}.")
+    begun = next((site.terms for site in _in_ledger(ledger)), None)
+    for name, wanted in (("delta", delta), ("relation", relation)):
+        if begun and wanted is not None and wanted != getattr(begun, name):
+            raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
+    if begun:
+        delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
+    options = {"dataset": dataset, "sites": sites, "seed": seed, "schema_file": schema_file}
+    config = RunConfig.build(options if delta is None else {**options, "delta": delta})
+    neighbours = cast(Relation, relation or "add-remove")
+    check_terms(config.delta, "pld", neighbours)
+    check_simulation(config)
+    file = ledger.expanduser().resolve()
+    return Target(dataset_of(config).schema, file, config.delta, "pld", neighbours, budget, config)
+
+
+def real(path: Path) -> Target:
+    """The one real hospital of a ``hospital.toml``: its own records, policy, ledger, and noise of the system.
+
+    Raises ConfigError or DataError if its file, its policy or its schema is missing or wrong.
+    """
+    described, home = HospitalFile.read(path), path.resolve().parent
+    schema, own = Schema.from_toml(home / described.schema_), Policy.build(described.policy, str(path))
+    ledger = home / described.home / LEDGER
+    return Target(schema, ledger, own.delta, own.accountant, own.relation, own.budget, RunConfig(), path)
+
+
+def query(inquiry: Inquiry, target: Target) -> dict[str, Any]:
+    """The answer of the target's hospitals, with the keys of ``server.queries.ask`` and the ``ledger``.
+
+    Raises ConfigError before a hospital is asked, so that its journal has no line, BudgetRefused when every hospital's policy
+    or budget refuses.
+    """
+    inquiry.planned(target.schema, target.delta, target.accountant, target.relation)
+    inquiry = replace(inquiry, **target.terms)
+    found = ask(target.grid(), inquiry, target.run("query"), target.home, target.config.timeout)
+    return found | {"ledger": str(target.ledger)}
 
 
 class OwnGrid(LocalGrid):
@@ -121,18 +137,14 @@ def real_grid(path: Path) -> OwnGrid:
     return OwnGrid(_CLIENT, 1, RunConfig().flat(), node_config={"hospital": str(path.resolve())})
 
 
-def own_ledger(path: Path) -> Path:
-    """The ledger of a real hospital."""
-    return path.resolve().parent / HospitalFile.read(path).home / "ledger.sqlite"
+def _asked_before(ledger: Path, asks: str) -> int:
+    """How many such questions the ledger holds."""
+    events = (event for site in _in_ledger(ledger) for event in site.events())
+    return len({event["run"] for event in events if event["purpose"].startswith(asks)})
 
 
-def _begun(ledger: Path, asks: str) -> tuple[int, Terms | None]:
-    """How many such questions the ledger holds, and a hospital's terms; none where it is still to be begun."""
-    if not ledger.exists():
-        return 0, None
-    found = [*Ledger.read_all(ledger).values()]
-    asked = {event["run"] for site in found for event in site.events() if event["purpose"].startswith(asks)}
-    return len(asked), found[0].terms
+def _in_ledger(ledger: Path) -> list[Ledger]:
+    return list(Ledger.read_all(ledger).values()) if ledger.exists() else []
 
 
 def fresh_run(asks: str) -> str:

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.errors import PolyclinicError, without_name
+from polyclinic.files import write_file
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, Silent, figures
@@ -113,7 +114,7 @@ def main(grid: Grid, context: Context) -> None:
             calibrate(config)
         folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
         folder.add_flower_run(context.run_id)
-        (Path(config.out).expanduser().resolve() / "latest.txt").write_text(str(folder.path), encoding="utf-8")
+        write_file(Path(config.out).expanduser().resolve() / "latest.txt", str(folder.path))
         _, summary = coordinate(
             PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
         )

@@ -16,7 +16,6 @@ from dp_accounting import DpEvent
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, several
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
@@ -27,6 +26,7 @@ from polyclinic.privacy.statements import statements
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.sites import Site
 from polyclinic.strategies.central import CentralDP
+from polyclinic.types import Arrays
 
 FEDERATION = "federation"
 

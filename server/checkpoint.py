@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
+from polyclinic.files import write_file
 from polyclinic.server.accounts import Account
 from polyclinic.server.history import Extent, History
 from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
 from polyclinic.strategies.state import strategy_state
+from polyclinic.types import Arrays
 
 _ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts", "predictions", "score_counts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
@@ -37,17 +38,14 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     if state.standardiser is not None:
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
     accounts = {site: dataclasses.asdict(account) for site, account in state.accounts.items()}
-    partial = path.with_suffix(".partial")
     meta = {
         "state": json_text({name: getattr(state, name) for name in _PLAIN} | {"accounts": accounts}),
         "history": json_text(dataclasses.asdict(history.add(state.rows, state.dropouts))),
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
         "model": json_text(list(state.arrays)),
     }
-    save_file({name: np.asarray(value, order="C") for name, value in arrays.items()}, partial, meta)
-    flush(partial)
-    partial.replace(path)
-    flush(path.parent)
+    ordered = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+    write_file(path, lambda aside: save_file(ordered, aside, meta))
     if kept > 1:
         named = _kept(path, state.round)
         named.parent.mkdir(exist_ok=True)
@@ -66,16 +64,7 @@ def _kept(path: Path, round: int) -> Path:
     return path.with_name("checkpoints") / f"round-{round:06d}{path.suffix}"
 
 
-def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray]]:
+def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
     """The state that was saved, its history, cut back to it, and the strategy's own state.
 
     Kept checkpoints of later rounds go: the history that they count on is written anew. Raises DataError for a missing
@@ -88,7 +77,7 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, dict[str, np.ndarray
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
         raise DataError(f"{path} is not a checkpoint that can be resumed: it is missing or damaged.") from None
 
-    def part(prefix: str) -> dict[str, np.ndarray]:
+    def part(prefix: str) -> Arrays:
         return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
     plain["accounts"] = {site: Account(**account) for site, account in plain["accounts"].items()}

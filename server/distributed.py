@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from polyclinic.arrays import Arrays
 from polyclinic.compression import flattened
 from polyclinic.config import RunConfig, secure_terms
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.statements import statements
 from polyclinic.server.central import FEDERATION
 from polyclinic.server.cohort import secure_threshold
+from polyclinic.types import Arrays
 
 
 def secure_ledger(config: RunConfig, path: Path) -> Ledger:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import Metrics, classification_metrics
@@ -20,6 +20,7 @@ from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, proble
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.synthesis import judge, synthesizer_of
+from polyclinic.types import Arrays
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 _LONGEST = 300

@@ -15,7 +15,6 @@ from typing import Any
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.errors import ConfigError, several, without_name
@@ -49,6 +48,7 @@ from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.stacked.engines import Engine
+from polyclinic.types import Arrays
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,15 @@ def federate(
 
     def after_round(now: RunState) -> None:
         tell_dropouts()
-        if now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping():
+        due = now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping()
+        if due:
             save(now)
-        watcher.round_done(config, now)
+        try:
+            watcher.round_done(config, now)
+        except KeyboardInterrupt:  # it was asked for after the question above
+            if watcher.stopping() and not due:
+                save(now)
+            raise
 
     if not resume:
         save(state)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import DataError
+from polyclinic.files import flush
 from polyclinic.server.json_text import json_text
 
 Record = dict[str, Any]
@@ -68,8 +69,7 @@ class History:
         content = "".join(json_text(line) + "\n" for line in lines).encode()
         with self.path.open("ab") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        flush(self.path)
         self.rows, self.dropouts, self.size = len(rows), len(dropouts), self.size + len(content)
         self.digest.update(content)
         return Extent(self.size, self.digest.hexdigest())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from hashlib import sha256
 
-import numpy as np
-
-from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
@@ -23,6 +19,7 @@ from polyclinic.server.synthesis import check_synthesis, first_arrays_of
 from polyclinic.training.modules import load, normalisation_arrays
 from polyclinic.training.preparation import check_imputation
 from polyclinic.training.stacked.engines import Engine, choose
+from polyclinic.types import Arrays
 
 
 def check_model(config: RunConfig, schema: Schema) -> None:
@@ -78,12 +75,3 @@ def engine_of(config: RunConfig, sites: Sequence[Site]) -> Engine | None:
     module = load(build_model(config, schema), first_arrays(config, schema))
     width = layout_of(config, schema).width if config.game or config.density else len(feature_names(schema))
     return choose(module, width, config.engine)
-
-
-def sha256_of(arrays: dict[str, np.ndarray]) -> str:
-    """Digest of a model: its arrays' names, types, shapes and bytes, in order of name."""
-    digest = sha256()
-    for name in sorted(arrays):
-        value = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}|{value.dtype}|{value.shape}|".encode() + value.tobytes())
-    return digest.hexdigest()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
@@ -18,14 +19,14 @@ from polyclinic.arrays import from_record
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.evaluation.privacy_text import composition
-from polyclinic.messages import QUERY, RECORD, QueryRequest, Request
+from polyclinic.messages import QUERY, RECORD, AskRequest, QueryRequest
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon, event_from_json, event_to_json
 from polyclinic.privacy.ledger_file import finite
-from polyclinic.privacy.streams import Floats
 from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.sites import Dropped, Site, SiteGrid
-from polyclinic.training.queries import plan
+from polyclinic.training.queries import Plan, plan
 from polyclinic.training.question import Question, conclude
+from polyclinic.types import Reals
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,38 @@ class Bill:
         return {"cost": finite(self.cost), "epsilon": finite(self.spent), "delta": self.delta, "budget": self.budget}
 
 
-class Asked(Protocol):
-    """What hospitals can be asked."""
+@dataclass(frozen=True, kw_only=True)
+class Asked(ABC):
+    """What hospitals are asked, in messages of type ``message``.
 
-    def request(self, site: Site, run: str, home: str) -> Request: ...
+    ``ledger``, ``budget`` and ``relation`` are those of simulated hospitals; real ones have their own.
+    """
 
-    def check(self, site: Site) -> None:
-        """Raises ConfigError, before anything is charged, for what the hospital would refuse as impossible."""
+    message: ClassVar[str]
+    kind: ClassVar[type[AskRequest]]
+
+    ledger: str = ""
+    budget: float | None = None
+    relation: Relation = "add-remove"
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """The request's own fields."""
+
+    @abstractmethod
+    def planned(self, schema: Schema, delta: float, accountant: Accountant, relation: Relation) -> Any:
+        """How a hospital answers. Raises ConfigError for what it would refuse as impossible."""
+
+    def request(self, site: Site, run: str, home: str) -> AskRequest:
+        return self.kind(
+            run=run, site=site.index, home=home, ledger=self.ledger, budget=self.budget, relation=self.relation,
+            **self.content(),
+        )  # fmt: skip
+
+    def plan(self, site: Site) -> Any:
+        """How the hospital answers, by its own terms; raises as ``planned``, before anything is charged."""
+        relation = self.relation if site.simulated else cast(Relation, site.relation)
+        return self.planned(site.schema, site.delta, cast(Accountant, site.accountant), relation)
 
 
 @dataclass(frozen=True)
@@ -63,8 +89,8 @@ class SiteAnswer:
     """One hospital's cells with their standard errors, and what they cost."""
 
     bill: Bill
-    cells: Floats
-    errors: Floats
+    cells: Reals
+    errors: Reals
 
     @property
     def site(self) -> Site:
@@ -72,32 +98,25 @@ class SiteAnswer:
 
 
 @dataclass(frozen=True)
-class Inquiry:
-    """A question with its mechanism and the epsilon it may cost.
+class Inquiry(Asked):
+    """A question with its mechanism and the epsilon it may cost."""
 
-    ``ledger``, ``budget`` and ``relation`` are those of simulated hospitals; real ones have their own.
-    """
+    message = QUERY
+    kind = QueryRequest
 
     question: Question
     mechanism: str
     epsilon: float
-    ledger: str = ""
-    budget: float | None = None
-    relation: Relation = "add-remove"
 
-    def request(self, site: Site, run: str, home: str) -> QueryRequest:
+    def content(self) -> dict[str, Any]:
         asked = self.question
-        return QueryRequest(
-            run=run, site=site.index, home=home, statistic=asked.statistic, column=asked.column,
-            where="\n".join(asked.where), bins=asked.bins, quantile=asked.quantile, mechanism=self.mechanism,
-            epsilon=self.epsilon, ledger=self.ledger, budget=self.budget, relation=self.relation,
-        )  # fmt: skip
+        return {
+            "statistic": asked.statistic, "column": asked.column, "where": "\n".join(asked.where), "bins": asked.bins,
+            "quantile": asked.quantile, "mechanism": self.mechanism, "epsilon": self.epsilon,
+        }  # fmt: skip
 
-    def check(self, site: Site) -> None:
-        """Raises ConfigError, before anything is charged, for what the hospital would refuse as impossible."""
-        relation = self.relation if site.simulated else cast(Relation, site.relation)
-        accountant = cast(Accountant, site.accountant)
-        plan(self.question, site.schema, self.mechanism, self.epsilon, site.delta, accountant, relation)
+    def planned(self, schema: Schema, delta: float, accountant: Accountant, relation: Relation) -> Plan:
+        return plan(self.question, schema, self.mechanism, self.epsilon, delta, accountant, relation)
 
 
 def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float) -> dict[str, Any]:
@@ -106,21 +125,21 @@ def ask(grid: Grid, inquiry: Inquiry, run: str, home: str | Path, timeout: float
     A hospital that refuses is left out and said to be. Raises ConfigError for an impossible question, BudgetRefused when
     every hospital's policy or budget refuses, PolyclinicError when none answers for another reason.
     """
-    replies, absent = replies_to(grid, inquiry, QUERY, run, home, timeout)
+    replies, absent = replies_to(grid, inquiry, run, home, timeout)
     answers = [_read(site, reply) for site, reply in replies]
     return _summary(inquiry, answers[0].site.schema, answers, absent)
 
 
 def replies_to(
-    grid: Grid, asked: Asked, kind: str, run: str, home: str | Path, timeout: float
+    grid: Grid, asked: Asked, run: str, home: str | Path, timeout: float
 ) -> tuple[list[tuple[Site, Message]], Dropped]:
     """The replies of all hospitals behind ``grid`` in order, and who gave none and why. Raises as ``ask`` does."""
     sites, absent = enrol(grid, enrol_request(run, str(home), trains=False), 1, timeout)
     _check_alike(sites)
     for site in {(site.delta, site.relation, site.accountant): site for site in sites}.values():
-        asked.check(site)
+        asked.plan(site)
     view = SiteGrid(grid, sites, lambda site: asked.request(site, run, str(home)), {})
-    exchange = view.exchange([Message(RecordDict(), site.id, kind) for site in sites], timeout)
+    exchange = view.exchange([Message(RecordDict(), site.id, asked.message) for site in sites], timeout)
     if not exchange.replies:
         reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
         raise (BudgetRefused if exchange.refused == len(exchange.dropped) else PolyclinicError)(reasons)

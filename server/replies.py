@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
@@ -16,6 +16,7 @@ from polyclinic.messages import CONTROL, RECORD
 from polyclinic.server.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.sites import Exchange, Site
 from polyclinic.server.state import RunState
+from polyclinic.types import Arrays
 
 #: What Flower's strategies weigh by.
 EXAMPLES = "num-examples"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.errors import BudgetRefused
 from polyclinic.messages import BESIDE, CONTROL, TrainRequest
 from polyclinic.server.calibration import declared_plan, round_costs
@@ -25,6 +25,7 @@ from polyclinic.server.replies import EXAMPLES, RunFailed, TooFew, accept, mispl
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.updates import Replies, Updates, never_skips, updates_of
+from polyclinic.types import Arrays
 
 TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 Told = dict[str, dict[str, Any]]

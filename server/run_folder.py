@@ -19,16 +19,18 @@ import tomli_w
 from safetensors.numpy import save_file
 
 import polyclinic
-from polyclinic.config import RunConfig, read_toml
+from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report, write_report
+from polyclinic.files import Content, NewFile, write_file, write_files
 from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
 from polyclinic.spreadsheets import as_text
 from polyclinic.synthesis.release import run_in
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, save
+from polyclinic.toml import read_toml
 from polyclinic.versions import recorded_versions
 
 RESULTS = "Polyclinic: results go to "  # and the run's folder, in the log of a Flower runtime
@@ -39,22 +41,23 @@ class RunFolder:
     """Paths of one run. ``sites`` holds the ledgers of simulated hospitals; real ones keep theirs."""
 
     path: Path
+    pictures: bool = True
 
     @classmethod
-    def create(cls, config: RunConfig, *, comparison: bool = False) -> RunFolder:
+    def create(cls, config: RunConfig, *, comparison: bool = False, pictures: bool = True) -> RunFolder:
         """A new folder under ``config.out`` with the resolved configuration and the coordinator's versions.
 
-        ``comparison``: the run is to be compared, which a resumed run must know too.
+        ``comparison``: the run is to be compared, which a resumed run must know too. ``pictures``: its report has them.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        folder = cls(Path(config.out).expanduser().resolve() / name)
+        folder = cls(Path(config.out).expanduser().resolve() / name, pictures)
         try:
             folder.path.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(
                 f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}."
             ) from None
-        (folder.path / "config.toml").write_text(tomli_w.dumps(config.flat()), encoding="utf-8")
+        write_file(folder.path / "config.toml", tomli_w.dumps(config.flat()))
         folder._write_versions({"coordinator": recorded_versions()})
         if comparison:
             folder._awaited.touch()
@@ -187,7 +190,7 @@ class RunFolder:
         return f"The run's folder is {self.path}; it stopped before its first checkpoint, so start it anew."
 
     def config(self) -> RunConfig:
-        return RunConfig.build(read_toml(self.path / "config.toml"))
+        return RunConfig.build(read_toml(self.path / "config.toml", "configuration file"))
 
     def summary(self) -> dict[str, Any]:
         """Raises ConfigError when the run has not finished, DataError when the file is damaged."""
@@ -220,26 +223,28 @@ class RunFolder:
     ) -> None:
         """All results; the report goes last, so its presence means that the run is whole."""
         frame = pd.DataFrame(state.rows)
-        frame.to_parquet(self.path / "rounds.parquet", index=False)
-        frame.rename(columns=as_text).map(as_text).to_csv(self.path / "rounds.csv", index=False)
         arrays = {name: np.ascontiguousarray(value) for name, value in state.arrays.items()}
         if state.standardiser is not None:
             arrays |= {"standardiser.mean": state.standardiser[0], "standardiser.std": state.standardiser[1]}
-        save_file(arrays, self.path / "model.safetensors", {"features": json_text(feature_names(schema))})
-        schema.to_toml(self.path / "schema.toml")
-        if synthesizer is not None:
-            save(synthesizer, self.synthesizer)
+        features = {"features": json_text(feature_names(schema))}
+        files: dict[Path, Content] = {
+            self.path / "rounds.parquet": lambda path: frame.to_parquet(path, index=False),
+            self.path / "rounds.csv": frame.rename(columns=as_text).map(as_text).to_csv(index=False),
+            self.path / "model.safetensors": lambda path: save_file(arrays, path, features),
+            self.path / "schema.toml": schema.to_toml,
+            self.path / "ledger.json": json_text(summary["statement"], indent=2),
+        }
         posterior = summary.get("posterior")
         if posterior and posterior["finished"]:
-            self.posterior.write_text(
-                json_text(posterior | {"privacy": summary["privacy"]}, indent=2), encoding="utf-8"
-            )
+            files[self.posterior] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
+        write_files({path: NewFile(content) for path, content in files.items()})
+        if synthesizer is not None:
+            save(synthesizer, self.synthesizer)
         if state.hospitals:
             hospitals = {name: said["versions"] for name, said in state.hospitals.items()}
             self._write_versions({**self.versions(), "hospitals": hospitals})
-        (self.path / "ledger.json").write_text(json_text(summary["statement"], indent=2), encoding="utf-8")
         self._write_summary(summary)
-        write_report(self.path)
+        write_report(self.path, self.pictures)
 
     def add_comparison(self, summary: dict[str, Any]) -> None:
         """Write a summary that has gained a comparison, and its report."""
@@ -249,12 +254,10 @@ class RunFolder:
     def rewrite(self, summary: dict[str, Any]) -> None:
         """Write a summary that has gained something, and its report."""
         self._write_summary(summary)
-        render_report(self.path)
+        render_report(self.path, with_figures=self.pictures)
 
     def _write_versions(self, versions: dict[str, dict[str, Any]]) -> None:
-        (self.path / "versions.json").write_text(json_text(versions, indent=2), encoding="utf-8")
+        write_file(self.path / "versions.json", json_text(versions, indent=2))
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
-        partial = self.path / "summary.json.partial"
-        partial.write_text(json_text(summary, indent=2), encoding="utf-8")
-        partial.replace(self.path / "summary.json")
+        write_file(self.path / "summary.json", json_text(summary, indent=2))

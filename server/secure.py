@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.compression import flattened, shaped
 from polyclinic.config import secure_terms
 from polyclinic.errors import whose
@@ -42,6 +42,7 @@ from polyclinic.server.merging import arrays_of
 from polyclinic.server.replies import TooFew
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run
+from polyclinic.types import Arrays
 
 Dropped = list[tuple[Site, str]]
 

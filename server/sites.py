@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import RECORD, REFUSED, Request
+from polyclinic.passing import PassingGrid
 
 NO_REPLY = 504
 _LONGEST, _LONGEST_NUMBER = 500, 25
@@ -123,7 +124,7 @@ class Exchange:
         return len(self.refusals)
 
 
-class SiteGrid(Grid):
+class SiteGrid(PassingGrid):
     """The cohort of one exchange, as a Grid.
 
     ``request`` is added to each site's message under the name ``polyclinic``, ``shared`` arrays under their own names.
@@ -132,17 +133,10 @@ class SiteGrid(Grid):
     def __init__(
         self, grid: Grid, cohort: Sequence[Site], request: Callable[[Site], Request], shared: Mapping[str, ArrayRecord]
     ) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._cohort = {site.id: site for site in cohort}
         self._request = request
         self._shared = shared
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -154,9 +148,6 @@ class SiteGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self._grid.push_messages([self._addressed(message)[1] for message in messages])
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return [message for _, message in self.exchange(messages, timeout).replies]

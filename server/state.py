@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import Arrays, to_record
+from polyclinic.arrays import to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions
@@ -25,6 +25,7 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
 from polyclinic.server.accounts import LOST, Account
 from polyclinic.server.sites import Exchange, Site, node_title
+from polyclinic.types import Arrays
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
@@ -16,7 +17,6 @@ from polyclinic.privacy.ledger_terms import History, Terms, epsilon_together, ri
 from polyclinic.privacy.statements import statements
 from polyclinic.server.accounts import bound
 from polyclinic.server.federate import Outcome
-from polyclinic.server.model import sha256_of
 from polyclinic.server.notes import notes, terms_of
 from polyclinic.server.posterior import posterior_statement
 from polyclinic.server.sites import Site
@@ -61,7 +61,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         },
         "synthesis": synthesis_statement(config, outcome.synthesizer, [*state.patients.values()]) if config.synthesis else None,
         "posterior": posterior_statement(config, outcome.strategy, state) if config.posterior else None,
-        "model_sha256": sha256_of(state.arrays), "seconds": state.seconds,
+        "model_sha256": digest(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.shared_noise,

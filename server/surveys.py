@@ -18,64 +18,45 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.messages import RELATIONS, SURVEY, RelationsRequest, SurveyRequest
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon
 from polyclinic.privacy.ledger_file import finite
-from polyclinic.server.queries import Bill, bill_of, replies_to, together
-from polyclinic.server.sites import Dropped, Site
+from polyclinic.server.queries import Asked, Bill, bill_of, replies_to, together
+from polyclinic.server.sites import Dropped
 from polyclinic.training import relations as related
 from polyclinic.training.survey import Plan, Survey, plan
 
 
 @dataclass(frozen=True)
-class Relations:
-    """How features go together, for an imputer; ``epsilon`` None is exact. The rest as in a ``Preparation``."""
+class Relations(Asked):
+    """How features go together, for an imputer; ``epsilon`` None is exact."""
+
+    message = RELATIONS
+    kind = RelationsRequest
 
     epsilon: float | None
-    ledger: str = ""
-    budget: float | None = None
-    relation: Relation = "add-remove"
 
-    def request(self, site: Site, run: str, home: str) -> RelationsRequest:
-        return RelationsRequest(
-            run=run, site=site.index, home=home, epsilon=self.epsilon, ledger=self.ledger, budget=self.budget,
-            relation=self.relation,
-        )  # fmt: skip
+    def content(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon}
 
-    def check(self, site: Site) -> None:
-        """Raises ConfigError, before anything is charged, for what the hospital would refuse as impossible."""
-        self.plan(site)
-
-    def plan(self, site: Site) -> related.Plan:
-        relation = self.relation if site.simulated else cast(Relation, site.relation)
-        return related.plan(site.schema, self.epsilon, site.delta, cast(Accountant, site.accountant), relation)
+    def planned(self, schema: Schema, delta: float, accountant: Accountant, relation: Relation) -> related.Plan:
+        return related.plan(schema, self.epsilon, delta, accountant, relation)
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """A survey, and the public rules by which it makes a schema.
+class Preparation(Asked):
+    """A survey, and the public rules by which it makes a schema."""
 
-    ``ledger``, ``budget`` and ``relation`` are those of simulated hospitals; real ones have their own.
-    """
+    message = SURVEY
+    kind = SurveyRequest
 
     survey: Survey
     rules: Rules = Rules()
-    ledger: str = ""
-    budget: float | None = None
-    relation: Relation = "add-remove"
 
-    def request(self, site: Site, run: str, home: str) -> SurveyRequest:
+    def content(self) -> dict[str, Any]:
         asked = self.survey
-        return SurveyRequest(
-            run=run, site=site.index, home=home, columns="\n".join(asked.columns), bins=asked.bins, codes=asked.codes,
-            epsilon=asked.epsilon, ledger=self.ledger, budget=self.budget, relation=self.relation,
-        )  # fmt: skip
+        columns = "\n".join(asked.columns)
+        return {"columns": columns, "bins": asked.bins, "codes": asked.codes, "epsilon": asked.epsilon}
 
-    def check(self, site: Site) -> None:
-        """Raises ConfigError, before anything is charged, for what the hospital would refuse as impossible."""
-        self.plan(site)
-
-    def plan(self, site: Site) -> Plan:
-        """How the hospital answers."""
-        relation = self.relation if site.simulated else cast(Relation, site.relation)
-        return plan(self.survey, site.schema, site.delta, cast(Accountant, site.accountant), relation)
+    def planned(self, schema: Schema, delta: float, accountant: Accountant, relation: Relation) -> Plan:
+        return plan(self.survey, schema, delta, accountant, relation)
 
 
 def prepare(
@@ -86,7 +67,7 @@ def prepare(
 
     A hospital that refuses is left out and said to be. Raises as ``server.queries.ask`` does.
     """
-    replies, absent = replies_to(grid, preparation, SURVEY, run, home, timeout)
+    replies, absent = replies_to(grid, preparation, run, home, timeout)
     bills = [bill_of(site, reply) for site, reply in replies]
     draft = replies[0][0].schema
     columns = preparation.survey.parts(draft)
@@ -103,7 +84,7 @@ def relate(
 
     Raises as ``server.queries.ask`` does.
     """
-    replies, absent = replies_to(grid, relations, RELATIONS, run, home, timeout)
+    replies, absent = replies_to(grid, relations, run, home, timeout)
     bills = [bill_of(site, reply) for site, reply in replies]
     products = [from_record(reply.content.array_records["arrays"])["products"] for _, reply in replies]
     noise = [relations.plan(site).noise_multiplier for site, _ in replies]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import Arrays
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
@@ -23,11 +22,11 @@ from polyclinic.server.state import RunState
 from polyclinic.strategies.fedflow import FedFlow
 from polyclinic.strategies.fedgan import FedGAN
 from polyclinic.strategies.fedsums import SUM, FedSums
-from polyclinic.synthesis.games.guarantee import guarantee
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays
 
 # Hospitals beside the one that may look on share the noise (``config.derived.secure_terms``).
 _ONLOOKERS = 1
@@ -165,14 +164,14 @@ def synthesis_statement(
 ) -> dict[str, Any]:
     """What the summary says of the synthesizer; ``patients``: of each hospital that trained.
 
-    ``guarantee``: what a preset as published guarantees with this run's settings, None of another.
+    ``guarantee``: of a game that is trained as published, what that guarantees with this run's settings; None of another.
     """
     said = ""
-    if config.preset == "paper" and isinstance(synthesizer, GeneratedRows):
-        said = guarantee(
-            synthesizer.game, patients, config.sample_rate, config.local_steps, config.rounds, config.delta
+    if isinstance(synthesizer, GeneratedRows) and synthesizer.game.published and patients:
+        said = synthesizer.game.published.guarantee(
+            patients, config.sample_rate, config.local_steps, config.rounds, config.delta
         )
     return {
-        "method": config.model, "options": config.method_options, "preset": config.preset, "game": config.game,
+        "method": config.model, "options": config.method_options, "game": config.game,
         "finished": synthesizer is not None, "guarantee": said or None,
     }  # fmt: skip

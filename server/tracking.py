@@ -21,6 +21,7 @@ from flwr.common.logger import log
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
+from polyclinic.files import write_file
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.json_text import json_text
 from polyclinic.server.progress import Progress
@@ -135,7 +136,7 @@ class Tracked:
 
     def _keep(self, **changes: Any) -> None:
         self._kept = _Kept(**asdict(self._kept) | changes)
-        (self._folder / _FILE).write_text(json_text(asdict(self._kept)), encoding="utf-8")
+        write_file(self._folder / _FILE, json_text(asdict(self._kept)))
 
 
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, Message
 
-from polyclinic.arrays import Arrays
 from polyclinic.compression import Compression
 from polyclinic.config import compression
 from polyclinic.server.merging import merge
@@ -23,6 +22,7 @@ from polyclinic.server.synthesis import tell_noise
 from polyclinic.strategies.central import CentralDP
 from polyclinic.strategies.fedsums import FedSums
 from polyclinic.strategies.registry import merge_by
+from polyclinic.types import Arrays
 
 Replies = Sequence[tuple[Site, Message]]
 

@@ -6,16 +6,19 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
+import numpy as np
 import torch
 from flwr.app import Error, Message
 
 from polyclinic.sim.calls import APP_FAILED, Answer, AppReference, Stack, call_in_worker
+
+# Before any worker is forked: what nearly every run's workers need.
+IMPORTED_ONCE = (__name__, "polyclinic.client_app")
 
 
 class Workers(Protocol):
@@ -62,10 +65,13 @@ class ProcessWorkers:
 
     def _pool(self, index: int) -> ProcessPoolExecutor:
         if index not in self._pools:
-            # Not fork: torch's and Ray's threads do not survive it.
-            spawn = multiprocessing.get_context("spawn")
+            # Not forks of this process, whose threads, torch's and Ray's, do not survive one: of one that only imports.
+            server = multiprocessing.get_context("forkserver")
+            server.set_forkserver_preload([*IMPORTED_ONCE])
             gpu = int(index * self._gpus / self.count) if self._gpus else None
-            self._pools[index] = ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(os.getpid(), gpu))
+            self._pools[index] = ProcessPoolExecutor(
+                1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu)
+            )
         return self._pools[index]
 
 
@@ -78,19 +84,23 @@ def lost(stack: Stack) -> list[Answer]:
     return [(Message(Error(APP_FAILED, reason), reply_to=message), context.state) for message, context in stack]
 
 
-def _begin_worker(driver: int, gpu: int | None) -> None:
+def _begin_worker(environment: Mapping[str, str], gpu: int | None) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     if gpu is not None:
         # Before CUDA's first use, the process can be shown the one GPU that is its own.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    np.random.seed()  # noqa: NPY002 - forks share it, and a model of somebody's may draw from it
     # Ctrl-C reaches the whole process group; the run itself decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _end_with_the_run() -> None:
     """A run that is killed takes its workers with it; they would hold its pipes and memory for ever."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+    run = multiprocessing.parent_process()
+    assert run is not None
+    run.join()
     os._exit(1)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from polyclinic.digests import array_bytes
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
 from polyclinic.privacy.central import CentralPlan
@@ -27,13 +27,13 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.strategies.registry import MEANS, merge_by
+from polyclinic.strategies.wrapping import Wrapping
+from polyclinic.types import Arrays, Floats
 
-Vector = npt.NDArray[np.float64]
-Arrays = Mapping[str, np.ndarray]
 Replies = Sequence[tuple[str, Message]]
 
 
-class CentralDP(Strategy):
+class CentralDP(Wrapping):
     """``base``, any strategy that starts from a mean of models, with central differential privacy before it.
 
     weights: public weights by hospital, at most ``plan.largest_weight``; all weigh 1 by default. name: the hospital that
@@ -95,20 +95,6 @@ class CentralDP(Strategy):
         noise = plan.noise_scale * total.sensitivity / plan.expected_weight
         return arrays, MetricRecord({"central-clip-norm": clip_norm, "central-noise": noise})
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the base does."""
-        return self.base.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the base does: what hospitals' policies let leave, which this privacy does not cover."""
-        return self.base.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Log the base's settings."""
-        self.base.summary()
-
     def _join(self, server_round: int, names: Sequence[str]) -> None:
         """Raises ConfigError, before anything is charged, for a hospital that takes part twice, too soon, or weighs too much."""
         for name in names:
@@ -145,20 +131,20 @@ class CentralDP(Strategy):
         again = any(charge["round"] == server_round for charge in charges)
         return again or not any(server_round - round < self.plan.covers for round in paid)
 
-    def _noised(self, total: ClippedSum, server_round: int) -> Vector:
+    def _noised(self, total: ClippedSum, server_round: int) -> Floats:
         plan, stream = self.plan, self._stream("central-noise", server_round)
         if plan.process is None:
             draws = stream.normal(len(total.total))
         else:
             noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
             draws = noise[0]
-        noisy: Vector = privatise(total, plan.noise_scale, draws).numpy()
+        noisy: Floats = privatise(total, plan.noise_scale, draws).numpy()
         return noisy
 
     def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
         """The sum of weighted, clipped updates; moves the clip norm on where it is adaptive."""
         clip_norm, plan = self.clip_norm, self.plan
-        total: Vector = np.zeros(sum(sent[name].size for name in _floats(sent)))
+        total: Floats = np.zeros(sum(sent[name].size for name in _floats(sent)))
         unclipped = []
         for name, reply in replies:
             update = _update(reply, sent)
@@ -199,7 +185,7 @@ def _floats(model: Arrays) -> list[str]:
     return [name for name, value in model.items() if np.issubdtype(value.dtype, np.floating)]
 
 
-def _update(reply: Message, sent: Arrays) -> Vector:
+def _update(reply: Message, sent: Arrays) -> Floats:
     """(P,) difference of the reply's model from the one sent; zero where any of it is not finite or has another shape."""
     record = next((part for part in reply.content.values() if isinstance(part, ArrayRecord)), ArrayRecord())
     parts = []
@@ -208,11 +194,11 @@ def _update(reply: Message, sent: Arrays) -> Vector:
         if value.shape != sent[name].shape:
             return np.zeros(sum(sent[name].size for name in _floats(sent)))
         parts.append((value.astype(np.float64) - sent[name].astype(np.float64)).ravel())
-    update: Vector = np.concatenate(parts) if parts else np.empty(0)
+    update: Floats = np.concatenate(parts) if parts else np.empty(0)
     return update if np.isfinite(update).all() else np.zeros_like(update)
 
 
-def _moved(sent: Arrays, step: Vector) -> dict[str, np.ndarray]:
+def _moved(sent: Arrays, step: Floats) -> Arrays:
     """The model that was sent, moved by a (P,) step, in its own types."""
     model, begin = dict(sent), 0
     for name in _floats(sent):
@@ -227,7 +213,7 @@ def _digest(seed: int, plan: CentralPlan, clip_norm: float, sent: Arrays, replie
     """Identifies a round's release by all that decides its numbers."""
     found = sha256(repr((seed, plan, clip_norm)).encode())
     for name, value in sent.items():
-        found.update(f"{name}|{value.dtype}|{value.shape}|".encode() + np.ascontiguousarray(value).tobytes())
+        found.update(array_bytes(name, value))
     for name, reply in replies:
         found.update(f"{name}|".encode() + _update(reply, sent).tobytes())
     return found.hexdigest()

@@ -10,12 +10,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.strategies.registry import merge_by
+from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.synthesis.flows.synthesizer import FlowRows
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays
 
 
-class FedFlow(Strategy):
+class FedFlow(Wrapping):
     """``base`` averages flows; rows are drawn by the newest, or by an average over rounds (``recipe.ema``).
 
     classes: (K,) frequencies of the label. ``averaged``: over rounds, not yet corrected for its beginning at zero.
@@ -56,17 +58,3 @@ class FedFlow(Strategy):
         share = 1 - self.recipe.ema**self.averaged_rounds  # as Adam corrects for a mean that begins at zero
         flow = {name: np.asarray(value / share, dtype=np.float32) for name, value in self.averaged.items()}
         return FlowRows(self.recipe, flow, self.classes)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the base does."""
-        return self.base.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the base does."""
-        return self.base.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Log the base's settings."""
-        self.base.summary()

@@ -14,18 +14,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.strategies.registry import merge_by
+from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.synthesis.games.adaptive import due
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps, penalised
 from polyclinic.synthesis.games.state import GeneratorState, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays
 
 _QUESTION = "question"
 
 
-class FedGAN(Strategy):
+class FedGAN(Wrapping):
     """``base`` averages critics; the generator steps against their mean.
 
     classes: (K,) frequencies of the label. rounds: of the run. critic_steps: a hospital's in a round. rate: the critics' learning
@@ -104,20 +106,6 @@ class FedGAN(Strategy):
     def candidate(self, number: int) -> Synthesizer:
         """What draws rows by the generator that was kept of round ``number``."""
         return GeneratedRows(self.layout, self.game, (self.candidates[number],), self.classes)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the base does."""
-        return self.base.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the base does."""
-        return self.base.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Log the base's settings."""
-        self.base.summary()
 
 
 def _record(arrays: Arrays) -> ArrayRecord:

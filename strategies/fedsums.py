@@ -11,14 +11,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.synthesis.sums import SumsMethod
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays
 
 # The record and the arrays of a question; ``polyclinic.messages`` and ``training.synthesis`` have the same.
 _QUESTION, _ROUND, SUM = "question", "round", "sum"
 
 
-class FedSums(Strategy):
+class FedSums(Wrapping):
     """Asks each round of ``method`` for its sum, averaged by ``base``.
 
     classes: (K,) frequencies of the label. Before ``aggregate_train`` the loop says in ``noise`` the standard deviation of the
@@ -92,20 +94,6 @@ class FedSums(Strategy):
         parts = [make(self.states[node]) for node in nodes]
         found: Synthesizer = Mixture.of(parts, [self.weights[node] / total for node in nodes])
         return found
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the base does."""
-        return self.base.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the base does."""
-        return self.base.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Log the base's settings."""
-        self.base.summary()
 
 
 def _vector(arrays: ArrayRecord) -> np.ndarray:

@@ -12,6 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from polyclinic.types import Arrays
+
 # The record of arrays beside the model's, in both directions; ``polyclinic.messages`` has the same name.
 CONTROL = "control"
 
@@ -31,7 +33,7 @@ class Scaffold(FedAvg):
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
         self.hospitals = hospitals
         self.server_learning_rate = server_learning_rate
-        self.control: dict[str, np.ndarray] = {}
+        self.control: Arrays = {}
         self._sent: ArrayRecord | None = None
 
     def configure_train(

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-Arrays = dict[str, np.ndarray]
+from polyclinic.types import Arrays
 
 _TREE = "tree"
 

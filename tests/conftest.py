@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 
 from polyclinic import Federation
 from polyclinic.federation import RunResult
+from tests.nursery import Done, python
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -24,7 +23,7 @@ if "POLYCLINIC_DATA" not in os.environ and SHARED_DATA.is_dir():
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
+Command = Callable[..., Done]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,13 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def command() -> Command:
-    """``command("run", "--json")`` runs the installed command line; a Python of its own, as a person would."""
+    """``command("run", "--json")`` runs the command line in a process of its own, as a person would."""
 
-    def call(*arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "polyclinic", *arguments], capture_output=True, text=True, timeout=timeout,
-            env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"} | environment,
-        )  # fmt: skip
+    def call(*arguments: str, **options: Any) -> Done:
+        return python("-m", "polyclinic", *arguments, **{"NO_COLOR": "1", "COLUMNS": "200"} | options)
 
     return call
 
@@ -68,11 +64,11 @@ def heart_disease() -> None:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Callable[..., RunResult]:
-    """A small private run of the embedded dataset into the test's own folder."""
+    """A small private run of the embedded dataset into the test's own folder, whose report is of tables alone."""
 
     def run(**options: Any) -> RunResult:
         return Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
-            **{"rounds": 2, "local_steps": 2} | options
+            **{"rounds": 2, "local_steps": 2, "pictures": False} | options
         )
 
     return run

@@ -12,8 +12,7 @@ from benchmarks.utility.splits import drawn
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Shard
 from polyclinic.evaluation.metrics import auroc
-
-Floats = NDArray[np.float64]
+from polyclinic.types import Floats
 
 
 def shards_of(dataset: str, seed: int) -> list[Shard]:

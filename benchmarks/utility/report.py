@@ -138,7 +138,7 @@ def write_plot(path: Path, result: Mapping[str, Any], dataset: str = "ist") -> N
     """A dot a method and epsilon with its standard error, the best method on top, and the pooled model as a line."""
     from matplotlib.figure import Figure
 
-    from polyclinic.evaluation.plots import FAINT, GRID, INK, MUTED, PALETTE, to_svg
+    from polyclinic.evaluation.figures.canvas import FAINT, GRID, INK, MUTED, PALETTE, to_svg
 
     own = [row for row in result["rows"] if row["dataset"] == dataset]
     private = [row for row in own if row["epsilon"] is not None]

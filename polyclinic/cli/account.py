@@ -109,9 +109,10 @@ def _brought(accountant: str) -> Callable[[float, float, int, float, str], float
 
 def _draw(path: Path, rate: float, noise: float, steps: int, delta: float, relation: Relation) -> None:
     with loading():
-        from polyclinic.evaluation.plots import plot_accountants, to_png, to_svg
+        from polyclinic.evaluation.figures.canvas import to_bytes
+        from polyclinic.evaluation.figures.rounds import plot_accountants
         from polyclinic.privacy.comparison import curves
 
     settings = f"Sample rate {rate:g}, noise {noise:.3g}, δ = {delta:g}, {relation}"
     figure = plot_accountants(curves(rate, noise, steps, delta, relation), settings)
-    path.write_bytes(to_svg(figure).encode() if path.suffix.lower() == ".svg" else to_png(figure))
+    path.write_bytes(to_bytes(figure, path.suffix))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from polyclinic.cli.risk import GUARANTEE, HIERARCHIES, INSIDE, RECORDS, SCHEMA, UNIT, Names, names
 from polyclinic.cli.terminal import Json, console, loading, number, print_json
 from polyclinic.errors import ConfigError
+from polyclinic.files import Content, write_outputs
 
 OUT = typer.Option(help="The file to write: .csv, .csv.gz or .parquet.", show_default=False)
 FORCE = typer.Option("--force", help="Replace files that exist.")
@@ -83,14 +83,14 @@ def anonymize(
     # The records' own order would align this release with the table, and with another release of it.
     order = np.random.default_rng().permutation(len(release.records))
     released = release.records.drop(columns=left_out).iloc[order]
-    files: dict[Path, Callable[[Path], None]] = {out: lambda path: anonymity.write_table(released, path)}
+    files: dict[Path, Content] = {out: lambda path: anonymity.write_table(released, path)}
     if table.schema is not None:
         fitted = anonymity.fitting_schema(table.schema, release, left_out)
         files[_beside(out)] = fitted.to_toml
     before = anonymity.equivalence_classes(table.table, table.quasi, table.unit)
     if plot is not None:
         files[plot] = lambda path: _draw(path, before.patients, release.sizes, k, plot.suffix)
-    anonymity.write_whole(files, force)
+    write_outputs(files, force)
     levels = {name: {"level": at, "of": top} for name, (at, top) in (release.levels or {}).items()} or None
     found = {
         "out": str(out), "schema": str(_beside(out)) if table.schema is not None else None, "rows": len(table.table),
@@ -132,7 +132,7 @@ def coarsen(
         raise ConfigError("The rules shift dates: give --key FILE, which the hospital keeps secret.")
     secret = key_in(key) if coarsening.needs_key and key is not None else None
     table, fitted = coarser(read_records(records, read), read, coarsening, secret)
-    anonymity.write_whole({out: lambda path: anonymity.write_table(table, path), _beside(out): fitted.to_toml}, force)
+    write_outputs({out: lambda path: anonymity.write_table(table, path), _beside(out): fitted.to_toml}, force)
     if as_json:
         print_json({"out": str(out), "schema": str(_beside(out)), "rows": len(table), "columns": list(table.columns)})
         return
@@ -147,11 +147,10 @@ def _beside(out: Path) -> Path:
 
 
 def _draw(path: Path, before: Any, after: Any, k: int, suffix: str) -> None:
-    from polyclinic.evaluation.class_sizes import plot_class_sizes
-    from polyclinic.evaluation.plots import to_png, to_svg
+    from polyclinic.evaluation.figures.canvas import to_bytes
+    from polyclinic.evaluation.figures.records import plot_class_sizes
 
-    figure = plot_class_sizes(before, after, k)
-    path.write_bytes(to_png(figure) if suffix == ".png" else to_svg(figure).encode())
+    path.write_bytes(to_bytes(plot_class_sizes(before, after, k), suffix))
 
 
 def _print(found: dict[str, Any]) -> None:

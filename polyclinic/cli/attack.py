@@ -37,8 +37,8 @@ def attack(
     _check(shadows, canaries, delta, seed)
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
-        from polyclinic.attacking.run import attack_run
-        from polyclinic.evaluation.attacks.section import FILE
+        from polyclinic.attacking import attack_run
+        from polyclinic.evaluation.report.attacks import FILE
     with redirect_stdout(sys.stderr if as_json else sys.stdout), screen.status("Attacking", spinner="line") as status:
         found = attack_run(
             run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries,

@@ -59,11 +59,11 @@ def flow_table(flow: Flow) -> Table:
 
 def draw(flow: Flow, plot: Path) -> None:
     """Writes the flow diagram. Raises ConfigError where it cannot be written."""
-    from polyclinic.evaluation.flow_diagram import plot_flow
-    from polyclinic.evaluation.plots import to_png, to_svg
+    from polyclinic.evaluation.figures.canvas import to_bytes
+    from polyclinic.evaluation.figures.records import plot_flow
 
     figure = plot_flow(flow)
     try:
-        plot.write_bytes(to_png(figure) if plot.suffix == ".png" else to_svg(figure).encode())
+        plot.write_bytes(to_bytes(figure, plot.suffix))
     except OSError as error:
         raise ConfigError(f"--plot {plot} cannot be written: {error.strerror}.") from None

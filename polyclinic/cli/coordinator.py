@@ -23,7 +23,7 @@ from polyclinic.cli.deploying import (
     table,
     warn,
 )
-from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
+from polyclinic.cli.terminal import Json, answer, assignments, console, loading, print_json
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
 
@@ -109,10 +109,11 @@ def renew(
 
     Coordinator.read(folder).renew(days, ca_key)
     until = expiry(folder / "server.crt").strftime("%Y-%m-%d")
-    if as_json:
-        print_json({"folder": str(folder), "expires": until})
-    else:
-        console().print(f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink.", soft_wrap=True)
+    answer(
+        as_json,
+        {"folder": str(folder), "expires": until},
+        f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink.",
+    )
 
 
 @app.command()
@@ -129,10 +130,7 @@ def register(
 
     with _control(folder, address) as client:
         node = add(client, key, name)
-    if as_json:
-        print_json({"name": name, "node": node})
-    else:
-        console().print(f"{name} is registered as node {node}.", soft_wrap=True)
+    answer(as_json, {"name": name, "node": node}, f"{name} is registered as node {node}.")
 
 
 @app.command()
@@ -148,10 +146,7 @@ def revoke(
 
     with _control(folder, address) as client:
         node = end(client, name)
-    if as_json:
-        print_json({"name": name, "node": node})
-    else:
-        console().print(f"{name} (node {node}) takes part no longer.", soft_wrap=True)
+    answer(as_json, {"name": name, "node": node}, f"{name} (node {node}) takes part no longer.")
 
 
 @app.command()
@@ -165,10 +160,7 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     with _control(folder, address) as client:
         found = listed(client)
     warn(expiry_warnings(Coordinator.read(folder).certificates))
-    if as_json:
-        print_json(found)
-    else:
-        console().print(table(("name", "node", "status", "registered"), found))
+    answer(as_json, found, table(("name", "node", "status", "registered"), found))
 
 
 @app.command()
@@ -240,10 +232,7 @@ def submit(
         lambda line: screen.print(line, soft_wrap=True),
         resume,
     )
-    if as_json:
-        print_json(result)
-    else:
-        console().print(f"Run {result['run']}: {result['status']}; results in {result['out']}", soft_wrap=True)
+    answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
 
 
 @app.command()

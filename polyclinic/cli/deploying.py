@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import console, print_json
+from polyclinic.cli.terminal import answer, console, print_json
 from polyclinic.errors import PolyclinicError
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.", show_default=False)]
@@ -132,13 +132,11 @@ def warn(sentences: Sequence[str]) -> None:
 
 def show_backup(copied: Mapping[str, Any], as_json: bool) -> None:
     """Print what ``back_up`` returned."""
-    if as_json:
-        print_json(dict(copied))
-    else:
-        console().print(
-            f"{copied['backup']}: {copied['files']} files, {copied['bytes']:,} bytes; private keys are among them.",
-            soft_wrap=True,
-        )
+    answer(
+        as_json,
+        dict(copied),
+        f"{copied['backup']}: {copied['files']} files, {copied['bytes']:,} bytes; private keys are among them.",
+    )
 
 
 def table(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:

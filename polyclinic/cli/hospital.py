@@ -22,7 +22,7 @@ from polyclinic.cli.deploying import (
     start_or_show,
     warn,
 )
-from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.cli.terminal import Json, answer, console, loading, print_json, significant
 from polyclinic.errors import ConfigError, PolyclinicError
 
 app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
@@ -109,10 +109,7 @@ def rekey(folder: Folder, as_json: Json = False) -> None:
         from polyclinic.deployment.hospital import HospitalNode, new_key
 
     public = new_key(HospitalNode.read(folder))
-    if as_json:
-        print_json({"folder": str(folder), "public_key": public})
-    else:
-        console().print(public, soft_wrap=True)
+    answer(as_json, {"folder": str(folder), "public_key": public}, public)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Json, answer, loading
 
 
 def identity(
@@ -22,7 +22,4 @@ def identity(
 
     described = HospitalFile.read(hospital)
     key = public_identity(keys.identity(hospital.resolve().parent / described.home)).hex()
-    if as_json:
-        print_json({"site": described.site, "public_key": key})
-    else:
-        console().print(key)
+    answer(as_json, {"site": described.site, "public_key": key}, key)

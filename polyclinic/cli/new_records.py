@@ -101,7 +101,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.training import classification
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 
 @dataclass(frozen=True)

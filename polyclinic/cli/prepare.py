@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from polyclinic.cli.target import Budget, Dataset, Delta, Neighbours, Seed, Sites, target_of
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import ConfigError, without_name
+from polyclinic.errors import without_name
 
 
 def prepare(
@@ -36,54 +37,41 @@ def prepare(
     fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
     most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
-    dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None,
+    dataset: Dataset = None,
     schema_file: Annotated[
         str, typer.Option(help="Simulation: the draft; the dataset's own schema by default.", show_default=False)
     ] = "",
-    sites: Annotated[int, typer.Option(help="Simulation: number of hospitals; 0 is the dataset's own.")] = 0,
-    seed: Annotated[int, typer.Option(help="Simulation: seed of the split and the noise.")] = 0,
+    sites: Sites = 0,
+    seed: Seed = 0,
     ledger: Annotated[
         Path | None,
         typer.Option(help="Simulation: ledger to charge, begun if there is none; by default in --out.", show_default=False),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Simulation: the ledger's delta.", show_default=False)] = None,
-    relation: Annotated[
-        str | None, typer.Option(help="Simulation: add-remove or replace-one.", show_default=False)
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Simulation: each hospital's lifetime epsilon.", show_default=False)
-    ] = None,
+    delta: Delta = None,
+    relation: Neighbours = None,
+    budget: Budget = None,
     hospital: Annotated[
         Path | None, typer.Option(help="Prepare the schema of the real hospital of this hospital.toml.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."""
-    if (dataset is None) == (hospital is None):
-        raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
+    simulated = {
+        "schema_file": schema_file, "sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget,
+    }  # fmt: skip
+    target = target_of(dataset, hospital, ledger, simulated, lambda: out / "ledger.sqlite", {})
     with loading():
+        from polyclinic import preparing
         from polyclinic.ehr.prepared import Rules
-        from polyclinic.preparing import impute_dataset, impute_hospital, prepare_dataset, prepare_hospital
 
-    asked: dict[str, Any] = {
-        "epsilon": epsilon, "share": share, "exact": exact, "columns": tuple(column or ()), "bins": bins, "codes": codes,
-        "rules": Rules(low, high, fewest, most_categories, most_missing),
-    }  # fmt: skip
-    simulated: dict[str, Any] = {
-        "schema_file": schema_file, "sites": sites, "seed": seed, "ledger": ledger, "delta": delta, "relation": relation,
-        "budget": budget,
-    }  # fmt: skip
-    cost = {name: asked[name] for name in ("epsilon", "share", "exact")}
-    if dataset is not None and imputer:
-        result = impute_dataset(out, dataset, **cost, **simulated)
-    elif dataset is not None:
-        result = prepare_dataset(out, dataset, **asked, **simulated)
+    cost: dict[str, Any] = {"epsilon": epsilon, "share": share, "exact": exact}
+    if imputer:
+        result = preparing.impute(out, target, **cost)
     else:
-        assert hospital is not None
-        if given := [name for name, value in simulated.items() if value not in (None, 0, "")]:
-            option = given[0].replace("_", "-")
-            raise ConfigError(f"--{option} is for a simulation; a real hospital's file and policy decide.")
-        result = impute_hospital(out, hospital, **cost) if imputer else prepare_hospital(out, hospital, **asked)
+        rules = Rules(low, high, fewest, most_categories, most_missing)
+        result = preparing.prepare(
+            out, target, **cost, columns=tuple(column or ()), bins=bins, codes=codes, rules=rules
+        )
     if as_json:
         print_json(result)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
+from polyclinic.cli.target import Budget, Dataset, Delta, Neighbours, Seed, Sites, target_of
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError, without_name
 
@@ -41,9 +42,9 @@ def query(
     quantile: Annotated[
         float | None, typer.Option(help="Which quantile; the median without.", show_default=False)
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None,
-    sites: Annotated[int, typer.Option(help="Simulation: number of hospitals; 0 is the dataset's own.")] = 0,
-    seed: Annotated[int, typer.Option(help="Simulation: seed of the split and the noise.")] = 0,
+    dataset: Dataset = None,
+    sites: Sites = 0,
+    seed: Seed = 0,
     ledger: Annotated[
         Path | None,
         typer.Option(help="Simulation: ledger to charge, begun if there is none.", show_default=False),
@@ -52,13 +53,9 @@ def query(
         Path | None,
         typer.Option(help="Simulation: folder for a new ledger where --ledger names none; runs.", show_default=False),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Simulation: the ledger's delta.", show_default=False)] = None,
-    relation: Annotated[
-        str | None, typer.Option(help="Simulation: add-remove or replace-one.", show_default=False)
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Simulation: each hospital's lifetime epsilon.", show_default=False)
-    ] = None,
+    delta: Delta = None,
+    relation: Neighbours = None,
+    budget: Budget = None,
     hospital: Annotated[
         Path | None, typer.Option(help="Ask the real hospital of this hospital.toml.", show_default=False)
     ] = None,
@@ -67,15 +64,17 @@ def query(
     """Ask hospitals for one statistic, with noise; each charges its ledger first."""
     if column and named:
         raise ConfigError(f"Give the column once: it is {column!r} by its place and {named!r} by --column.")
-    if (dataset is None) == (hospital is None):
-        raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
     with loading():
-        from polyclinic.plugins import dataset_named
-        from polyclinic.querying import new_ledger, query_dataset, query_hospital, schema_of
+        from polyclinic.querying import new_ledger
+        from polyclinic.querying import query as asked
         from polyclinic.server.queries import Inquiry
         from polyclinic.training.queries import default_mechanism
         from polyclinic.training.question import Question
 
+    if hospital is None and ledger is not None and out is not None:
+        raise ConfigError("--out is for a new ledger, and --ledger names one; give one of them.")
+    simulated = {"sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget}
+    target = target_of(dataset, hospital, ledger, simulated, lambda: new_ledger(out or Path("runs")), {"out": out})
     default_bins = 100 if statistic == "quantile" else 10
     question = Question(
         statistic,
@@ -84,22 +83,9 @@ def query(
         default_bins if bins is None else bins,
         0.5 if quantile is None else quantile,
     )
-    schema = dataset_named(dataset).schema if dataset is not None else schema_of(cast(Path, hospital))
-    question.check(schema)
-    _check_given(question, schema, bins, quantile)
-    inquiry = Inquiry(question, mechanism or default_mechanism(statistic), epsilon)
-    simulated: dict[str, Any] = {"sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget}
-    if dataset is not None:
-        if ledger is not None and out is not None:
-            raise ConfigError("--out is for a new ledger, and --ledger names one; give one of them.")
-        result = query_dataset(inquiry, dataset, ledger or new_ledger(out or Path("runs")), **simulated)
-    else:
-        assert hospital is not None
-        if given := [
-            name for name, value in {**simulated, "ledger": ledger, "out": out}.items() if value not in (None, 0)
-        ]:
-            raise ConfigError(f"--{given[0]} is for a simulation; a real hospital's file and policy decide.")
-        result = query_hospital(inquiry, hospital)
+    question.check(target.schema)
+    _check_given(question, target.schema, bins, quantile)
+    result = asked(Inquiry(question, mechanism or default_mechanism(statistic), epsilon), target)
     if as_json:
         print_json(result)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Json, answer, loading
 from polyclinic.errors import ConfigError
 
 
@@ -28,10 +28,7 @@ def report(
         raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
     found = [run for folder in runs for run in _finished(folder)]
     page = render_report(found[0], out) if len(found) == 1 else render_comparison(found, out or Path("comparison.html"))
-    if as_json:
-        print_json({"report": str(page), "runs": [str(run) for run in found]})
-    else:
-        console().print(f"Report: {page}", soft_wrap=True)
+    answer(as_json, {"report": str(page), "runs": [str(run) for run in found]}, f"Report: {page}")
 
 
 def _finished(folder: Path) -> list[Path]:

@@ -1,17 +1,16 @@
-"""``polyclinic reproduce``: a published experiment, run again; without a name, the list of them."""
+"""``polyclinic reproduce``: an experiment of an installed package, run again; without a name, the list of them."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from polyclinic.cli.terminal import Json, console, loading, print_json
-from polyclinic.errors import ConfigError
 
 
 def reproduce(
@@ -36,18 +35,26 @@ def reproduce(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a published experiment again, beside what beats it: results.json, table.md, config.toml and figures in --out.
+    """Run an experiment of an installed package: results.json, table.md, config.toml and figures in --out.
 
-    Stopped, it goes on where it was: finished parts are kept in --out.
+    Stopped, it goes on where it was: finished parts stay in --out.
     """
     with loading():
-        from polyclinic.reproduce.experiment import EXPERIMENTS, TABLE, Asked, experiment_named
-        from polyclinic.reproduce.experiment import reproduce as run
+        from polyclinic.experiments import TABLE, Asked, experiments
+        from polyclinic.experiments import reproduce as run
 
     if name is None:
-        rows = [{"name": one.name, "title": one.title, "presets": list(one.presets)} for one in EXPERIMENTS.values()]
+        rows = [
+            {"name": known, "title": experiment.title, "presets": list(experiment.presets)}
+            for known, experiment in experiments().items()
+        ]
         if as_json:
             print_json(rows)
+            return
+        if not rows:
+            console().print(
+                "No installed package brings an experiment; install polyclinic-studies, which is in experiments/."
+            )
             return
         table = Table(box=None)
         for heading in ("name", "what", "presets"):
@@ -56,21 +63,15 @@ def reproduce(
             table.add_row(str(row["name"]), str(row["title"]), ", ".join(row["presets"]))
         console().print(table)
         return
-    if preset not in ("sound", "paper"):
-        raise ConfigError(f"--preset is {preset!r}; it must be sound or paper.")
-    experiment = experiment_named(name)
     folder = out or Path("reproduced") / (f"{name}-quick" if quick else name)
-    chosen = cast(Literal["sound", "paper"], preset)
-    asked = Asked(folder, chosen, quick, hospitals, seeds, federation, tuple(method or ()))
-    told = console(as_json=True)
+    asked = Asked(folder, preset, quick, hospitals, seeds, federation, tuple(method or ()))
+    progress = console(as_json=True)
     # What libraries print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        found: dict[str, Any] = run(experiment, asked, lambda line: told.print(line, style="dim", soft_wrap=True))
+        result = run(name, asked, lambda line: progress.print(line, style="dim", soft_wrap=True))
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     screen = console()
-    table_file = folder / TABLE
-    if table_file.is_file():
-        screen.print(table_file.read_text(encoding="utf-8"), soft_wrap=True)
+    screen.print((folder / TABLE).read_text(encoding="utf-8"), soft_wrap=True)
     screen.print(f"Results: {folder}", soft_wrap=True)

@@ -59,8 +59,14 @@ def make(
     if (records is None) == (dataset is None):
         raise ConfigError("Give exactly one of --records (real records) and --dataset (a dataset by name).")
     with loading():
-        from polyclinic.evaluation.review.packet import STAYS, choose, write_packet
-        from polyclinic.evaluation.review.tables import read_names, read_synthetic, schema_of_run
+        from polyclinic.evaluation.review.packet import (
+            STAYS,
+            choose,
+            read_names,
+            read_synthetic,
+            schema_of_run,
+            write_packet,
+        )
 
     seed = secrets.randbits(48) if seed is None else seed
     known = read_names(names) if names else {}

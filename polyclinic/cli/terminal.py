@@ -9,20 +9,17 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import Context
-from rich.console import Console
-from rich.text import Text
-from typer.core import TyperGroup
 
-from polyclinic.config import parse_value
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.evaluation.privacy_text import NOT_RELEASED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
-_FIRST = ("run", "show", "report", "datasets")
 _SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
 
 
@@ -32,28 +29,13 @@ class Stopped(PolyclinicError):
     exit_code = 130
 
 
-class Commands(TyperGroup):
-    """The group of all commands; typer itself would swallow a KeyboardInterrupt and what it has to say."""
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        """What a newcomer needs first, then the others as they were added."""
-        return list(dict.fromkeys([*_FIRST, *super().list_commands(ctx)]))
-
-    def invoke(self, ctx: Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            stopped = Stopped("Stopped.")
-            for note in notes(stop):
-                stopped.add_note(note)
-            raise stopped from None
-
-
 def console(as_json: bool = False) -> Console:
     """Rich's console; it respects NO_COLOR, pipes and narrow terminals by itself.
 
     Text is shown as it is: names, reasons and titles are data, in which ``[red]`` is no markup.
     """
+    from rich.console import Console
+
     return Console(stderr=as_json, highlight=False, markup=False, emoji=False)
 
 
@@ -71,12 +53,23 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+def answer(as_json: bool, value: Any, *shown: str | Table) -> None:
+    """Print the value as JSON or, for people, what is shown of it."""
+    if as_json:
+        print_json(value)
+        return
+    for part in shown:
+        console().print(part, soft_wrap=isinstance(part, str))
+
+
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
 
 
 def fail(error: PolyclinicError) -> int:
     """Say the error in one sentence, and below it how to go on; returns its exit code."""
+    from rich.text import Text
+
     said = str(error) if isinstance(error, Stopped) else Text.assemble(("Error:", "bold red"), f" {error}")
     screen = console(as_json=True)
     screen.print(said, *notes(error), sep="\n", soft_wrap=True)
@@ -109,6 +102,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def unless_withheld(row: Mapping[str, Any], figure: str) -> str:
     """The figure, or that the policies did not let those of this row of a summary leave."""
+    from polyclinic.evaluation.privacy_text import NOT_RELEASED
+
     return NOT_RELEASED if row.get("released") is False else figure
 
 
@@ -119,6 +114,8 @@ def significant(value: float) -> str:
 
 def assignments(sets: list[str] | None) -> dict[str, Any]:
     """What ``-c KEY=VALUE`` gave, by key. Raises ConfigError for anything else."""
+    from polyclinic.config import parse_value
+
     found: dict[str, Any] = {}
     for text in sets or []:
         key, equals, value = text.partition("=")

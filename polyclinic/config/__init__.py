@@ -2,7 +2,7 @@
 
 from polyclinic.config.derived import compression, noise_named, secure_terms, train_settings
 from polyclinic.config.effects import EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
-from polyclinic.config.reading import parse_assignments, parse_value, read_toml
+from polyclinic.config.reading import parse_assignments, parse_value
 from polyclinic.config.run import RunConfig
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "parse_assignments",
     "parse_value",
     "put_aside",
-    "read_toml",
     "secure_terms",
     "train_settings",
 ]

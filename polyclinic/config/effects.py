@@ -52,7 +52,7 @@ EFFECTS = (
         "a task whose result is judged on held-out patients", lambda c: not c.posterior,
     ),
     Effect(("metrics-epsilon", "private-evaluations"), "metrics other than none", lambda c: c.metrics != "none"),
-    Effect(("preset", "candidates"), "task synthesis with a game, as gan", lambda c: c.game),
+    Effect(("candidates",), "task synthesis with a game, as gan", lambda c: c.game),
     Effect(("baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density),
     Effect(("selected", "selection-epsilon"), "candidates above 0", lambda c: c.candidates > 0),
     Effect(

@@ -1,24 +1,11 @@
-"""Values as they are written: a TOML file, ``key=value`` pairs, one value."""
+"""Values as they are written: ``key=value`` pairs, one value."""
 
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import ConfigError
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a TOML configuration file. Raises ConfigError if it is missing, cannot be read or is not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"The configuration file {path} does not exist.") from None
-    except OSError as error:
-        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
 
 
 def parse_assignments(text: str) -> dict[str, Any]:

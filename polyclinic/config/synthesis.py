@@ -24,34 +24,22 @@ _ALWAYS: dict[str, Any] = {"model": "moments", "standardise": "none", "momentum"
 # A sum is one step of length one over all patients.
 _SUMS: dict[str, Any] = {"rounds": 1, "local-steps": 1, "sample-rate": 1.0, "learning-rate": 1.0, "max-grad-norm": 1.0}
 _OF_METHOD: dict[str, dict[str, Any]] = {"latent": {"rounds": 8}, "marginals": {"rounds": 4}}
-# What was measured to do (docs/synthesis/games.md), and what was published; those without an epsilon are given dp false.
-_OF_GAME: dict[tuple[str, str], dict[str, Any]] = {
-    ("gan", "sound"): {
+# What was measured to do (docs/synthesis/games.md).
+_OF_GAME: dict[str, dict[str, Any]] = {
+    "gan": {
         "rounds": 30, "sample-rate": 1.0, "local-steps": 1, "learning-rate": 1.0, "max-grad-norm": 5.0, "weight-decay": 0.7,
     },
-    ("acgan", "sound"): {
+    "acgan": {
         "rounds": 200, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 0.2, "max-grad-norm": 1.0, "momentum": 0.5,
         "weight-decay": 0.01,
     },
-    ("acgan", "paper"): {
-        "rounds": 60, "sample-rate": 1 / 6_000, "local-steps": 100, "learning-rate": 2e-4, "max-grad-norm": 1e-4,
-        "optimizer": "adam",
-    },
-    ("dpgan", "sound"): {
+    "dpgan": {
         "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",
     },
-    ("dpgan", "paper"): {
-        "rounds": 10_000, "sample-rate": 64 / 6_000, "local-steps": 5, "learning-rate": 5e-5, "optimizer": "rmsprop",
-    },
-    ("ppgan", "sound"): {"rounds": 300, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 0.05, "max-grad-norm": 1.0},
-    ("ppgan", "paper"): {
-        "rounds": 10_000, "sample-rate": 64 / 6_000, "local-steps": 5, "learning-rate": 5e-5, "max-grad-norm": 0.01,
-    },
-    ("wgan", "sound"): {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "rmsprop"},
-    ("wgan", "paper"): {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 5e-5, "optimizer": "rmsprop"},
-    ("wgan-gp", "sound"): {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "adam"},
-    ("wgan-gp", "paper"): {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-4, "optimizer": "adam"},
-    ("medgan", "sound"): {
+    "ppgan": {"rounds": 300, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 0.05, "max-grad-norm": 1.0},
+    "wgan": {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "rmsprop"},
+    "wgan-gp": {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "adam"},
+    "medgan": {
         "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",
     },
 }  # fmt: skip
@@ -71,11 +59,6 @@ class Synthesis(Keys):
         "auto",
         description="What a synthesis model named `package.module:Name` is: a method of sums, an adversarial game or a density; "
         "auto knows the names of `polyclinic plugins`.",
-    )
-    preset: Literal["sound", "paper"] = Field(
-        "sound",
-        description="Games: sound, with an epsilon that is true; paper, as published, without privacy, whose report says what "
-        "guarantee there really is.",
     )
     condition_hospitals: int = Field(
         0,
@@ -122,7 +105,7 @@ def synthesis_defaults(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     model = str(given.get("model", _ALWAYS["model"]))
     if is_game(model, str(given.get("method-kind", "auto"))):
-        return _ALWAYS | _OF_GAME.get((model, str(given.get("preset", "sound"))), {})
+        return _ALWAYS | _OF_GAME.get(model, {})
     if is_density(model, str(given.get("method-kind", "auto"))):
         return _ALWAYS | _OF_FLOW
     return _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
@@ -204,18 +187,8 @@ def check_synthesis(config: RunConfig) -> None:
             f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; take "
             "less, such as a tenth"
         )
-    if config.preset == "paper" and config.density:
-        raise ValueError(
-            f"preset is 'paper' but model is {config.model!r}: the published flow has batch norm, which mixes patients, so that "
-            "no hospital trains it; set preset to 'sound' (docs/flows/flows.md)"
-        )
     if config.candidates and config.secure_noise:
         raise ValueError(
             f"candidates is {config.candidates} but secure-noise is {config.secure_noise:g}: each hospital's choice leaves by "
             "itself, which noise in sums does not cover; set candidates to 0"
-        )
-    if config.preset == "paper" and (config.dp or config.sums):
-        raise ValueError(
-            f"preset is 'paper' but dp is {str(config.dp).lower()} and model {config.model!r}: published games as published keep "
-            "no epsilon; set dp to false and take a game, or preset to 'sound'"
         )

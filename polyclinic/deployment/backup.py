@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.files import SECRET, new_folder
 
 _DATABASE = b"SQLite format 3\0"
 # SQLite's own beside a database, files that are being written, a lock, and secrets of secure sums: restored, they would mask a
@@ -45,18 +44,13 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[
     files = [(path, Path(path.name)) for path in folder.iterdir()]
     files += [(path, name / path.relative_to(root)) for name, root in parts.items() for path in root.rglob("*")]
     copied = [(path, name) for path, name in files if path.is_file() and not path.is_symlink() and not _left_out(name)]
-    staging = None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
-        sizes = list(_copy_all(sorted(copied, key=lambda pair: _is_database(pair[0])), staging))
-        staging.rename(destination)
+        with new_folder(destination) as staging:
+            sizes = list(_copy_all(sorted(copied, key=lambda pair: _is_database(pair[0])), staging))
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise PolyclinicError(f"{folder} cannot be copied to {destination}: {why}.") from None
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
     return {"folder": str(folder), "backup": str(destination), "files": len(sizes), "bytes": sum(sizes)}
 
 
@@ -65,7 +59,7 @@ def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[int]:
     for source, name in files:
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        target.touch(mode=SECRET, exist_ok=False)
         try:
             if _is_database(source):
                 _copy_database(source, target)
@@ -74,8 +68,6 @@ def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[int]:
         except FileNotFoundError:  # replaced by a newer one meanwhile
             target.unlink()
             continue
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
         yield target.stat().st_size
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyclinic.deployment.certificates import (
     CA_DAYS,
@@ -25,8 +24,10 @@ from polyclinic.deployment.certificates import (
     make_server,
 )
 from polyclinic.deployment.environment import CERTIFICATES, flower_settings, joined, reached_here
-from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
+from polyclinic.deployment.files import quoted, replace
 from polyclinic.errors import ConfigError
+from polyclinic.files import PUBLIC, SECRET, NewFile
+from polyclinic.toml import checked, read_model
 
 FILE = "coordinator.toml"
 DATABASE = "superlink.db"
@@ -74,13 +75,7 @@ class CoordinatorFile(BaseModel):
     @classmethod
     def build(cls, values: dict[str, Any], source: str) -> CoordinatorFile:
         """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            why = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{source}: key {key!r}: {why}, got {first['input']!r}.") from None
+        return checked(cls, values, source)
 
 
 @dataclass(frozen=True)
@@ -93,16 +88,8 @@ class Coordinator:
     @classmethod
     def read(cls, folder: Path) -> Coordinator:
         """Raises ConfigError when the folder holds no sound coordinator.toml."""
-        path = folder / FILE
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{folder} holds no {FILE}; `polyclinic coordinator init` makes one.") from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
-        return cls(folder.resolve(), CoordinatorFile.build(values, str(path)))
+        missing = f"{folder} holds no {FILE}; `polyclinic coordinator init` makes one."
+        return cls(folder.resolve(), read_model(CoordinatorFile, folder / FILE, "coordinator's file", missing=missing))
 
     @property
     def here(self) -> str:
@@ -178,8 +165,8 @@ class Coordinator:
         check_key(authority, str(ca_key or self.folder / "ca.key"))
         server = make_server(authority, self.file.certified, days)
         # Certificate and key are two files: a start between the two steps fails and is tried again.
-        replace(self.folder / "server.key", NewFile(server.key, SECRET))
-        replace(self.folder / "server.crt", NewFile(server.certificate))
+        new = {"server.key": NewFile(server.key, SECRET), "server.crt": NewFile(server.certificate, PUBLIC)}
+        replace({self.folder / name: file for name, file in new.items()})
 
 
 def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DAYS) -> dict[str, NewFile]:
@@ -191,13 +178,13 @@ def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DA
     server = make_server(authority, file.certified, days)
     config = _flower_config(joined(reached_here(file.listen), file.port), folder.resolve() / "ca.crt")
     return {
-        "ca.crt": NewFile(authority.certificate),
+        "ca.crt": NewFile(authority.certificate, PUBLIC),
         "ca.key": NewFile(authority.key, SECRET),
-        "server.crt": NewFile(server.certificate),
+        "server.crt": NewFile(server.certificate, PUBLIC),
         "server.key": NewFile(server.key, SECRET),
-        "flwr/config.toml": NewFile(config.encode()),
+        "flwr/config.toml": NewFile(config, PUBLIC),
         "state/README": NewFile(b"superlink.db holds the registered nodes and all runs; back it up.\n", SECRET),
-        FILE: NewFile(_text(file).encode()),
+        FILE: NewFile(_text(file), PUBLIC),
     }
 
 

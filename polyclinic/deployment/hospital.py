@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.certificates import check_authority
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
-from polyclinic.deployment.files import SECRET, NewFile, quoted, replace
+from polyclinic.deployment.files import quoted, replace
 from polyclinic.deployment.keys import check_private_key, make_node_key
 from polyclinic.errors import ConfigError
+from polyclinic.files import PUBLIC, SECRET, NewFile
+from polyclinic.toml import checked, read_model
 
 FILE, NODE = "hospital.toml", "node.toml"
 
@@ -62,15 +63,8 @@ class HospitalNode:
     @classmethod
     def read(cls, folder: Path) -> HospitalNode:
         """Raises ConfigError when the folder holds no sound node.toml and hospital.toml with its policy."""
-        path = folder / NODE
-        try:
-            node = node_file(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-        except FileNotFoundError:
-            raise ConfigError(f"{folder} holds no {NODE}; `polyclinic hospital init` makes one.") from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+        missing = f"{folder} holds no {NODE}; `polyclinic hospital init` makes one."
+        node = read_model(NodeFile, folder / NODE, "node's file", missing=missing)
         found = cls(folder.resolve(), node, HospitalFile.read(folder / FILE))
         Policy.build(found.hospital.policy, str(folder / FILE))
         return found
@@ -132,19 +126,15 @@ class HospitalNode:
 
 def node_file(values: dict[str, Any], source: str = "The node") -> NodeFile:
     """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-    try:
-        return NodeFile.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{source}: key {'.'.join(map(str, first['loc']))!r}: {first['msg']}.") from None
+    return checked(NodeFile, values, source)
 
 
 def new_key(found: HospitalNode) -> str:
     """Replace the node's key pair; the public one, which the coordinator must register before the node may return."""
     key = make_node_key(found.hospital.site)
     # The public half first: where the second step fails, the node goes on as whom it was.
-    replace(found.folder / "node.pub", NewFile(f"{key.public}\n".encode()))
-    replace(found.folder / found.node.key, NewFile(key.private, SECRET))
+    public, private = NewFile(f"{key.public}\n", PUBLIC), NewFile(key.private, SECRET)
+    replace({found.folder / "node.pub": public, found.folder / found.node.key: private})
     return key.public
 
 
@@ -166,19 +156,19 @@ def hospital_files(
     values = {name: value.default for name, value in Policy.model_fields.items()} | {
         "budget": budget, "delta": delta, "allowed_runs": (INSTALLED,),
     }  # fmt: skip
-    Policy.build(values, "The policy")
+    Policy.build(values, "The hospital")
     key = make_node_key(site)
     return {
-        "schema.toml": NewFile(records.schema),
-        "ca.crt": NewFile(ca),
+        "schema.toml": NewFile(records.schema, PUBLIC),
+        "ca.crt": NewFile(ca, PUBLIC),
         "node.key": NewFile(key.private, SECRET),
-        "node.pub": NewFile(f"{key.public}\n".encode()),
-        NODE: NewFile(_node_text(node).encode()),
-        "flwr/README": NewFile(b"Flower's own files; nothing of them need be kept.\n"),
+        "node.pub": NewFile(f"{key.public}\n", PUBLIC),
+        NODE: NewFile(_node_text(node), PUBLIC),
+        "flwr/README": NewFile("Flower's own files; nothing of them need be kept.\n", PUBLIC),
         "home/README": NewFile(
             b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n", SECRET
         ),
-        FILE: NewFile(_text(site, records, values).encode(), SECRET),
+        FILE: NewFile(_text(site, records, values), SECRET),
     }
 
 

@@ -9,14 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import CellRefused, DataError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from polyclinic.types import Bools, Floats, Ints
 
 _SHOWN_CATEGORIES = 8
 

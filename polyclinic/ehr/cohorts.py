@@ -6,7 +6,6 @@ costs no privacy. The counts of a ``Flow`` are exact and not private: they are t
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from polyclinic.ehr.checks import Floats, require_names, texts
+from polyclinic.ehr.checks import require_names, texts
 from polyclinic.ehr.expressions import Expression, dates, numbers, parse
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.toml import read_model
+from polyclinic.types import Floats
 
 _PATIENT = " patient"  # no file's column begins with a space: headers are stripped
 
@@ -115,20 +116,7 @@ class Cohort:
     @classmethod
     def read(cls, path: str | Path) -> Cohort:
         """The ``[[steps]]`` of a TOML file. Raises ConfigError naming file and key."""
-        try:
-            found = _File.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"There is no cohort file {path}.") from None
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the cohort cannot be read as TOML: {error}.") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = [str(part) for part in first["loc"]]
-            hint = nearest(place[-1], STEP_KEYS) if first["type"] == "extra_forbidden" else ""
-            raise ConfigError(
-                f"{path}: key {'.'.join(place)!r}: {first['msg'].removeprefix('Value error, ')}.{hint}"
-            ) from None
-        return cls.build(found.steps, str(path))
+        return cls.build(read_model(_File, path, "cohort file").steps, str(path))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,9 +154,6 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: tuple[Step, ...] = Field(min_length=1)
-
-
-STEP_KEYS = tuple(found.alias or name for name, found in Step.model_fields.items())
 
 
 @dataclass

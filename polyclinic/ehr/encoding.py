@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from polyclinic.ehr.checks import Floats, Ints, class_numbers, code_sets, codes, numbers, require_columns
+from polyclinic.ehr.checks import class_numbers, code_sets, codes, numbers, require_columns
 from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
 from polyclinic.errors import DataError
+from polyclinic.types import Bools, Floats, Ints
 
 _DIGITS = 12
 
@@ -106,17 +106,17 @@ def feature_slices(schema: Schema) -> list[tuple[Column, slice]]:
     return found
 
 
-def standardised_mask(schema: Schema) -> NDArray[np.bool_]:
+def standardised_mask(schema: Schema) -> Bools:
     """(features,) True for encoded columns that are numeric, hence to be standardised; False for 0/1 columns."""
     return _mask(schema, lambda column: column.kind in NUMERIC_KINDS)
 
 
-def nullable_mask(schema: Schema) -> NDArray[np.bool_]:
+def nullable_mask(schema: Schema) -> Bools:
     """(features,) True for encoded columns that may hold NaN: those of nullable columns, but never a one-hot's."""
     return _mask(schema, lambda column: column.nullable and column.kind not in ("categorical", "code_set"))
 
 
-def _mask(schema: Schema, chosen: Callable[[Column], bool]) -> NDArray[np.bool_]:
+def _mask(schema: Schema, chosen: Callable[[Column], bool]) -> Bools:
     found = np.zeros(len(feature_names(schema)), dtype=bool)
     for column, at in feature_slices(schema):
         found[at] = chosen(column)

@@ -12,14 +12,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import texts
 from polyclinic.errors import DataError
+from polyclinic.types import Bools, Floats, Ints
 
 Take = Literal["first", "last", "mean", "min", "max", "sum", "count", "any", "codes", "years"]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _HOUR = np.timedelta64(1, "h")
 _NUMERIC = ("mean", "min", "max", "sum")
@@ -88,7 +86,7 @@ def one_row_each(
     )
 
 
-def matching(codes: pd.Series, wanted: Sequence[str]) -> NDArray[np.bool_]:
+def matching(codes: pd.Series, wanted: Sequence[str]) -> Bools:
     """Which codes are among the wanted ones, a trailing ``*`` standing for any ending; all where none is wanted."""
     if not wanted:
         return np.ones(len(codes), dtype=bool)
@@ -151,7 +149,7 @@ def _code_sets(codes: pd.Series, row: Ints, measure: Measure, size: int) -> pd.S
     return pd.Series([";".join(sorted(codes)) for codes in sets], dtype=object)
 
 
-def _values(events: pd.DataFrame, measure: Measure, source: str) -> tuple[pd.Series, NDArray[np.bool_]]:
+def _values(events: pd.DataFrame, measure: Measure, source: str) -> tuple[pd.Series, Bools]:
     """Values read by the measure's units and texts, and which of them are there and no artefacts."""
     cells = events["value"].reset_index(drop=True)
     if measure.values:

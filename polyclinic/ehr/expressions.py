@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from polyclinic.ehr.checks import Bools, Floats, texts
+from polyclinic.ehr.checks import texts
 from polyclinic.ehr.events import matching, moments, whole_years
 from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.types import Bools, Floats
 
 FUNCTIONS = {
     "missing": "missing(x): the cell is missing, or the number cannot be had",

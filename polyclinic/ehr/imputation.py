@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import encoded_fill, feature_names, feature_slices
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from polyclinic.types import Bools, Floats
 
 
 def with_indicators(schema: Schema) -> Schema:

@@ -7,7 +7,6 @@ missing. A source reads the own columns (``own_schema``), and ``apply_mapping`` 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.ehr.units import conversion
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.toml import first_problem, read_toml
 
 _NUMERIC = ("continuous", "integer", "trajectory")
 
@@ -74,25 +74,15 @@ class ColumnMapping(BaseModel):
     @classmethod
     def read(cls, path: str | Path, schema: Schema) -> ColumnMapping:
         """The mapping in a TOML file, checked against the schema. Raises ConfigError naming the file, line and key."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-            values = tomllib.loads(text)
-        except FileNotFoundError:
-            raise ConfigError(f"There is no mapping file {path}.") from None
-        except OSError as error:
-            raise ConfigError(f"The mapping file {path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The mapping file {path} is not valid TOML: {error}.") from None
+        values = read_toml(path, "mapping file")
         try:
             mapping = cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = tuple(str(part) for part in first["loc"])
-            hint = nearest(key[-1], _KEYS) if first["type"] == "extra_forbidden" else ""
-            raise ConfigError(f"{_place(path, text, key)}: {first['msg']}.{hint}") from None
+        except ValidationError as problems:
+            key, words = first_problem(problems, cls)
+            raise ConfigError(f"{_place(path, key)}: {words}") from None
         for name, origin in mapping.columns.items():
             if (problem := _problem(name, origin, schema)) is not None:
-                raise ConfigError(f"{_place(path, text, ('columns', name, *problem[0]))}: {problem[1]}")
+                raise ConfigError(f"{_place(path, ('columns', name, *problem[0]))}: {problem[1]}")
         own_schema(mapping, schema)
         return mapping
 
@@ -102,12 +92,11 @@ class ColumnMapping(BaseModel):
 
 
 _SAME = Origin()
-_KEYS = tuple(field.alias or name for name, field in Origin.model_fields.items())
 
 
-def _place(path: str | Path, text: str, key: tuple[str, ...]) -> str:
+def _place(path: str | Path, key: tuple[str, ...]) -> str:
     """File, line and key: the line of the key, or of its table's heading where it has none of its own."""
-    lines = text.splitlines()
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
     heading = next((n for n, line in enumerate(lines, 1) if _heads(line, key[:2])), None)
     inside = (
         n

@@ -12,14 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.ehr import running
 from polyclinic.ehr.rules import kept_rules
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, several
+from polyclinic.types import Floats
 
-Floats = NDArray[np.float64]
 NUMERIC = ("continuous", "integer", "trajectory")
 _OTHER = "other"
 _SURE, _LIKELY = 4.0, 2.0  # standard errors that a count is surely within, and likely

@@ -11,10 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from polyclinic.types import Floats, Ints
 
 #: What the matrix has on its diagonal: its numbers are whole ones on this grid, so that mixing is exact.
 ONE = 2**12

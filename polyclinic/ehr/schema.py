@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from polyclinic.errors import DataError, nearest
+from polyclinic.errors import DataError
+from polyclinic.toml import checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
 Role = Literal["feature", "label", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"]
@@ -221,17 +221,7 @@ class Schema(BaseModel):
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "schema") -> Schema:
         """The schema that ``as_dict`` gave; raises DataError naming ``source`` and the field."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            hint = ""
-            if first["type"] == "extra_forbidden":
-                known = Column.model_fields if "columns" in first["loc"] else cls.model_fields
-                hint = nearest(str(first["loc"][-1]), known)
-            value = "" if isinstance(first["input"], dict | list | tuple) else f" is {first['input']!r}"
-            raise DataError(f"{source}: field {place}{value}: {first['msg']}.{hint}") from None
+        return checked(cls, values, source, DataError)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Schema:
@@ -239,12 +229,7 @@ class Schema(BaseModel):
 
         A column that is a draft of ``polyclinic schema infer`` is refused: a person has to confirm it first.
         """
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise DataError(f"{path}: there is no such schema file; give the path of a TOML file.") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise DataError(f"{path}: the schema cannot be read as TOML: {error}.") from None
+        values = read_toml(path, "schema file", DataError)
         if drafts := _drafts(values):
             more = f" (and {len(drafts) - 1} more)" if len(drafts) > 1 else ""
             raise DataError(

@@ -17,12 +17,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from polyclinic.ehr.checks import Bools, Floats, Ints, identifiers, require_columns, texts
+from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
+import secrets
 from datetime import date, timedelta
 from pathlib import Path
 
 from polyclinic.errors import ConfigError
+from polyclinic.files import SECRET, reason, write_file
 
 _KEY_BYTES = 32
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -17,7 +18,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def new_key() -> bytes:
     """32 bytes of the operating system's entropy: a key for ``shift_days`` that the hospital keeps secret."""
-    return os.urandom(_KEY_BYTES)
+    return secrets.token_bytes(_KEY_BYTES)
 
 
 def key_in(path: Path) -> bytes:
@@ -25,10 +26,9 @@ def key_in(path: Path) -> bytes:
     if not path.exists():
         key = new_key()
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-                file.write(key.hex() + "\n")
+            write_file(path, key.hex() + "\n", mode=SECRET, exclusive=True)
         except OSError as error:
-            raise ConfigError(f"{path}: the key cannot be written: {error.strerror or 'no reason given'}.") from None
+            raise ConfigError(f"{path}: the key cannot be written: {reason(error)}.") from None
         return key
     try:
         found = bytes.fromhex(path.read_text(encoding="ascii"))

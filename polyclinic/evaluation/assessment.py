@@ -1,23 +1,22 @@
 """How good a run's model is, with intervals: pooled, at each hospital, between hospitals and between groups of patients.
 
 It is computed in one place from held-out predictions that hospitals let leave; of a hospital that does not, nothing here
-is told. What the data do not define is ``None``, with the reason where there is one for all.
+is told. Calibration and decision curves say whether a probability means what it says, and what acting on it is worth.
+What the data do not define is ``None``, with the reason where there is one for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyclinic.evaluation.curves import calibration_curve, decision_curve, error_by_chance, net_benefit
-from polyclinic.evaluation.metrics import Floats
-from polyclinic.evaluation.synthetic.resampling import Interval, bootstrap, interval
-from polyclinic.evaluation.weighted import METRICS, Ints, judged, weighted_metrics
+from polyclinic.evaluation.intervals import Interval, bootstrap, percentiles, wilson
+from polyclinic.evaluation.metrics import METRICS, binned, judged, weighted_metrics
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Bools, Floats, Ints
 
 MOST, FEWEST = 1000, 200
 CELLS = 8_000_000  # resamples times rows of a run: a second or two
@@ -28,6 +27,7 @@ SMALLEST_GROUP = 10  # patients; counts of groups are told to the nearest ten
 WORST_IS_LARGEST = ("loss", "brier", "calibration_error", "calibration_in_the_large")
 NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave"
 DIVERGED = "the model gave no usable probabilities"
+THRESHOLDS = np.arange(1, 100) / 100
 
 Draws = dict[str, Floats]
 Estimates = dict[str, dict[str, float | None]]
@@ -46,7 +46,7 @@ class Predictions:
     def usable(self) -> bool:
         return len(self.labels) > 0 and bool(np.isfinite(self.scores).all())
 
-    def where(self, rows: NDArray[np.bool_]) -> Predictions:
+    def where(self, rows: Bools) -> Predictions:
         group = None if self.group is None else self.group[rows]
         return Predictions(self.labels[rows], self.scores[rows], self.patient[rows], group)
 
@@ -160,7 +160,7 @@ def estimate(value: float, draws: Floats) -> dict[str, float | None]:
     """
     found = Interval(value if np.isfinite(value) else None)
     if np.isfinite(value) and len(draws) and np.isfinite(draws).all() and np.ptp(draws) > 1e-12:
-        found = interval(value, draws)
+        found = percentiles(value, draws)
     return asdict(found)
 
 
@@ -231,3 +231,69 @@ def _groups(
             found[name] = {"about": None, "metrics": None}
     gap = {metric: _gap(shown, metric) for metric in METRICS}
     return {"column": column, "undefined": None, "groups": found, "gap": gap}
+
+
+def calibration_curve(chance: Floats, event: Bools) -> list[dict[str, float | None]]:
+    """For each of ten bins of equal width that holds a row: what was predicted and what came about.
+
+    chance, event: (n,).  Each bin: ``share`` of all rows, mean ``predicted`` probability, ``observed`` share, and ``low``,
+    ``high``, its 95 % interval (Wilson 1927), which takes rows for independent.
+    """
+    inside = binned(chance).astype(np.float64)
+    counts = inside.sum(axis=0)
+    found: list[dict[str, float | None]] = []
+    for k in np.flatnonzero(counts):
+        observed, low, high = wilson(int(inside[:, k] @ event), int(counts[k])).ends
+        predicted = float(inside[:, k] @ chance / counts[k])
+        found.append(
+            {
+                "share": float(counts[k] / len(chance)),
+                "predicted": predicted,
+                "observed": observed,
+                "low": low,
+                "high": high,
+            }
+        )
+    return found
+
+
+def net_benefit(chance: Floats, event: Bools) -> Callable[[Floats], Floats]:
+    """A function of weights (B, n) that gives (B, T) the net benefit of treating above each of ``THRESHOLDS``.
+
+    True less false positives per patient, a false one weighed by the odds of the threshold (Vickers and Elkin 2006).
+    """
+    odds = THRESHOLDS / (1 - THRESHOLDS)
+    treated = chance[:, None] >= THRESHOLDS
+    worth = np.where(event[:, None], 1.0, -odds) * treated
+    return lambda weights: weights @ worth / weights.sum(axis=1)[:, None]
+
+
+def treat_all(event: Bools) -> Floats:
+    """(T,) the net benefit of treating everybody; that of treating nobody is 0."""
+    share = float(event.mean())
+    return np.asarray(share - (1 - share) * THRESHOLDS / (1 - THRESHOLDS))
+
+
+def error_by_chance(chance: Floats, count: int, rng: np.random.Generator) -> float:
+    """The calibration error that a perfectly calibrated model stays below in 95 of 100 such samples.
+
+    chance: (n,).  What comes about is drawn ``count`` times from the probabilities themselves (consistency resampling,
+    Broecker and Smith 2007); takes rows for independent.
+    """
+    inside = binned(chance).astype(np.float64)
+    expected, errors = chance @ inside, []
+    step = max(1, 2_000_000 // len(chance))
+    for begin in range(0, count, step):
+        came = (rng.random((min(step, count - begin), len(chance))) < chance).astype(np.float64)
+        errors.append(np.abs(came @ inside - expected).sum(axis=1) / len(chance))
+    return float(np.quantile(np.concatenate(errors), 0.95))
+
+
+def decision_curve(chance: Floats, event: Bools, band: tuple[Floats, Floats]) -> dict[str, Any]:
+    """The decision curve as it is told: ``thresholds``, ``model``, ``low``, ``high``, ``all``, each a list (T,).
+
+    band: lower and upper ends (T,) of the model's 95 % interval.
+    """
+    model = net_benefit(chance, event)(np.ones((1, len(chance))))[0]
+    curves = {"thresholds": THRESHOLDS, "model": model, "low": band[0], "high": band[1], "all": treat_all(event)}
+    return {name: [round(float(value), 6) for value in curve] for name, curve in curves.items()}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_values
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.types import Floats, Ints
 
 QUARTERS = 4
 MISSING = "missing"
@@ -28,7 +28,7 @@ def group_names(schema: Schema, column: str) -> list[str]:
     return [*(f"{low} to {high}{unit}" for low, high in zip(edges, edges[1:], strict=False)), MISSING]
 
 
-def group_numbers(x: NDArray[np.float64], schema: Schema, column: str) -> NDArray[np.int64]:
+def group_numbers(x: Floats, schema: Schema, column: str) -> Ints:
     """(rows,) which of ``group_names`` each row is in; a cell between two quarters is in the upper one.
 
     x: (rows, features) encoded, before imputation.  Raises as ``group_names`` does.

@@ -1,7 +1,8 @@
 """Numbers that say how well class probabilities match labels, in plain numpy.
 
 A value that the data does not define (one class only, no rows, a model that diverged) is ``None``, never NaN
-and never a stand-in such as 0.5, so that an average over sites cannot swallow it.
+and never a stand-in such as 0.5, so that an average over sites cannot swallow it. Of many resamples at once, whose rows are
+weighted so that scores are sorted once, it is NaN, so that arrays stay arrays.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyclinic.evaluation.intervals import weighted_auroc
+from polyclinic.types import Bools, Floats, Ints
+
 Metrics = dict[str, float | None]
-Floats = NDArray[np.float64]
 
 SMALLEST_PROBABILITY = float(np.finfo(np.float64).eps)
 SUM_TOLERANCE = 1e-3  # rows come from a float32 softmax, sometimes in half precision
+METRICS = (
+    "auroc", "auprc", "accuracy", "f1", "sensitivity", "specificity", "sensitivity_at_90", "loss", "brier",
+    "calibration_error", "calibration_in_the_large",
+)  # fmt: skip
+SPECIFICITY = 0.9
+BINS = 10
 
 
 def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
@@ -48,22 +57,16 @@ def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
     }
 
 
-def auroc(positive: NDArray[np.bool_], score: Floats) -> float | None:
+def auroc(positive: Bools, score: Floats) -> float | None:
     """Chance that a positive row scores above a negative one, ties counting half; ``None`` with one class only.
 
     positive: (n,) bool.  score: (n,) finite.  Hanley and McNeil 1982 (the Mann-Whitney statistic).
     """
-    hits = int(positive.sum())
-    misses = positive.size - hits
-    if hits == 0 or misses == 0:
-        return None
-    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(count) - (count - 1) / 2
-    above = float(mean_rank[place][positive].sum()) - hits * (hits + 1) / 2
-    return above / (hits * misses)
+    area = float(weighted_auroc(positive, score, np.ones((1, len(score))))[0]) if len(score) else np.nan
+    return area if np.isfinite(area) else None
 
 
-def average_precision(positive: NDArray[np.bool_], score: Floats) -> float | None:
+def average_precision(positive: Bools, score: Floats) -> float | None:
     """Precision averaged over the steps of recall, without interpolation; ``None`` with one class only.
 
     positive: (n,) bool.  score: (n,) finite.  Rows with equal scores enter together.
@@ -88,7 +91,7 @@ def macro_average(sites: Iterable[Mapping[str, float | None]]) -> Metrics:
     return averages | {"n": int(sum(row.get("n") or 0 for row in rows))} if "n" in averages else averages
 
 
-def _checked(y: NDArray[np.generic], scores: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _checked(y: NDArray[np.generic], scores: Floats) -> tuple[Ints, Floats]:
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores must have shape (n, K) with K >= 2, not {scores.shape}")
     if y.shape != scores.shape[:1]:
@@ -105,3 +108,85 @@ def _checked(y: NDArray[np.generic], scores: Floats) -> tuple[NDArray[np.int64],
 def _mean(values: Iterable[float | None]) -> float | None:
     defined = [value for value in values if value is not None]
     return sum(defined) / len(defined) if defined else None
+
+
+def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
+    """(B, M) the metrics in the order of ``METRICS``, NaN where one is undefined.
+
+    labels: (n,) in 0..K-1, n > 0.  scores: (n, K) finite probabilities.  weights: (B, n), at least 0: how often each row
+    counts; of ones, the values are those of ``classification_metrics``.
+    auroc, auprc, f1: of class 1 for K = 2, else the mean over the classes in ``labels``, each against the rest.
+    accuracy, f1, sensitivity, specificity: of the likeliest class.  sensitivity_at_90: the largest sensitivity at any
+    threshold whose specificity is at least 0.9; these last three for K = 2 only.
+    calibration_error: expected calibration error, over 10 bins of equal width (Naeini et al. 2015); calibration_in_the_
+    large: mean probability less share; both of class 1 for K = 2, else of the likeliest class (Guo et al. 2017).
+    """
+    classes, total = scores.shape[1], weights.sum(axis=1)
+    guessed, one_hot = scores.argmax(axis=1), labels[:, None] == np.arange(classes)
+    squared = (scores - one_hot) ** 2
+    of_label = scores[np.arange(len(labels)), labels].clip(SMALLEST_PROBABILITY, 1.0)
+    chosen = [1] if classes == 2 else [int(one) for one in np.unique(labels)]
+    ranked = np.mean([_ranked(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
+    guessing = np.mean([_guessing(one_hot[:, c], guessed == c, weights) for c in chosen], axis=0)
+    chance, event = judged(labels, scores)
+    off = weights @ (binned(chance) * (chance - event)[:, None])
+    unknown = np.full(len(weights), np.nan)
+    brier = squared[:, 1] if classes == 2 else squared.sum(axis=1)
+    found = {
+        "auroc": ranked[0],
+        "auprc": ranked[1],
+        "accuracy": weights @ (guessed == labels) / total,
+        "f1": guessing[0],
+        "sensitivity": guessing[1] if classes == 2 else unknown,
+        "specificity": guessing[2] if classes == 2 else unknown,
+        "sensitivity_at_90": ranked[2] if classes == 2 else unknown,
+        "loss": weights @ -np.log(of_label) / total,
+        "brier": weights @ brier / total,
+        "calibration_error": np.abs(off).sum(axis=1) / total,
+        "calibration_in_the_large": off.sum(axis=1) / total,
+    }
+    return np.stack([found[name] for name in METRICS], axis=1)
+
+
+def judged(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:
+    """(n,) the probabilities that calibration is of, and whether what they are of came about."""
+    if scores.shape[1] == 2:
+        return scores[:, 1], labels == 1
+    return scores.max(axis=1), scores.argmax(axis=1) == labels
+
+
+def binned(chance: Floats) -> Bools:
+    """(n, 10) in which bin of equal width each probability (n,) is; 1 is in the last."""
+    return np.asarray(np.minimum((chance * BINS).astype(np.int64), BINS - 1)[:, None] == np.arange(BINS))
+
+
+def _guessing(positive: Bools, guessed: Bools, weights: Floats) -> Floats:
+    """(3, B) F1, sensitivity and specificity of a yes or no."""
+    hit, missed = weights @ (positive & guessed), weights @ (positive & ~guessed)
+    false, right = weights @ (~positive & guessed), weights @ (~positive & ~guessed)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sensitivity, specificity = hit / (hit + missed), right / (right + false)
+        return np.stack([2 * hit / (2 * hit + missed + false) + 0 * sensitivity, sensitivity, specificity])
+
+
+def _ranked(positive: Bools, score: Floats, weights: Floats) -> Floats:
+    """(3, B) AUROC, average precision, sensitivity at the fixed specificity; rows of one score enter together."""
+    order = np.argsort(-score, kind="stable")
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(score[order])) + 1])
+    placed = weights[:, order]
+    gained = placed * positive[order]
+    if len(begins) < len(order):
+        placed, gained = (np.add.reduceat(part, begins, axis=1) for part in (placed, gained))
+    seen, found = np.cumsum(placed, axis=1), np.cumsum(gained, axis=1)
+    hits, misses = found[:, -1], seen[:, -1] - found[:, -1]
+    area = _dot(placed, found) - _dot(gained, found) - (_dot(placed, gained) - _dot(gained, gained)) / 2
+    allowed = seen - found <= (1 - SPECIFICITY) * misses[:, None] + 1e-9
+    average = _dot(gained, np.divide(found, seen, out=np.zeros_like(seen), where=seen > 0))
+    best = np.max(found, axis=1, where=allowed, initial=0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(hits * misses > 0, np.stack([area / misses, average, best]) / hits, np.nan)
+
+
+def _dot(left: Floats, right: Floats) -> Floats:
+    """(B,) the product of each row of one with the same row of the other, both (B, n)."""
+    return np.asarray(np.einsum("bi,bi->b", left, right))

@@ -16,14 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyclinic.evaluation.metrics import Floats
 from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, epsilon, gaussian_event
 from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
 from polyclinic.privacy.streams import Stream, generator
+from polyclinic.types import Floats, Ints
 
-Ints = NDArray[np.int64]
 #: Log-odds at which the public bins of a probability end: equal steps, so that rare outcomes are resolved too; 0 is 1/2.
 CUTS = np.arange(-3.5, 3.51, 0.5)
 BINS = len(CUTS) + 1

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.private_flow import Arrays, Descent, Floats, FlowSettings, gradients_at, pushed
+from polyclinic.inference.private_flow import Descent, FlowSettings, gradients_at, pushed
 from polyclinic.inference.variational import Everywhere
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Arrays, Floats
 
 #: What a reader must know of an interval.
 NOT_COUNTED = "the noise of the steps, the clipping of gradients, and how far the flow still is from the posterior"

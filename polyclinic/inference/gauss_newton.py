@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 from dp_accounting import DpEvent, SelfComposedDpEvent
-from numpy.typing import NDArray
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.regression import Gaussian
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.accounting import epsilon as spent
-from polyclinic.privacy.sums import Ints, clipped_total
+from polyclinic.privacy.sums import clipped_total
+from polyclinic.types import Arrays, Floats, Ints
 
-Floats = NDArray[np.float64]
-Arrays = dict[str, np.ndarray]
 # Of a vector's squared length, what the record's weight has.
 _WEIGHT = 0.05
 # Rounding does not bring a vector above length 1.

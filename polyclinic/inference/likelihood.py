@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev, vmap
 
 from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.types import Floats
 
 
 class Likelihood(ABC):
@@ -124,7 +125,7 @@ def _with_one(features: Tensor) -> Tensor:
 LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = {"linear": Linear, "logistic": Logistic}
 
 
-def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> Floats:
     """(n, d) records of named columns, (n,) numbers each, in the likelihood's order.
 
     Raises DataError for a column that is missing, or that does not hold numbers.

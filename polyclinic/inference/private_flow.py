@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import zuko
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -21,9 +20,8 @@ from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.regression import Gaussian
 from polyclinic.inference.variational import Everywhere
+from polyclinic.types import Arrays, Floats
 
-Floats = NDArray[np.float64]
-Arrays = dict[str, np.ndarray]
 # Adam's (Kingma and Ba 2015): decay of the mean, decay of the mean square, what keeps the root from zero.
 _MEAN, _SQUARE, _LEAST = 0.9, 0.999, 1e-8
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyclinic.errors import DataError
 from polyclinic.inference.likelihood import Likelihood, Regression
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Floats
 
-Floats = NDArray[np.float64]
 TRUTH = (0.2, 1.0, 0.8, -1.2, 0.6)
 RECORDS, MEASUREMENTS = 6000, 5
 SHARED, OWN = 0.2, 0.2  # standard deviations of u and of e

@@ -1,7 +1,6 @@
 """The AC-GAN of a trial's trajectories: Beaulieu-Jones et al. 2019, as their SPRINT_gan code has it (greenelab/SPRINT_gan).
 
-A row is series after series, each of them visit after visit: SPRINT's 3 x 12, MIMIC-III's 9 x 5. Padding is that of
-Keras' "same".
+A row is series after series, each of them visit after visit: SPRINT's 3 x 12, MIMIC-III's 9 x 5.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyclinic.models.gan import Leading
-
 LATENT = 100
-_SLOPE, _DROPPED = 0.3, 0.3  # Keras' leaky slope
 
 
 @dataclass(frozen=True)
@@ -62,32 +58,6 @@ class TrialGenerator(nn.Module):
     def forward(self, latent: Tensor, label: Tensor) -> Tensor:
         out: Tensor = self.convolutions(self.dense(latent * self.embedding(label)))
         return out
-
-
-def trial_critic(form: Form = SPRINT, labels: int = 2, label_columns: int = 0) -> nn.Sequential:
-    """(n, series * visits + label_columns) to (n, 1 + labels): the logit of real, and those of the labels.
-
-    It is not shown the label, which it has to tell: the last ``label_columns`` are left out.
-    """
-    height, width = -(-form.series // 2), -(-form.visits // 2)
-    seen = [Leading(form.columns)] if label_columns else []
-    module = nn.Sequential(
-        *seen, nn.Unflatten(1, (1, form.series, form.visits)),
-        _same(form.series, form.visits), nn.Conv2d(1, 32, 3, 2), nn.LeakyReLU(_SLOPE), nn.Dropout(_DROPPED),
-        nn.Conv2d(32, 64, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Dropout(_DROPPED), nn.Flatten(),
-        nn.Linear(64 * height * width, 1024), nn.ReLU(), nn.Dropout(_DROPPED),
-        nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1 + labels),
-    )  # fmt: skip
-    glorot(module)
-    return module
-
-
-def _same(height: int, width: int) -> nn.ZeroPad2d:
-    """Keras' "same" padding of a 3 x 3 kernel in steps of 2: an odd cell goes to the right and below."""
-    (above, below), (left, right) = (
-        (total // 2, total - total // 2) for size in (height, width) for total in ((-(-size // 2) - 1) * 2 + 3 - size,)
-    )
-    return nn.ZeroPad2d((left, right, above, below))
 
 
 def glorot(module: nn.Module) -> None:

@@ -11,12 +11,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special, stats
 
-from polyclinic.privacy.streams import Floats
-
-Bools = npt.NDArray[np.bool_]
+from polyclinic.types import Bools, Reals
 
 # Numbers of sampled steps less likely than exp of this do not show in a likelihood.
 _SMALLEST_LOG_WEIGHT = -60.0
@@ -72,7 +69,7 @@ def largest_lower(
     return max((epsilon_lower(canaries, guesses, right, delta, each), guesses) for guesses, right in correct.items())
 
 
-def correct_guesses(scores: Floats, included: Bools, guesses: int) -> int:
+def correct_guesses(scores: Reals, included: Bools, guesses: int) -> int:
     """How many of ``guesses`` guesses are right: those of the scores farthest from their mean, above it "in", below "out".
 
     scores, included: (canaries,). Ties keep their order, which must know nothing of the coins.
@@ -85,7 +82,7 @@ def correct_guesses(scores: Floats, included: Bools, guesses: int) -> int:
     return int(np.sum((apart[surest] > 0) == included[surest]))
 
 
-def poisson_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int) -> Floats:
+def poisson_scores(sums: Reals, noise: Reals, sample_rate: float, steps: int) -> Reals:
     """(canaries,) log likelihood ratios of having been there, in batches that are Poisson samples, with independent noise.
 
     The best scores when contributions do not overlap (Neyman and Pearson 1933). sums: (rounds, canaries), how many steps'
@@ -102,7 +99,7 @@ def poisson_scores(sums: Floats, noise: Floats, sample_rate: float, steps: int) 
     return np.asarray(ratio.sum(axis=0))
 
 
-def cyclic_scores(sums: Floats, noise: Floats, turns: Floats, covariance: Floats) -> Floats:
+def cyclic_scores(sums: Reals, noise: Reals, turns: Reals, covariance: Reals) -> Reals:
     """The same for batches that take turns, each patient in one of them for good, and noise correlated over the rounds.
 
     turns: (batches, rounds), how often a batch is in a round; covariance: (rounds, rounds) of the noise in units of

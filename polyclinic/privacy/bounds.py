@@ -25,7 +25,7 @@ from polyclinic.privacy.events import (
     SelectionDpEvent,
 )
 from polyclinic.privacy.renyi import ORDERS, as_poisson, delta_of, divergence, for_one, rdp_epsilon, total
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 Compose = Callable[[DpEvent, int, Relation, float], Any]
 
@@ -261,7 +261,7 @@ def _accurate(removed: Any, relation: Relation) -> Any:
     return pld.PrivacyLossDistribution(DensePLDPmf(interval, -len(gains), both, removed._infinity_mass, True))
 
 
-def _worst_pld(bound: Floats, interval: float) -> Any:
+def _worst_pld(bound: Reals, interval: float) -> Any:
     """A privacy loss distribution that is no better than any with these Renyi divergences in both directions.
 
     Its delta at each of at most 8001 points of the grid is the bound's largest convex minorant, which no real delta
@@ -281,7 +281,7 @@ def _worst_pld(bound: Floats, interval: float) -> Any:
     return pld.PrivacyLossDistribution(joined)
 
 
-def _convex(x: Floats, y: Floats) -> Floats:
+def _convex(x: Reals, y: Reals) -> Reals:
     """The largest convex function below the points, at each ``x`` (ascending)."""
     hull: list[int] = []
     for i in range(len(x)):

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Bools, Reals
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ClippedSum:
     sensitivity: float
 
 
-def poisson_samples(n: int, sample_rate: float, steps: int, stream: Stream) -> npt.NDArray[np.bool_]:
+def poisson_samples(n: int, sample_rate: float, steps: int, stream: Stream) -> Bools:
     """(steps, n): each of ``n`` taken in each step independently with probability ``sample_rate``; a step may be empty.
 
     An empty sample is a step like any other: it gets its noise and is charged.
@@ -58,7 +58,7 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
     return ClippedSum(scale @ rows.double(), float(max_norm))
 
 
-def privatise(clipped: ClippedSum, noise_multiplier: float, draws: Floats) -> Tensor:
+def privatise(clipped: ClippedSum, noise_multiplier: float, draws: Reals) -> Tensor:
     """The sum plus ``draws`` times noise_multiplier * sensitivity, in the sum's dtype.
 
     draws: (P,), a row of ``Stream.normal``: accounted as one Gaussian event of ``noise_multiplier``; or of a noise process,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.accounting import ACCOUNTANTS, Accountant, Relation, check_terms, dpsgd_event, epsilon
@@ -21,6 +20,7 @@ from polyclinic.privacy.composition import (
     kairouz,
     zcdp_epsilon,
 )
+from polyclinic.types import Floats
 
 SHOWN = ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv")
 APPROXIMATE = ("gdp",)
@@ -76,7 +76,7 @@ def shown_epsilon(
 
 def curves(
     sample_rate: float, noise_multiplier: float, steps: int, delta: float, relation: Relation = "add-remove"
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+) -> dict[str, tuple[Floats, Floats]]:
     """Steps (m,) and epsilon (m,), both finite, of every accountant that can answer quickly; m is at most 25.
 
     Raises ConfigError for values out of range.

@@ -12,12 +12,12 @@ import math
 from typing import TYPE_CHECKING, TypeVar
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Vector = TypeVar("Vector", Floats, "Tensor")
+Vector = TypeVar("Vector", Reals, "Tensor")
 
 
 def filtered(estimate: Vector, released: Vector, gain: float, carried: Vector | float = 0.0) -> Vector:

@@ -14,15 +14,14 @@ from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from polyclinic.privacy.events import zcdp_event
 from polyclinic.privacy.sampling import noise
 from polyclinic.privacy.secure_sum import Words
 from polyclinic.privacy.streams import Stream
+from polyclinic.types import Floats, Ints, Reals
 
-Integers = npt.NDArray[np.int64]
 # A rounding passes with probability above 0.39 (ibid., conditional randomised rounding); the last resort is towards zero.
 _TRIALS = 100
 # Noise beyond so many standard deviations would wrap; nobody will see it.
@@ -99,7 +98,7 @@ class SumTerms:
         largest = self.parties * self.units * self.sensitivity + _TAIL * math.sqrt(self.parties) * self.scale
         return np.dtype(np.uint32 if largest < 2**31 else np.uint64)
 
-    def resolves(self, given: npt.NDArray[np.floating[Any]]) -> bool:
+    def resolves(self, given: Reals) -> bool:
         """Whether float64 is finer than the grid at the model ``given``, from which a sum of units is told as a difference.
 
         Where it is not, one patient may move a coordinate by as much as neighbouring floats lie apart, whatever was clipped.
@@ -107,7 +106,7 @@ class SumTerms:
         largest = float(np.abs(given).max(initial=0.0))
         return self.units == 1 or float(np.spacing(largest)) <= self.step / 4
 
-    def rounded(self, update: npt.NDArray[np.floating[Any]], weight: float, stream: Stream) -> Integers:
+    def rounded(self, update: Reals, weight: float, stream: Stream) -> Ints:
         """``weight`` times the clipped update in steps of the grid; of one unit rounded at random so that the mean is kept.
 
         update: (size,) float; one with an entry that is not finite counts as zero. weight: in (0, 1], public.
@@ -129,17 +128,17 @@ class SumTerms:
                 return found
         return np.trunc(exact).astype(np.int64)
 
-    def noised(self, integers: Integers, stream: Stream) -> Integers:
+    def noised(self, integers: Ints, stream: Stream) -> Ints:
         """The integers and this hospital's share of the noise."""
         if not self.noise_multiplier:
             return integers
         return integers + np.array(noise("gaussian", self.scale, self.size, stream), dtype=np.int64)
 
-    def words(self, integers: Integers) -> Words:
+    def words(self, integers: Ints) -> Words:
         """The integers modulo the word's size."""
         return integers.astype(self.word)
 
-    def total(self, words: Words) -> npt.NDArray[np.float64]:
+    def total(self, words: Words) -> Floats:
         """The (size,) sum of weighted updates that a sum of words stands for."""
         signed = words.view(np.int32 if self.word == np.uint32 else np.int64)
         return signed.astype(np.float64) * self.step

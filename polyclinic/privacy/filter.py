@@ -31,7 +31,7 @@ from polyclinic.privacy.bounds import quick_losses, rounding
 from polyclinic.privacy.composition import gdp_epsilon
 from polyclinic.privacy.events import ApproximateDpEvent, Composition, Relation
 from polyclinic.privacy.renyi import for_one, own_deltas, rdp_epsilon
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 # Shares of delta that are kept, whatever is asked, for releases that are Gaussian up to a small probability only.
 _OF_PLANS, _OF_SINGLES, _OF_OWN_DELTAS = 0.04, 0.01, 0.05
@@ -138,7 +138,7 @@ def _numeric(rest: Composition, slack: float, relation: Relation) -> float:
         return 0.0 if rough == 0 else math.inf
     distribution = quick_losses(rest, rough, relation)
 
-    def deltas(eps: Floats) -> Floats:
+    def deltas(eps: Reals) -> Reals:
         return np.asarray(distribution.get_delta_for_epsilon(eps), dtype=np.float64) + rounding(rest)
 
     top = 1.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from polyclinic.errors import ConfigError
+from polyclinic.files import write_file
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_file import COLUMNS, Recorded, beginning, genesis, read_sites, written
 from polyclinic.privacy.ledger_verify import verified
@@ -66,20 +66,9 @@ def _as_csv(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
 
 
 def _write(out: Path, text: str, force: bool) -> None:
-    """Whole and on the disk, aside and then into place, so that a file that is there already is never half replaced."""
-    aside = out.with_name(f".{out.name}.{os.urandom(8).hex()}")
     try:
-        with aside.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            aside.replace(out)
-        else:
-            out.hardlink_to(aside)
+        write_file(out, text, exclusive=not force)
     except FileExistsError:
         raise ConfigError(f"--out names {out}, which exists; --force replaces it.") from None
     except OSError as error:
         raise ConfigError(f"--out names {out}, which cannot be written: {error.strerror}.") from None
-    finally:
-        aside.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.files import SECRET, write_file
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger_terms import History, Terms, read_plan, with_charge
 
@@ -301,22 +301,16 @@ def _strange(path: Path) -> bool:
 
 
 def create(path: Path) -> None:
-    """Write a whole new file aside and link it into place, so that no half-made one is ever seen. Its owner alone reads it."""
+    """Make an empty ledger where there is none, whole and never half-made. Its owner alone reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        with explained(path):
-            aside.touch(mode=0o600)  # SQLite would make it by the umask
-            db = sqlite3.connect(aside, isolation_level=None)
-            try:
-                db.execute("PRAGMA synchronous = EXTRA")
-                db.execute("BEGIN")
-                for table in _TABLES:
-                    db.execute(table)
-                db.execute("COMMIT")
-            finally:
-                db.close()
-            with suppress(FileExistsError):
-                path.hardlink_to(aside)
-    finally:
-        aside.unlink(missing_ok=True)
+    with explained(path), suppress(FileExistsError):
+        write_file(path, _begin, mode=SECRET, exclusive=True)
+
+
+def _begin(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = EXTRA")
+        db.execute("BEGIN")
+        for table in _TABLES:
+            db.execute(table)
+        db.execute("COMMIT")

@@ -21,8 +21,9 @@ from dp_accounting import DpEvent
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, check_terms, epsilon
 from polyclinic.privacy.events import discrete_gaussian_event, gaussian_event, pure_event, zcdp_event
-from polyclinic.privacy.sampling import Coins, Ints, Shape, noise, whole_below
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.sampling import Coins, Shape, noise, whole_below
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Ints, Reals
 
 #: Grid points of one patient's contribution where noise is to count as continuous.
 FINE = 2**32
@@ -49,7 +50,7 @@ class Mechanism(Protocol):
 M = TypeVar("M", bound=Mechanism)
 
 
-def to_grid(values: Floats, bound: float, points: int = FINE) -> Ints:
+def to_grid(values: Reals, bound: float, points: int = FINE) -> Ints:
     """Contributions in [-bound, bound] as whole numbers in [-points, points]; beyond is clipped, not finite gives 0.
 
     Each is rounded by itself, so that sums are exact whatever their order and one patient's part in them is declared.

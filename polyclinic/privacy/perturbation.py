@@ -15,11 +15,11 @@ from typing import Literal
 
 import dp_accounting as dpa
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from polyclinic.privacy.events import approximate_event, gaussian_event, pure_event
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Ints, Reals
 
 Kind = Literal["gaussian", "gamma"]
 
@@ -37,11 +37,11 @@ _WEAKEST = 1e-6
 class BoundedRows:
     """``rows``: (patients, p), one row for each patient; ``norm``: the most that a row's L2 norm can be."""
 
-    rows: Floats
+    rows: Reals
     norm: float
 
 
-def bounded_rows(x: Floats, sign: Floats, patient: npt.NDArray[np.int64], patients: int, norm: float) -> BoundedRows:
+def bounded_rows(x: Reals, sign: Reals, patient: Ints, patients: int, norm: float) -> BoundedRows:
     """One row v for each patient: the mean of the patient's rows of ``x``, each clipped to ``norm`` and given its sign.
 
     x: (rows, p) float64; a row with an entry that is not finite counts as zero. sign: (rows,) 1 or -1.
@@ -82,7 +82,7 @@ def slack_noise(bounded: BoundedRows, strength: float) -> float:
     return _SLACK_NOISE * bounded.norm * 2 * TOLERANCE / strength
 
 
-def unit_noise(size: int, noise: Kind, stream: Stream) -> Floats:
+def unit_noise(size: int, noise: Kind, stream: Stream) -> Reals:
     """(size,) noise of scale 1: standard normal, or of density proportional to exp(-|b|), a uniform direction of Gamma length."""
     direction = stream.normal(size).astype(np.float64)
     if noise == "gaussian":

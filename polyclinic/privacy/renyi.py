@@ -22,7 +22,7 @@ from polyclinic.privacy.events import (
     SelectionDpEvent,
     merged,
 )
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 _LEAST_INTEGRATED = 0.05  # with less, the integrand needs millions of points, and epsilon is in the hundreds
 _LARGE = 500.0  # where exp comes near to overflow, and a one beside it is nothing
@@ -40,7 +40,7 @@ def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     if left <= 0:
         return math.inf
 
-    def at(orders: Floats, far: bool) -> Floats:
+    def at(orders: Reals, far: bool) -> Reals:
         eps = total(events, relation, far) - (math.log(left) + np.log(orders)) / (orders - 1) + np.log1p(-1 / orders)
         return np.maximum(eps, 0.0)
 
@@ -51,11 +51,11 @@ def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
     return float(best)
 
 
-def delta_of(divergence: Floats, eps: Floats, orders: Floats = ORDERS) -> Floats:
+def delta_of(divergence: Reals, eps: Reals, orders: Reals = ORDERS) -> Reals:
     """The least delta at each ``eps`` that the divergences at ``orders`` allow; Balle et al. 2020, Theorem 21."""
     column = orders[:, None]
     log_delta = (column - 1) * (divergence[:, None] - eps + np.log1p(-1 / column)) - np.log(column)
-    delta: Floats = np.exp(np.minimum(log_delta.min(axis=0), 0.0))
+    delta: Reals = np.exp(np.minimum(log_delta.min(axis=0), 0.0))
     return delta
 
 
@@ -84,7 +84,7 @@ def as_poisson(event: Any) -> DpEvent:
     return dpa.PoissonSampledDpEvent(event.sample_size / event.source_dataset_size, halved)
 
 
-def total(events: Composition, relation: Relation, far: bool = False) -> Floats:
+def total(events: Composition, relation: Relation, far: bool = False) -> Reals:
     """Renyi divergence of all events together, but for their own deltas."""
     return sum(
         (count * divergence(event, relation, far) for event, count in events),
@@ -93,11 +93,11 @@ def total(events: Composition, relation: Relation, far: bool = False) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Floats:
+def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
     """Renyi divergence of one event at every order, or at every far order; infinite where the numerics fail."""
     orders = _FAR_ORDERS if far else ORDERS
     replaced = relation == "replace-one"
-    found: Floats
+    found: Reals
     match event:
         case dpa.GaussianDpEvent():
             # A replaced patient moves the sum by twice the clip norm.
@@ -140,18 +140,18 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Floats:
     return found
 
 
-def _pure(eps: float, orders: Floats) -> Floats:
+def _pure(eps: float, orders: Reals) -> Reals:
     """Renyi divergence of randomised response with ``eps``, which any mechanism of that epsilon can be made from (Kairouz,
     Oh and Viswanath 2017): log(cosh((order - 1/2) eps) / cosh(eps / 2)) / (order - 1), without cancelling.
     """
     if not eps:
         return 0 * orders
     above = np.log(-np.expm1(-orders * eps)) + np.log(-np.expm1(-(orders - 1) * eps)) - math.log1p(math.exp(-eps))
-    divergence: Floats = np.logaddexp(0.0, (orders - 1) * eps + above) / (orders - 1)
+    divergence: Reals = np.logaddexp(0.0, (orders - 1) * eps + above) / (orders - 1)
     return divergence
 
 
-def _drawn_gaussian(event: Any, relation: Relation, far: bool) -> Floats:
+def _drawn_gaussian(event: Any, relation: Relation, far: bool) -> Reals:
     """Renyi divergence of a Gaussian on a sample without replacement, by dp-accounting: Wang, Balle and Kasiviswanathan
     2019, Theorem 27 of the arXiv version.
     """
@@ -164,20 +164,20 @@ def _drawn_gaussian(event: Any, relation: Relation, far: bool) -> Floats:
     return np.array(library.rdp, dtype=np.float64)
 
 
-def _selected(one: Floats, mean: float, shape: str, orders: Floats) -> Floats:
+def _selected(one: Reals, mean: float, shape: str, orders: Reals) -> Reals:
     """Renyi divergence of the best of K runs with divergence ``one`` each; Papernot and Steinke 2022.
 
     Theorem 6 where K is Poisson; Theorem 2 where it is geometric or logarithmic, with gamma its chance to stop.
     """
     if shape == "poisson":
         delta = delta_of(one, np.log1p(1 / (orders - 1)), orders)
-        perhaps_none: Floats = one + mean * delta + math.log(mean) / (orders - 1)
+        perhaps_none: Reals = one + mean * delta + math.log(mean) / (orders - 1)
         return perhaps_none
     gamma = 1 / mean if shape == "geometric" else _logarithmic_gamma(mean)
     worst = np.min((1 - 1 / orders) * one - math.log(gamma) / orders)
     divergence = one + math.log(mean) / (orders - 1) + (2 if shape == "geometric" else 1) * worst
     # Renyi divergence grows with its order, so that a higher order's bound is one for the lower as well.
-    monotone: Floats = np.minimum.accumulate(divergence[::-1])[::-1]
+    monotone: Reals = np.minimum.accumulate(divergence[::-1])[::-1]
     return monotone
 
 
@@ -189,7 +189,7 @@ def _logarithmic_gamma(mean: float) -> float:
     return math.exp(-found * (1 + 1e-9))
 
 
-def _sampled_gaussian(rate: float, noise: float, orders: Floats) -> Floats:
+def _sampled_gaussian(rate: float, noise: float, orders: Reals) -> Reals:
     """Renyi divergence of one Poisson sampled Gaussian at each order: log E[ratio^order] / (order - 1), where the ratio is
     1 + rate (exp((2x - 1) / (2 noise^2)) - 1) and x is Gaussian. Mironov, Talwar and Zhang 2019.
     """
@@ -198,7 +198,7 @@ def _sampled_gaussian(rate: float, noise: float, orders: Floats) -> Floats:
     log_excess[whole] = [_whole_excess(rate, noise, order) for order in orders[whole]]
     if noise >= _LEAST_INTEGRATED and not whole.all():
         log_excess[~whole] = _fractional_excess(rate, noise, orders[~whole])
-    divergence: Floats = np.logaddexp(0.0, log_excess) / (orders - 1)
+    divergence: Reals = np.logaddexp(0.0, log_excess) / (orders - 1)
     if noise < _LEAST_INTEGRATED:
         # Sampling never costs, and with so little noise hardly helps: the bound is that of the Gaussian itself.
         divergence[~whole] = orders[~whole] / (2 * noise**2)
@@ -215,7 +215,7 @@ def _whole_excess(rate: float, noise: float, order: float) -> float:
     return _log_sum(log_probability + growth + np.log(-np.expm1(-growth)))
 
 
-def _fractional_excess(rate: float, noise: float, orders: Floats) -> Floats:
+def _fractional_excess(rate: float, noise: float, orders: Reals) -> Reals:
     """log(E[ratio^order] - 1) by the trapezoidal rule on ratio^order - 1 - order (ratio - 1), which is never negative.
 
     The integrand is analytic within pi noise^2 of the real line, where the ratio has its zeros, and within a strip of
@@ -238,6 +238,6 @@ def _fractional_excess(rate: float, noise: float, orders: Floats) -> Floats:
     return np.array([excess(order) for order in orders])
 
 
-def _log_sum(logs: Floats) -> float:
+def _log_sum(logs: Reals) -> float:
     top = logs.max()
     return float(top + np.log(np.exp(logs - top).sum()))

@@ -13,11 +13,10 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from polyclinic.privacy.streams import Stream, is_system
+from polyclinic.types import Ints
 
-Ints = npt.NDArray[np.int64]
 Shape = Literal["laplace", "gaussian"]
 _WORD = 53  # bits in a uniform draw of a stream
 _AT_ONCE = 64

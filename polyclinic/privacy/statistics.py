@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Bools, Ints, Reals
 
 _SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
 # Of encoded columns, (usual value, spread), before any record is seen.
@@ -26,13 +26,11 @@ class Moments:
     the d squares.
     """
 
-    total: Floats
+    total: Reals
     sensitivity: float
 
 
-def moments(
-    x: Floats, patient: npt.NDArray[np.int64], patients: int, nullable: npt.NDArray[np.bool_] | None = None
-) -> Moments:
+def moments(x: Reals, patient: Ints, patients: int, nullable: Bools | None = None) -> Moments:
     """Sum over patients of (w, observed, value, value^2), each patient's rows averaged first.
 
     x: (rows, d) in [-1, 1], anything beyond is clipped; NaN or infinite counts as missing and adds zero.
@@ -49,12 +47,12 @@ def moments(
     return Moments((1.0 / counts[patient]) @ rows, sensitivity(nullable))
 
 
-def sensitivity(nullable: npt.NDArray[np.bool_]) -> float:
+def sensitivity(nullable: Bools) -> float:
     """The most that a patient moves a total."""
     return math.hypot(count_weight(nullable), math.sqrt(_others(nullable)))
 
 
-def count_weight(nullable: npt.NDArray[np.bool_]) -> float:
+def count_weight(nullable: Bools) -> float:
     """The weight of the number of patients in a contribution: half the norm of all the rest.
 
     At weight 1 the noise on the count would grow with the number of columns; at half the norm it is sqrt(5) times the
@@ -63,16 +61,16 @@ def count_weight(nullable: npt.NDArray[np.bool_]) -> float:
     return max(1.0, 0.5 * math.sqrt(_others(nullable)))
 
 
-def patient_count(total: Floats, nullable: npt.NDArray[np.bool_]) -> float:
+def patient_count(total: Reals, nullable: Bools) -> float:
     """The number of patients in a total, as noisy as the total is."""
     return float(total[0]) / count_weight(nullable)
 
 
-def _others(nullable: npt.NDArray[np.bool_]) -> int:
+def _others(nullable: Bools) -> int:
     return int(nullable.sum()) + 2 * len(nullable)
 
 
-def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> Floats:
+def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> Reals:
     """The total plus N(0, (noise_multiplier * sensitivity)^2) noise; unchanged, and not private, when it is None.
 
     Accounted as one Gaussian event of ``noise_multiplier``. Raises ValueError if that is not positive and finite.
@@ -84,7 +82,7 @@ def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream
     return exact.total + noise_multiplier * exact.sensitivity * stream.normal(len(exact.total))
 
 
-def standardiser(total: Floats, nullable: npt.NDArray[np.bool_], noise: float | None = None) -> tuple[Floats, Floats]:
+def standardiser(total: Reals, nullable: Bools, noise: float | None = None) -> tuple[Reals, Reals]:
     """Mean and std, (d,) each, from a total (of several sites, added up) in the layout of ``Moments``.
 
     noise: standard deviation of the noise in each number of the total; None for exact sums. Noisy means and variances are
@@ -106,8 +104,8 @@ def standardiser(total: Floats, nullable: npt.NDArray[np.bool_], noise: float | 
     return mean, np.sqrt(np.clip(variance, _SMALLEST_STD**2, 1.0))
 
 
-def _drawn(value: Floats, error: Floats, usual: float, spread: float) -> Floats:
+def _drawn(value: Reals, error: Reals, usual: float, spread: float) -> Reals:
     """The best guess of a number near ``usual``, give or take ``spread``, that was seen with ``error``, a variance."""
     trust = spread**2 / (spread**2 + error)
-    found: Floats = usual + trust * (value - usual)
+    found: Reals = usual + trust * (value - usual)
     return found

@@ -9,12 +9,13 @@ import math
 import os
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating[Any]]
+from polyclinic.types import Reals
+
 Size = int | tuple[int, ...]
 # The least delta that is enforced: what is drawn in floating point lacks the tails that a far smaller one speaks of.
 LEAST_DELTA = 1e-12
@@ -23,11 +24,11 @@ LEAST_DELTA = 1e-12
 class Stream(Protocol):
     """A source of independent draws."""
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         """Uniform float64 draws in [0, 1), of shape ``size``."""
         ...
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         """Standard normal draws of shape ``size``: float64 of the system's entropy, float32 of a simulation.
 
         A draw of shape (n, k) is n draws of shape (k,).
@@ -45,11 +46,11 @@ class _Keyed:
     def _bits(self) -> np.random.Philox:
         return np.random.Philox(key=int.from_bytes(_digest(*self._key), "little"))
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         words = self._bits.random_raw(math.prod(_shape(size)))
         return ((words >> np.uint64(11)) * 2.0**-53).reshape(size)
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         *leading, last = _shape(size) or (1,)
         # A row takes whole words, so that rows drawn together are those drawn one by one.
         width = (last + 1) // 2
@@ -80,12 +81,12 @@ def _box_muller(words: npt.NDArray[np.uint64], out: npt.NDArray[np.float32]) -> 
 
 
 class _System:
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         shape = _shape(size)
         words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
         return ((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         shape = _shape(size)
         count = math.prod(shape)
         pairs = (count + 1) // 2
@@ -95,7 +96,7 @@ class _System:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
 
 
-def _fine_uniform(count: int) -> Floats:
+def _fine_uniform(count: int) -> Reals:
     """Uniform draws in (0, 1], of 128 bits near 0, so that normal draws from them reach 13.3 deviations and not 8.6."""
     high, low = (np.frombuffer(os.urandom(8 * count), dtype=np.uint64).astype(np.float64) for _ in range(2))
     return np.ldexp(high, -64) + np.ldexp(low + 1, -128)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from polyclinic.types import Floats, Ints
+
 # Numbers in the vectors that are held at once.
 _AT_ONCE = 1 << 22
 # A clipped vector stays below 1 whatever rounding does.

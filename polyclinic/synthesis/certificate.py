@@ -5,7 +5,6 @@ A certificate is not signed: it shows that files are those it was written for, n
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import ConfigError, DataError, several
+from polyclinic.files import sha256
 
 ENDING = ".certificate.json"
 POST_PROCESSING = (
@@ -40,15 +40,6 @@ UNDER_COVER_ONE = (
 )
 
 
-def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file. Raises DataError where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or 'no reason given'}.") from None
-
-
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """The privacy of a run's summary: of all its hospitals together, and of each; None of a run without privacy."""
     found = summary["privacy"]
@@ -66,7 +57,7 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def guarantee_of(summary: Mapping[str, Any]) -> str:
-    """The one sentence on what the run promises; of a run without privacy with its preset's own words, which promise nothing."""
+    """The one sentence on what the run promises; of a run without privacy with its game's own words, which promise nothing."""
     own = (summary.get("synthesis") or {}).get("guarantee")
     privacy = privacy_of(summary)
     if privacy is None:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from polyclinic.ehr.checks import Bools, Floats
 from polyclinic.errors import ConfigError
+from polyclinic.types import Bools, Floats, Reals
 
 #: partial: m tables of one fitted generator (Reiter 2003, Survey Methodology 29; Drechsler 2018, PSD).
 #: single: the same from the variances alone, one table being enough (Raab, Nowok, Dibben 2016, J. Privacy and
@@ -23,7 +22,7 @@ from polyclinic.errors import ConfigError
 #: full: each table of a generator drawn anew from its posterior (Raghunathan, Reiter, Rubin 2003, J. Official Statistics 19).
 #: multiple-imputation: real tables whose missing cells were filled in m times (Rubin 1987).
 Rule = Literal["partial", "single", "full", "multiple-imputation"]
-Values = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating]
+Values = Sequence[float] | Sequence[Sequence[float]] | Reals
 
 
 @dataclass(frozen=True, eq=False)

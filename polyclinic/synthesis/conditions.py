@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.ehr.checks import Bools, Floats
 from polyclinic.ehr.encoding import column_values
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Ints, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Bools, Floats, Ints
 
 # Numbers of the rows that are held at once, and rows.
 _AT_ONCE, _MOST = 1 << 22, 1 << 16

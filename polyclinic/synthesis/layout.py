@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.ehr.encoding import decode, feature_names, feature_slices, nullable_mask, standardised_mask
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

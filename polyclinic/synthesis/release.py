@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,16 +13,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.anonymity import write_whole
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.rules import Violations, violations
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, several
+from polyclinic.files import sha256, write_outputs
 from polyclinic.privacy.streams import generator
-from polyclinic.synthesis.certificate import certificate, certificate_path, sha256
+from polyclinic.synthesis.certificate import certificate, certificate_path
 from polyclinic.synthesis.conditions import Condition, conditions_of, draw, draw_where
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, load
+from polyclinic.toml import read_toml
+from polyclinic.types import Floats
 
 LEDGER = "ledger.json"
 TASK = "synthesis"
@@ -99,7 +99,7 @@ def synthesize(
 
     names = file_names(out, sets)
     files = {name: partial(write, number, name.name) for number, name in enumerate(names, start=1)}
-    write_whole({**files, certificate_path(out): certify}, force)
+    write_outputs({**files, certificate_path(out): certify}, force)
     return certificate_path(out)
 
 
@@ -125,10 +125,7 @@ def run_in(folder: Path) -> Path:
 
 def _check_task(folder: Path) -> int:
     """How many hospitals the run's rows tell apart, 1 where they do not. Raises ConfigError for a run of another task."""
-    try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / 'config.toml'} cannot be read: {error}.") from None
+    config = read_toml(folder / "config.toml", "configuration file", DataError)
     if config.get("task") != TASK:
         raise ConfigError(
             f"{folder} is a run of task {config.get('task')!r}, which has no generator; rows are drawn from a run of task "
@@ -168,7 +165,6 @@ def _method(source: Source) -> dict[str, Any]:
     told = source.summary.get("synthesis") or {}
     return {
         "name": told.get("model") or told.get("method"),
-        "preset": told.get("preset"),
         "class": type(source.synthesizer).__name__,
     }
 

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.privacy import sums
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays, Floats, Ints
 
 
 class SumsMethod(Protocol):

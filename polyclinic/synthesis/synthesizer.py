@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.errors import DataError
+from polyclinic.files import write_file
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Arrays, Floats, Ints
 
-Arrays = dict[str, np.ndarray]
 #: The file in a run's folder.
 SYNTHESIZER = "synthesizer.safetensors"
 _META = "synthesizer"
-Ints = NDArray[np.int64]
 
 
 class Synthesizer(Protocol):
@@ -51,9 +49,8 @@ def save(synthesizer: Synthesizer, path: Path) -> None:
     kind = f"{type(synthesizer).__module__}:{type(synthesizer).__name__}"
     # One entry, for the file has several in any order.
     meta = {_META: json.dumps({"kind": kind, "options": synthesizer.options()})}
-    partial = path.with_suffix(".partial")
-    save_file({name: np.array(value, order="C") for name, value in synthesizer.arrays().items()}, partial, meta)
-    partial.replace(path)
+    arrays = {name: np.array(value, order="C") for name, value in synthesizer.arrays().items()}
+    write_file(path, lambda aside: save_file(arrays, aside, meta))
 
 
 def load(path: Path, layout: Layout) -> Synthesizer:

@@ -23,7 +23,8 @@ from polyclinic.training.modules import check_behaviour, check_module, load, sin
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.stacked.trainer import train_stacked
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 name = "classification"
 _log = getLogger(__name__)

@@ -19,10 +19,11 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy import perturbation
 from polyclinic.privacy.perturbation import BoundedRows, bounded_rows, unit_noise
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
 from polyclinic.training import classification
 from polyclinic.training.modules import load
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays, Reals
 
 _MOST_STEPS, _LEAST_SHARE = 1_000, 1e-12
 
@@ -86,7 +87,7 @@ OUTPUT = ConvexTask("output-perturbation", objective=False)
 OBJECTIVE = ConvexTask("objective-perturbation", objective=True)
 
 
-def minimise(bounded: BoundedRows, strength: float, linear: Floats | None = None) -> Floats:
+def minimise(bounded: BoundedRows, strength: float, linear: Reals | None = None) -> Reals:
     """The (p,) minimiser of sum log(1 + exp(-v . w)) + strength / 2 |w|^2 + linear . w, in float64.
 
     Its gradient is at most TOLERANCE times the norm of the rows, so that it lies within TOLERANCE * norm / strength of
@@ -98,7 +99,7 @@ def minimise(bounded: BoundedRows, strength: float, linear: Floats | None = None
     # Half of the tolerance is left for rounding.
     target = perturbation.TOLERANCE / 2 * bounded.norm
 
-    def slope(w: Floats) -> tuple[Floats, Floats, float]:
+    def slope(w: Reals) -> tuple[Reals, Reals, float]:
         pull = _sigmoid(-v @ w)
         gradient = strength * w + term - pull @ v
         return pull, gradient, float(np.linalg.norm(gradient))
@@ -121,7 +122,7 @@ def minimise(bounded: BoundedRows, strength: float, linear: Floats | None = None
     raise ArithmeticError("The minimiser was not found to within the tolerance.")
 
 
-def _output(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Floats:
+def _output(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
     """The minimiser plus noise of ``noise_multiplier`` times its sensitivity."""
     assert settings.noise_multiplier is not None
     found = minimise(bounded, strength)
@@ -129,7 +130,7 @@ def _output(bounded: BoundedRows, strength: float, settings: TrainSettings, stre
     return found + scale * unit_noise(len(found), settings.perturbation, stream)
 
 
-def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Floats:
+def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
     """The minimiser of the objective with a random linear term, plus slack noise; stronger regularised where it must be."""
     noise, kind = settings.noise_multiplier, settings.perturbation
     assert noise is not None
@@ -165,16 +166,16 @@ def _linear(module: nn.Module, task: str, features: int) -> str:
     return f"{name}." if name else ""
 
 
-def _as_layer(w: Floats, like: Arrays, layer: str) -> Arrays:
+def _as_layer(w: Reals, like: Arrays, layer: str) -> Arrays:
     """w as the two outputs' weights -w/2 and w/2, whose difference is all that two classes depend on."""
     both = np.stack([-w / 2, w / 2])
     new = {f"{layer}weight": both[:, :-1], f"{layer}bias": both[:, -1]}
     return {name: new[name].astype(value.dtype) for name, value in like.items()}
 
 
-def _mean_loss(bounded: BoundedRows, w: Floats) -> float:
+def _mean_loss(bounded: BoundedRows, w: Reals) -> float:
     return float(np.logaddexp(0.0, -bounded.rows @ w).mean()) if len(bounded.rows) else float("nan")
 
 
-def _sigmoid(x: Floats) -> Floats:
+def _sigmoid(x: Reals) -> Reals:
     return np.asarray(np.exp(-np.logaddexp(0.0, -x)))

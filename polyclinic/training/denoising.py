@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.privacy.denoise import filtered, kalman_update
-from polyclinic.training.task import Arrays, TrainSettings
+from polyclinic.training.task import TrainSettings
+from polyclinic.types import Arrays
 
 _KEPT = "filter."
 

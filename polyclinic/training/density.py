@@ -19,7 +19,8 @@ from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
 from polyclinic.training.synthesis import judged
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 
 def own_noise(site: SiteWork) -> np.random.Generator:

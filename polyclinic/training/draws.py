@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import poisson_samples
-from polyclinic.privacy.streams import Floats
-from polyclinic.training.task import Arrays, SiteWork, TrainSettings
+from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Arrays, Bools, Reals
 
-Bools = npt.NDArray[np.bool_]
 _KEPT = "draws."
 _NOTHING: Mapping[str, npt.NDArray[Any]] = {}
 
@@ -62,7 +61,7 @@ class Draws:
         self._turn += steps
         return np.asarray(self._batch_of == turns[:, None])
 
-    def noise(self, steps: int) -> Floats:
+    def noise(self, steps: int) -> Reals:
         """(steps, parameters): the next steps' noise in units of noise_multiplier * max_grad_norm."""
         process = self._settings.noise
         if process is None:

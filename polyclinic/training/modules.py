@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
-from polyclinic.training.task import Arrays
+from polyclinic.types import Arrays
 
 _ROW_BY_ROW = {nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm}
 

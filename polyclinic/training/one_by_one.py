@@ -19,7 +19,8 @@ from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
 from polyclinic.training.losses import row_losses
 from polyclinic.training.modules import flat_parameters, load, noised_only, seeded
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 
 def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:

@@ -14,7 +14,8 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.training.task import OWN, Arrays, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
+from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
+from polyclinic.types import Arrays
 
 _KEPT = "personal."
 

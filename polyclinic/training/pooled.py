@@ -16,7 +16,8 @@ from torch import nn
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.distributed import patient_rho
 from polyclinic.privacy.events import zcdp_event
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.types import Arrays
 
 
 @dataclass(frozen=True)

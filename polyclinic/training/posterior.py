@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import NUMERIC_KINDS
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.inference.flow_sums import OPTIONS, FlowSums, flow_settings
@@ -21,7 +20,7 @@ from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 
 class Result(Protocol):

@@ -33,9 +33,9 @@ from polyclinic.privacy.mechanisms import (
     randomised_response,
     to_grid,
 )  # fmt: skip
-from polyclinic.privacy.sampling import Ints
-from polyclinic.privacy.streams import Floats, Stream
-from polyclinic.training.question import Bools, Question, askable, bounds, categories
+from polyclinic.privacy.streams import Stream
+from polyclinic.training.question import Question, askable, bounds, categories
+from polyclinic.types import Bools, Ints, Reals
 
 MechanismName = Literal["laplace", "gaussian", "discrete-gaussian", "randomised-response", "exponential"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
@@ -65,8 +65,8 @@ class Plan:
 class Answer:
     """Noisy ``cells`` in patients with standard ``errors``; of a choice the one value chosen, and an error of NaN."""
 
-    cells: Floats
-    errors: Floats
+    cells: Reals
+    errors: Reals
 
 
 def default_mechanism(statistic: str) -> str:
@@ -188,7 +188,7 @@ def selected(question: Question, shard: Shard) -> Bools:
     return chosen
 
 
-def candidates(question: Question, schema: Schema) -> Floats:
+def candidates(question: Question, schema: Schema) -> Reals:
     """The public values of which a quantile is chosen: the bins' edges, whole for a column of whole numbers."""
     edges = question.edges(schema)
     return np.unique(np.rint(edges)) if askable(schema, question.column).kind == "integer" else edges
@@ -207,7 +207,7 @@ def quantile_scores(question: Question, shard: Shard) -> Ints:
     return np.negative(np.abs(excess))
 
 
-def patient_values(shard: Shard, name: str) -> Floats:
+def patient_values(shard: Shard, name: str) -> Reals:
     """(patients,) one value for each patient: the mean of the observed numbers, the commonest observed category (the
     first of those equally common), NaN where none is observed. In the column's unit; categories by their numbers.
     """

@@ -13,13 +13,11 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Bools, Reals
 
-Bools = npt.NDArray[np.bool_]
 Statistic = Literal["count", "mean", "histogram", "quantile"]
 STATISTICS: tuple[str, ...] = get_args(Statistic)
 MISSING = "missing"
@@ -27,7 +25,7 @@ _LISTED = ("binary", "categorical", "ordinal")
 _NUMERIC = ("continuous", "integer")
 _CONDITION = re.compile(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.+?)\s*")
 _MOST_BINS = 10_000
-_COMPARE: dict[str, Callable[[Floats, float], Bools]] = {
+_COMPARE: dict[str, Callable[[Reals, float], Bools]] = {
     "=": np.equal, "!=": np.not_equal, ">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less,
 }  # fmt: skip
 
@@ -40,7 +38,7 @@ class Condition:
     operator: str
     value: float
 
-    def holds(self, values: Floats) -> Bools:
+    def holds(self, values: Reals) -> Bools:
         """(patients,) bool; a missing value, NaN, fulfils no condition."""
         return np.logical_and(_COMPARE[self.operator](values, self.value), ~np.isnan(values))
 
@@ -106,7 +104,7 @@ class Question:
             return askable(schema, self.column).kind in _NUMERIC
         return self.statistic == "quantile"
 
-    def edges(self, schema: Schema) -> Floats:
+    def edges(self, schema: Schema) -> Reals:
         """(bins + 1,) equally spaced from one public bound of the column to the other."""
         return np.linspace(*bounds(askable(schema, self.column)), self.bins + 1)
 
@@ -167,7 +165,7 @@ def _condition(text: str, schema: Schema) -> Condition:
     return Condition(column, operator, number)
 
 
-def conclude(question: Question, schema: Schema, cells: Floats, errors: Floats) -> tuple[Any, Any]:
+def conclude(question: Question, schema: Schema, cells: Reals, errors: Reals) -> tuple[Any, Any]:
     """The statistic and its standard error from noisy cells (in patients) and theirs, of one hospital or of several added up.
 
     A mean lies within the public bounds; counts are as they are, also below zero, so that sums of them stay unbiased.
@@ -184,7 +182,7 @@ def conclude(question: Question, schema: Schema, cells: Floats, errors: Floats) 
     return float(np.interp(float(question.level), share, question.edges(schema))), None
 
 
-def _mean(low: float, high: float, cells: Floats, errors: Floats) -> tuple[float, float]:
+def _mean(low: float, high: float, cells: Reals, errors: Reals) -> tuple[float, float]:
     """From the patients' weights towards the two bounds, which add up to their number."""
     patients = max(float(cells.sum()), 1.0)
     share = min(max(float(cells[1]) / patients, 0.0), 1.0)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from polyclinic.ehr.encoding import feature_names, feature_slices
@@ -25,8 +24,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.mechanisms import FINE, calibrated, gaussian
-from polyclinic.privacy.sampling import Ints
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Floats, Ints, Reals
 
 _MOST_FEATURES = 500
 _PATIENTS_AT_ONCE = 64
@@ -100,7 +99,7 @@ def plan(
     return calibrated(Plan, asked, delta, accountant, relation)
 
 
-def answer(plan: Plan, shard: Shard, stream: Stream) -> Floats:
+def answer(plan: Plan, shard: Shard, stream: Stream) -> Reals:
     """(k,) the hospital's products in units of one patient's largest, to be called only after ``plan.event`` was charged."""
     total = totals(shard)
     if plan.noise_multiplier is None:
@@ -129,7 +128,7 @@ def totals(shard: Shard) -> Ints:
     return total
 
 
-def _shown(x: npt.NDArray[np.float64], schema: Schema, how: Layout) -> npt.NDArray[np.float64]:
+def _shown(x: Floats, schema: Schema, how: Layout) -> Floats:
     """(rows, size): what each row shows, of squared length ``how.square`` at most."""
     gone = missing(x, schema)
     shown = np.ones((len(x), how.size))
@@ -140,12 +139,12 @@ def _shown(x: npt.NDArray[np.float64], schema: Schema, how: Layout) -> npt.NDArr
     return shown
 
 
-def _scale(size: int) -> npt.NDArray[np.float64]:
+def _scale(size: int) -> Floats:
     row, column = np.triu_indices(size)
     return np.where(row == column, 1.0, math.sqrt(2.0))
 
 
-def imputer_of(answers: Sequence[Floats], noise_multipliers: Sequence[float | None], schema: Schema) -> Imputer:
+def imputer_of(answers: Sequence[Reals], noise_multipliers: Sequence[float | None], schema: Schema) -> Imputer:
     """The imputer that the hospitals' answers, added up, make. Pure post-processing.
 
     A covariance is of the rows in which both features are there, so it is right where what is missing does not depend on

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.training.task import Arrays, SiteWork, Task, TrainSettings
-
-Bools = NDArray[np.bool_]
+from polyclinic.training.task import SiteWork, Task, TrainSettings
+from polyclinic.types import Arrays, Bools, Floats, Ints
 
 
 def train_shadows(
@@ -67,11 +65,11 @@ def joined(parts: Sequence[Rows]) -> Rows:
     )  # fmt: skip
 
 
-def _numbered(parts: Sequence[Rows], begin: NDArray[np.int64]) -> Iterator[tuple[Rows, int]]:
+def _numbered(parts: Sequence[Rows], begin: Ints) -> Iterator[tuple[Rows, int]]:
     return zip(parts, (int(first) for first in begin), strict=False)
 
 
-def _mean(models: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
+def _mean(models: Sequence[Arrays], weights: Floats) -> Arrays:
     shares = weights / weights.sum()
     return {
         name: np.sum([share * model[name] for share, model in zip(shares, models, strict=True)], axis=0).astype(

@@ -26,8 +26,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.events import approximate_event, gaussian_event
 from polyclinic.privacy.mechanisms import FINE, Additive, calibrated, gaussian
-from polyclinic.privacy.sampling import Ints
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Ints, Reals
 
 _LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
 _MOST_BINS, _MOST_CODES = 1000, 1000
@@ -145,7 +145,7 @@ def plan(
 class Answer:
     """Of each column in order: noisy ``patients`` in its cells; of an open one the ``names`` of the values told of."""
 
-    patients: tuple[Floats, ...]
+    patients: tuple[Reals, ...]
     names: tuple[tuple[str, ...], ...]
 
 
@@ -155,7 +155,7 @@ def answer(plan: Plan, shard: Shard, stream: Stream) -> Answer:
     return Answer(tuple(patients for patients, _ in found), tuple(names for _, names in found))
 
 
-def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Floats, tuple[str, ...]]:
+def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Reals, tuple[str, ...]]:
     points = plan.survey.points(column)
     if column.kind in NUMERIC and plan.noise_multiplier is not None:
         mixed = _noisy(plan, running.mix(totals(plan.survey, column, shard, stream)), stream)
@@ -170,11 +170,11 @@ def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> 
     return noisy[kept], tuple(names[index] for index in kept)
 
 
-def _noisy(plan: Plan, total: Ints, stream: Stream) -> Floats:
+def _noisy(plan: Plan, total: Ints, stream: Stream) -> Reals:
     if plan.noise_multiplier is None:
         return total.astype(np.float64)
     mechanism: Additive = gaussian(plan.noise_multiplier)
-    found: Floats = np.asarray(mechanism.release(total, stream).value, dtype=np.float64)
+    found: Reals = np.asarray(mechanism.release(total, stream).value, dtype=np.float64)
     return found
 
 

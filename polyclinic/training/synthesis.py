@@ -27,8 +27,8 @@ from polyclinic.synthesis.sums import SumsMethod, clipped_total
 from polyclinic.training import classification
 from polyclinic.training.losses import check_loss
 from polyclinic.training.modules import load
-from polyclinic.training.published import published_steps
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 #: The one array of a sum, as a hospital sends it back.
 SUM = "sum"
@@ -202,9 +202,11 @@ class GameTask:
         and their summed gradient is clipped once."""
         game, layout = self._known()
         generator = generator_of(game, layout, self.question)
-        if game.noise or game.batch_clip:
-            game = game if self.clips else replace(game, weight_clip=None)
-            return published_steps(game, layout, generator, build, arrays, work, settings)
+        if game.published:
+            own = game if self.clips else replace(game, weight_clip=None)
+            published = game.published.steps(own, layout, generator, build, arrays, work, settings)
+            if published is not None:
+                return published
         # Batches are drawn here, so that only who is in one gets generated rows; of those the whole is then the batch.
         one = replace(settings, local_steps=1, loss=game.loss, sample_rate=1.0)
         real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]

@@ -21,8 +21,8 @@ from polyclinic.privacy.events import merged
 from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
+from polyclinic.types import Arrays
 
-Arrays = dict[str, np.ndarray]
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
 

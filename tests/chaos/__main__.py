@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100, help="how many (100)")
     parser.add_argument("--seed", type=int, default=1, help="of the first; each has the next (1)")
     parser.add_argument("--places", type=int, default=2, help="federations side by side (2)")
-    parser.add_argument("--out", type=Path, default=Path("experiments/chaos"), help="folder of the results")
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/chaos"), help="folder of the results")
     parser.add_argument("--one", type=int, nargs="*", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     (asked.out / "schedules").mkdir(parents=True, exist_ok=True)

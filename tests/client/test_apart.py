@@ -11,10 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from polyclinic.client import hospital as hospital_module
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError
 from polyclinic.messages import STANDARDISER, EvaluateRequest, TrainRequest
+from polyclinic.types import Floats
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
 
 CHAOS = RunConfig.build({

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from polyclinic.client.app import app
-from polyclinic.client.hospital import _real_shard
+from polyclinic.client.hospital import OwnRecords
 from polyclinic.config import RunConfig
 from polyclinic.messages import FAILED, EvaluateRequest, StatisticsRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, model, train
@@ -28,7 +28,7 @@ def change(folder: Path, how: str) -> None:
     elif how == "a cell less":
         records.loc[0, "sbp"] = float("nan")
     records.to_csv(folder / "records.csv", index=False)
-    _real_shard.cache_clear()
+    OwnRecords.read.cache_clear()
 
 
 @pytest.mark.parametrize("how", ["fewer", "a cell", "a cell less"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from polyclinic.messages import COUNTS, RECORD, EvaluateRequest, QueryRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, model, train
+from tests.nursery import python
 
 EXACT = STRICT + "release-metrics = true\n"
 ALL = "budget = 100.0\ndelta = 1e-3\n"
@@ -222,10 +220,7 @@ def test_a_kill_between_charge_and_counts_keeps_the_charge_and_its_release_is_pa
         "from tests.client.test_evaluation import evaluate\n"
         "evaluate(pathlib.Path(sys.argv[1]), private_evaluations=3)\n"
     )
-    root = Path(__file__).resolve().parents[2]
-    dead = subprocess.run(
-        [sys.executable, "-c", script, str(hospital)], cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, timeout=120
-    )
+    dead = python("-c", script, str(hospital))
     assert dead.returncode == -signal.SIGKILL
     assert [event["purpose"] for event in held_out(hospital).events()] == ["private-metrics"]
     for _ in range(2):

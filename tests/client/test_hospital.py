@@ -1,9 +1,7 @@
 """A real hospital: its own records, policy and ledger decide, whatever a message asks."""
 
 import io
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ from polyclinic.privacy.ledger_terms import plan_text
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
+from tests.nursery import python
 
 SCHEMA = {
     "name": "clinic",
@@ -444,9 +443,7 @@ def test_fault_22_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path)
         "import test_hospital as t, pathlib\n"
         "t.train(pathlib.Path(sys.argv[2]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(hospital)], env=os.environ, capture_output=True
-    )
+    done = python("-c", script, str(Path(__file__).parent), str(hospital))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3))
     assert train(hospital).has_content()

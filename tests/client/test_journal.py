@@ -12,6 +12,7 @@ from polyclinic.client.journal import NAME, append, read_journal
 from polyclinic.federation import RunResult
 from polyclinic.messages import FAILED, REFUSED
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
+from tests.nursery import python
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENTS = ["asked", "answered", "asked", "refused"]
@@ -68,7 +69,7 @@ def test_an_answer_whose_line_cannot_be_written_stays_here_and_stays_charged(tmp
         "reply = t.train(pathlib.Path(sys.argv[1]))\n"
         "print(reply.error.reason)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(hospital)], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", script, str(hospital))
     assert "journal cannot be written" in done.stdout, done.stderr
     assert ledger(hospital).spent() > 0
 

@@ -20,6 +20,7 @@ from polyclinic.privacy.ledger_terms import epsilon_of, flat, from_text
 from polyclinic.privacy.ledger_verify import verify_all
 from polyclinic.privacy.statements import detailed, statements
 from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, message, model, train
+from tests.nursery import python
 
 ROUND = dpsgd_event(0.2, 1.2, 3)
 FULL = CONFIG.model_copy(update={"sample_rate": 1.0})
@@ -32,10 +33,12 @@ def evaluate(hospital: Path, **values: Any) -> Message:
                context(hospital))  # fmt: skip
 
 
+HEAD = "import os, pathlib, signal, sys\nimport tests.client.test_hospital as t\n"
+
+
 def process(script: str, *arguments: str) -> subprocess.Popen[str]:
-    head = "import os, pathlib, signal, sys\nimport tests.client.test_hospital as t\n"
     return subprocess.Popen(
-        [sys.executable, "-c", head + script, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-c", HEAD + script, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -118,11 +121,8 @@ def test_fault_22_a_kill_between_charge_and_release_never_leaves_a_release_unpai
 ) -> None:
     """Golden list 2.27: the process dies by SIGKILL, is started again, and is asked the same question again."""
     hospital = make_hospital(tmp_path, LIFE)
-    dying = process(
-        "def kill():\n    os.kill(os.getpid(), signal.SIGKILL)\n" + killed + "t.train(pathlib.Path(sys.argv[1]))\n",
-        str(hospital),
-    )
-    dying.communicate(timeout=120)
+    kill = "def kill():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    dying = python("-c", HEAD + kill + killed + "t.train(pathlib.Path(sys.argv[1]))\n", str(hospital))
     assert dying.returncode == -signal.SIGKILL
     assert ledger(hospital).spent() == epsilon(ROUND, 1e-3)
     first, again = train(hospital), train(hospital)

@@ -1,9 +1,6 @@
 """A noise process at a real hospital: paid for as a whole when it begins, and no step of it is ever used twice."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -26,6 +23,7 @@ from polyclinic.privacy.noise.banded import Banded
 from polyclinic.privacy.noise.buffered import Buffered
 from polyclinic.training import classification
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
+from tests.nursery import python
 
 CONFIG = RunConfig(
     local_steps=3, rounds=4, sample_rate=0.25, batching="cyclic", noise="sqrt-toeplitz", learning_rate=0.5
@@ -213,24 +211,24 @@ def test_fault_22_a_ledger_that_was_lost_is_not_begun_anew_beside_noise_under_wa
 
 
 def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
-    from polyclinic.client.hospital import _real_shard
+    from polyclinic.client.hospital import OwnRecords
 
     hospital = make_hospital(tmp_path)
     train(hospital)
     make_hospital(tmp_path, rows=180)
-    _real_shard.cache_clear()
+    OwnRecords.read.cache_clear()
     assert train(hospital, round=2).has_error()
 
 
 def test_the_same_records_in_another_order_cannot_go_on(tmp_path: Path) -> None:
     """Batches go by the patients' order: another one would bring patients back before their turn, unpaid."""
-    from polyclinic.client.hospital import _real_shard
+    from polyclinic.client.hospital import OwnRecords
 
     hospital = make_hospital(tmp_path)
     train(hospital)
     records = pd.read_csv(tmp_path / "records.csv")
     pd.concat([records[1:], records[:1]]).to_csv(tmp_path / "records.csv", index=False)
-    _real_shard.cache_clear()
+    OwnRecords.read.cache_clear()
     reply = train(hospital, round=2)
     assert reply.has_error() and "order" in str(reply.error.reason)
     assert len(ledger(hospital).events()) == 1
@@ -258,7 +256,7 @@ def test_two_rounds_at_once_do_not_go_on_from_the_same_state(tmp_path: Path) -> 
 def test_a_process_that_was_killed_in_a_round_lets_the_next_one_go_on(tmp_path: Path) -> None:
     script = "import os, pathlib, signal, sys\nfrom polyclinic.client.state import alone\n"
     script += "with alone(pathlib.Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=os.environ, check=False)
+    killed = python("-c", script, str(tmp_path))
     assert killed.returncode < 0
     with alone(tmp_path):
         pass

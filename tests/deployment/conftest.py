@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polyclinic.cli.commands import app
+from polyclinic.cli import app
 from polyclinic.errors import PolyclinicError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -178,7 +178,7 @@ def test_a_settings_file_that_cannot_be_used_is_named_as_the_cause_and_its_words
     [reply] = state.get_messages_legacy(is_reply=True)
     assert reply.error.code == ErrorCode.INVALID_FAB
     assert reply.error.reason == "the hospital's settings file cannot be used; its own log says why"
-    assert f"{described}: policy key 'budgett': Extra inputs are not permitted" in caplog.text
+    assert f"{described}: key 'policy.budgett': Extra inputs are not permitted" in caplog.text
     assert "is not among the policy's allowed-runs" not in caplog.text
     described.write_text(described.read_text().replace('budgett = "x"', 'allowed-runs = ["installed"]'))
     _, state = pull(WITH_CODE, WITH_CODE, _allowed)
@@ -231,7 +231,7 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polyclinic.errors import PolyclinicError
-    from polyclinic.querying import query_hospital, real_grid
+    from polyclinic.querying import query, real, real_grid
     from polyclinic.server.enrolment import enrol, enrol_request
     from polyclinic.server.queries import Inquiry
     from polyclinic.sim.calls import AppReference
@@ -246,7 +246,7 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     described.write_text(f'{text}allowed-runs = ["installed"]\n')
     monkeypatch.delenv("POLYCLINIC_HOSPITAL", raising=False)
     inquiry = Inquiry(Question("count"), "laplace", 0.5)
-    assert list(query_hospital(inquiry, described)["sites"])
+    assert list(query(inquiry, real(described))["sites"])
     config, node = RunConfig().flat(), {"hospital": str(described)}
     request = enrol_request("own-command", "", trains=False)
     for claim in ({}, {"typed-here": True, "_typed_here": True}):
@@ -257,4 +257,4 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     assert enrol(real_grid(described), request, 1, 1.0)[0]
     described.write_text(f'{text}allowed-runs = ["{sha(OWN)}"]\n')
     with pytest.raises(PolyclinicError, match="a command typed at the hospital needs 'installed' among them"):
-        query_hospital(inquiry, described)
+        query(inquiry, real(described))

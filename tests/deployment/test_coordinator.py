@@ -26,10 +26,11 @@ from polyclinic.deployment.certificates import (
 from polyclinic.deployment.control import control, register
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
-from polyclinic.deployment.files import NewFile, write_new
+from polyclinic.deployment.files import write_new
 from polyclinic.deployment.keys import make_node_key, read_public_key
 from polyclinic.deployment.submitting import run_to_resume
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.files import NewFile
 from polyclinic.server.app import simulates
 
 from .conftest import Cli, Done
@@ -160,7 +161,7 @@ def test_a_failure_half_way_leaves_what_was_there_and_no_more(cli: Cli, tmp_path
 def test_files_are_never_written_over_even_through_a_dangling_link(tmp_path: Path) -> None:
     (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="there already"):
-        write_new(tmp_path, {"a": NewFile(b"1"), "key": NewFile(b"2")})
+        write_new(tmp_path, {"a": NewFile("1"), "key": NewFile("2")})
     assert tree(tmp_path) == ["key"]
 
 

@@ -79,6 +79,7 @@ def started(parent: int) -> list[int]:
     return [int(head.split()[0]) for head, _, tail in stats if int(tail.split()[1]) == parent]
 
 
+@pytest.mark.slow
 def test_a_fork_has_the_third_party_modules_alone_and_draws_its_own_numbers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from polyclinic.deployment.files import SECRET
 from polyclinic.deployment.hospital import HospitalNode
+from polyclinic.files import SECRET
 
 from .conftest import ROOT, Cli, records
 

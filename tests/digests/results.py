@@ -45,7 +45,7 @@ def arithmetic() -> str:
 def run(options: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> RunResult:
     """The run with these options, below ``folder``."""
     return Federation.from_dataset(options["dataset"], out=str(folder)).run(
-        progress=progress, **{key: value for key, value in options.items() if key != "dataset"}
+        progress=progress, pictures=False, **{key: value for key, value in options.items() if key != "dataset"}
     )
 
 

@@ -20,6 +20,15 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if re.search(r"^```(?:sh|python)$", page.read_text(encoding="utf-8"), re.M)
 )
+# Pages whose runs take minutes together; `make slow` runs them.
+LONG = (
+    "docs/flows/inference.md", "docs/privacy/audit.md", "docs/records/imputation.md", "docs/start.md", "docs/strategies.md",
+    "docs/synthesis/README.md", "docs/synthesis/inference.md", "docs/synthesis/marginals.md", "docs/synthesis/quality.md",
+    "docs/synthesis/review.md", "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md",
+    "docs/tutorials/researcher.md",
+)  # fmt: skip
+# Pages that show records of POLYCLINIC_DATA, by the folder in it.
+DATA = {"docs/flows/inference.md": "heart_uci"}
 # A line that begins so is not run here, because
 ELSEWHERE = (
     "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`
@@ -118,13 +127,27 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def missing_records(page: str) -> str:
+    """Which records the page needs that are not here, in one sentence; empty where none are missing."""
+    folder = DATA.get(page)
+    if folder is None or (Path(os.environ.get("POLYCLINIC_DATA", "")) / folder).is_dir():
+        return ""
+    return f"POLYCLINIC_DATA names no folder with {folder}, whose records {page} shows"
+
+
+def pages_under_test(items: list[pytest.Item]) -> list[str]:
+    """The pages that this session's tests are of, but for those whose records are not here."""
+    pages = [item.callspec.params["page"] for item in items if item.name.startswith("test_everything_that")]  # type: ignore[attr-defined]
+    return [page for page in pages if not missing_records(page)]
+
+
 @pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong, by page; every page is run in an empty folder of its own."""
+def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What went wrong, by page; every page that a test is of is run in an empty folder of its own."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     todo = {}
-    for page in PAGES:
+    for page in pages_under_test(request.session.items):
         if found := steps(page):
             folder = tmp_path_factory.mktemp("page")
             prepare(page, folder, environment)
@@ -139,8 +162,10 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(json.loads(result.read_text()))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES])
 def test_everything_that_a_page_shows_runs(page: str, problems: dict[str, str]) -> None:
+    if missing := missing_records(page):
+        pytest.skip(missing)
     assert page not in problems, problems[page]
 
 

@@ -28,8 +28,10 @@ def test_every_page_is_there_and_what_it_links_to_outside_docs(site: Path) -> No
     for page in (ROOT / "docs").rglob("*.md"):
         place = (site / page.relative_to(ROOT / "docs")).with_suffix(".html")
         assert place.is_file() or (page.stem == "README" and place.with_name("index.html").is_file()), page
-    assert 'href="../experiments/sprint/table.html"' in (site / "synthesis/reproductions.html").read_text()
-    assert (site / "experiments/sprint/table.html").is_file() and (site / "experiments/cvsim6/cycle.svg").is_file()
+    assert 'href="../experiments/results/sprint/table.html"' in (site / "synthesis/reproductions.html").read_text()
+    assert (site / "experiments/results/sprint/table.html").is_file() and (
+        site / "experiments/results/cvsim6/cycle.svg"
+    ).is_file()
 
 
 def test_the_python_interface_has_signatures_and_docstrings(site: Path) -> None:

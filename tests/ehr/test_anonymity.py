@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyclinic.ehr.anonymity import identifying
 from polyclinic.ehr.anonymity.classes import classes_of, combined, equivalence_classes
-from polyclinic.ehr.anonymity.fitting import identifying
 from polyclinic.ehr.anonymity.hierarchies import (
     Dates,
     Intervals,
@@ -20,9 +20,9 @@ from polyclinic.ehr.anonymity.hierarchies import (
     declared,
     default_hierarchy,
     doubling,
+    ladder,
     read_hierarchies,
 )
-from polyclinic.ehr.anonymity.ladders import ladder
 from polyclinic.ehr.anonymity.lattice import best_levels
 from polyclinic.ehr.anonymity.loss import downstream_auroc
 from polyclinic.ehr.anonymity.measures import l_diversity, spread, t_closeness, value_numbers
@@ -218,7 +218,7 @@ def test_hierarchies_are_declared_in_toml(tmp_path: Path) -> None:
         ('[zip]\nkind = "prefix"\nkeep = [2, 3]', "falling"),
         ('[sex]\nkind = "tree"\ngroups = [{ a = ["x"], b = ["x"] }]', "in two groups"),
         ("sex = 1", "kind is None"),
-        ("[sex", "cannot be read as TOML"),
+        ("[sex", "is not valid TOML"),
     ],
 )
 def test_wrong_hierarchies_are_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:

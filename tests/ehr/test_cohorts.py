@@ -124,7 +124,7 @@ def test_a_patient_moves_no_other_patients_rows(rows: list[tuple[str, int, int]]
         (('name = "new"', 'name = "adults"'), "step 'adults' is there twice"),
         ((STEPS, "steps = 3"), "steps"),
         ((STEPS, ""), "steps"),
-        ((STEPS, "steps = ["), "cannot be read as TOML"),
+        ((STEPS, "steps = ["), "is not valid TOML"),
     ],
 )
 def test_a_cohort_file_that_is_wrong_is_told_so(tmp_path: Path, change: tuple[str, str], says: str) -> None:

@@ -451,18 +451,18 @@ def test_fhir_resources_flattened_and_mapped(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         (('name = "age"', 'name = "agee"'), "column 'age' must be mapped exactly once"),
-        (('take = "last"', 'tkae = "last"'), "field columns.3.tkae.*Did you mean 'take'"),
-        (('take = "last"', 'take = "latest"'), "field columns.3.take"),
-        (("to = 48", "to = -1\nfrom = 5"), "columns.3: 'from' must lie before 'to'"),
+        (('take = "last"', 'tkae = "last"'), "key 'columns.3.tkae'.*Did you mean 'take'"),
+        (('take = "last"', 'take = "latest"'), "key 'columns.3.take'"),
+        (("to = 48", "to = -1\nfrom = 5"), "key 'columns.3': 'from' must lie before 'to'"),
         (('table = "MedicationRequest"', 'table = "Medicine"'), "'medicine' is no resource that is read"),
-        (('table = "MedicationRequest"', 'table = "MedicationRequest"\nto = 3\nvalue = 3'), "field columns.5.value"),
+        (('table = "MedicationRequest"', 'table = "MedicationRequest"\nto = 3\nvalue = 3'), "key 'columns.5.value'"),
         (('index = "start"', ""), "need 'index' of .rows."),
         (('"kPa" = 7.50062', '"psi" = 51'), "a unit that 'units' does not list"),
         (
             ('key = "encounter"\nindex = "start"\nwhere = { class = ["IMP"] }', 'key = "patient"'),
             "column 'patient' must tell rows apart",
         ),
-        (("[rows]", "[rows"), "cannot be read as TOML"),
+        (("[rows]", "[rows"), "is not valid TOML"),
     ],
 )
 def test_a_mapping_that_is_wrong_is_told_so(change: tuple[str, str], sentence: str, tmp_path: Path) -> None:

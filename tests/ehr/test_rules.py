@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from polyclinic.ehr import Column, Schema
-from polyclinic.ehr.datasets import sprint, trial
+from polyclinic.ehr.datasets import trial
 from polyclinic.ehr.rules import Violations, kept_rules, violations
 from polyclinic.errors import DataError
+from polyclinic_studies.datasets import sprint
 
 COLUMNS = (
     Column(name="id", kind="categorical", role="patient_id"),

@@ -23,12 +23,20 @@ from sklearn.metrics import (
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.assessment import Predictions, assess, estimate, judge
-from polyclinic.evaluation.curves import THRESHOLDS, calibration_curve, error_by_chance, net_benefit, treat_all
+from polyclinic.evaluation.assessment import (
+    THRESHOLDS,
+    Predictions,
+    assess,
+    calibration_curve,
+    error_by_chance,
+    estimate,
+    judge,
+    net_benefit,
+    treat_all,
+)
 from polyclinic.evaluation.groups import group_names, group_numbers
-from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.evaluation.synthetic.resampling import resamples
-from polyclinic.evaluation.weighted import METRICS, weighted_metrics
+from polyclinic.evaluation.intervals import resamples
+from polyclinic.evaluation.metrics import METRICS, classification_metrics, weighted_metrics
 
 Floats = NDArray[np.float64]
 

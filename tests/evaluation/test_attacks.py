@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from polyclinic.evaluation.attacks import attributes, closest, gradients, identification, membership, rates
+from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.tables import Table, distances, first_rows, nearest
-from polyclinic.evaluation.synthetic.resampling import Interval
+from polyclinic.evaluation.intervals import Interval, clopper_pearson, difference, excess, wilson
 from polyclinic.models.tabular import mlp
 from polyclinic.privacy.streams import generator
 
@@ -26,25 +26,25 @@ def close(found: Interval, value: float, low: float, high: float, within: float 
 
 def test_intervals_of_shares_are_the_published_ones() -> None:
     # Newcombe 1998 ("Two-sided confidence intervals for the single proportion"), Table I: 81/263, 15/148, 0/20, 1/29.
-    assert close(rates.wilson(81, 263), 0.3080, 0.2553, 0.3662)
-    assert close(rates.wilson(15, 148), 0.1014, 0.0624, 0.1605)
-    assert close(rates.clopper_pearson(81, 263), 0.3080, 0.2527, 0.3676)
-    assert close(rates.clopper_pearson(0, 20), 0.0, 0.0, 0.1684)
-    assert close(rates.clopper_pearson(1, 29), 0.0345, 0.0009, 0.1776)
+    assert close(wilson(81, 263), 0.3080, 0.2553, 0.3662)
+    assert close(wilson(15, 148), 0.1014, 0.0624, 0.1605)
+    assert close(clopper_pearson(81, 263), 0.3080, 0.2527, 0.3676)
+    assert close(clopper_pearson(0, 20), 0.0, 0.0, 0.1684)
+    assert close(clopper_pearson(1, 29), 0.0345, 0.0009, 0.1776)
     # Newcombe 1998 ("Interval estimation for the difference"), Table II, method 10: 56/70 - 48/80.
-    assert close(rates.difference(rates.wilson(56, 70), rates.wilson(48, 80)), 0.2, 0.0524, 0.3339)
-    assert rates.wilson(0, 0) == rates.clopper_pearson(0, 0) == Interval(None)
+    assert close(difference(wilson(56, 70), wilson(48, 80)), 0.2, 0.0524, 0.3339)
+    assert wilson(0, 0) == clopper_pearson(0, 0) == Interval(None)
 
 
 @given(COUNTS, COUNTS)
 def test_shares_lie_in_their_intervals_and_an_excess_is_none_where_nothing_is_left(
     attack: tuple[int, int], control: tuple[int, int]
 ) -> None:
-    exact, score = rates.clopper_pearson(*attack), rates.wilson(*attack)
+    exact, score = clopper_pearson(*attack), wilson(*attack)
     for found in (exact, score):
         assert 0 <= found.low <= found.value <= found.high <= 1  # type: ignore[operator]
     assert exact.low <= stats.beta.ppf(0.5, attack[0] + 1, attack[1] - attack[0] + 1) <= exact.high
-    found = rates.excess(score, rates.wilson(*control))
+    found = excess(score, wilson(*control))
     if control[0] == control[1]:
         assert found.value is None
     else:
@@ -53,7 +53,7 @@ def test_shares_lie_in_their_intervals_and_an_excess_is_none_where_nothing_is_le
 
 
 def test_of_what_the_control_leaves_the_excess_is_the_share_that_is_learned() -> None:
-    found = rates.excess(Interval(0.6, 0.5, 0.7), Interval(0.2, 0.15, 0.25))
+    found = excess(Interval(0.6, 0.5, 0.7), Interval(0.2, 0.15, 0.25))
     half = math.hypot(0.1 / 0.8, 0.4 / 0.64 * 0.05)
     assert close(found, 0.5, 0.5 - half, 0.5 + half, 1e-12)
 
@@ -141,14 +141,14 @@ def test_distances_are_shares_of_bounds_and_a_missing_cell_is_like_another() -> 
 
 def test_copied_patients_are_found_and_those_of_the_population_are_not() -> None:
     members, others = made_up(300, seed=1), made_up(200, seed=2)
-    copied = closest.closest(members, members, others)
+    copied = identification.closest(members, members, others)
     # Of the 300 rows copied the 200 members drawn are hit; nobody else's row is equal to a record.
     assert copied.copies_members == pytest.approx(2 / 3) and copied.copies_non_members == 0
     assert copied.nearer_to_members.low > 0.7 and copied.records == 200  # type: ignore[operator]
-    fresh = closest.closest(made_up(500, seed=3), members, others)
+    fresh = identification.closest(made_up(500, seed=3), members, others)
     assert fresh.nearer_to_members.low < 0.5 < fresh.nearer_to_members.high and fresh.copies_members == 0  # type: ignore[operator]
-    assert closest.closest(others, others, others).nearer_to_members.value == 0.5
-    near = [closest.proximity(side, members) for side in (members, others)]
+    assert identification.closest(others, others, others).nearer_to_members.value == 0.5
+    near = [identification.proximity(side, members) for side in (members, others)]
     assert membership.judge("proximity", near[0], near[1], 1e-5, None).auc.value == 1
 
 

@@ -7,22 +7,12 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from polyclinic.evaluation.plots import (
-    _bands,
-    _series,
-    plot_auroc,
-    plot_epsilon,
-    plot_loss,
-    spread,
-    to_png,
-    to_svg,
-)
+from polyclinic.evaluation.figures.canvas import to_png, to_svg
+from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss, quantile_bands, read_series
 
 
 def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
@@ -36,16 +26,22 @@ def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
     )
 
 
+def texts(figure: Figure) -> list[Text]:
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    return legend.get_texts()
+
+
 def labels(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
+    return [text.get_text() for text in texts(figure)]
 
 
-def test_labels_of_close_lines_do_not_overlap_nor_leave_the_figure() -> None:
+def test_names_of_close_lines_do_not_overlap_nor_leave_the_figure() -> None:
     figure = plot_auroc(table(8), floor=0.5)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    boxes = [Text.get_window_extent(text, renderer) for text in figure.axes[0].texts]  # without the leader lines
+    boxes = [text.get_window_extent(renderer) for text in texts(figure)]
     heights = sorted((box.y0, box.y1) for box in boxes)
     assert len(boxes) == 10
     assert all(below[1] <= above[0] + 1 for below, above in itertools.pairwise(heights))
@@ -55,14 +51,20 @@ def test_labels_of_close_lines_do_not_overlap_nor_leave_the_figure() -> None:
 
 def test_pooled_line_is_the_widest_and_macro_is_not_drawn() -> None:
     figure = plot_auroc(table(3))
-    assert len(labels(figure)) == 4 and any(text.startswith("pooled") for text in labels(figure))
+    assert len(labels(figure)) == 4
+    assert [text.get_text().split()[0] for text in texts(figure) if text.get_fontweight() == "bold"] == ["pooled"]
     widths = {float(line.get_linewidth()) for line in figure.axes[0].lines if line.get_linestyle() == "-"}
     assert max(widths) >= 2 * sorted(widths)[0]
 
 
+def test_names_stand_in_the_order_in_which_lines_end() -> None:
+    found = [text.split()[0] for text in labels(plot_auroc(table(3), floor=0.5))]
+    assert found == ["pooled", "hospital-02", "hospital-01", "hospital-00", "no-skill"]
+
+
 def test_many_hospitals_name_only_the_highest_the_lowest_and_pooled() -> None:
     figure = plot_auroc(table(40))
-    assert [text.split()[0] for text in labels(figure)] == ["hospital-39", "hospital-00", "pooled"]
+    assert [text.split()[0] for text in labels(figure)] == ["pooled", "hospital-39", "hospital-00"]
 
 
 @pytest.mark.parametrize("rounds", [1, 10])
@@ -73,14 +75,14 @@ def test_very_many_hospitals_are_a_distribution_and_the_file_stays_small(rounds:
         assert len(figure.axes[0].lines) < 10 and figure.axes[0].collections
         assert "90 %, of 2,000 hospitals" in figure.texts[1].get_text() and len(figure.texts[1].get_text()) < 110
         assert len(to_svg(figure)) < 50_000
-    assert [text.split()[0] for text in labels(plot_auroc(many))] == ["hospital-1999", "hospital-00", "pooled"]
+    assert [text.split()[0] for text in labels(plot_auroc(many))] == ["pooled", "hospital-1999", "hospital-00"]
     assert labels(plot_epsilon(many))[0].startswith("hospital-1999")
 
 
 def test_bands_hold_half_and_nine_tenths_of_the_hospitals() -> None:
-    bands = _bands(_series(table(101, rounds=3, apart=0.01), "auroc"))
-    ends = [(band.low[-1] - 0.76, band.high[-1] - 0.76) for band in bands]
-    assert ends == [pytest.approx((0.05, 0.95)), pytest.approx((0.25, 0.75))]
+    sites = read_series(table(101, rounds=3, apart=0.01), "auroc")
+    rounds, quantiles = quantile_bands([course for name, course in sites.items() if name != "pooled"])
+    assert rounds.tolist() == [1, 2, 3] and quantiles[-1] - 0.76 == pytest.approx((0.05, 0.25, 0.75, 0.95))
 
 
 def test_floor_and_budget_are_drawn_dashed() -> None:
@@ -92,7 +94,7 @@ def test_floor_and_budget_are_drawn_dashed() -> None:
 
 
 def test_hospitals_that_spend_alike_share_one_line() -> None:
-    assert labels(plot_epsilon(table(5), budget=4.0)) == ["all 5 hospitals  3.00", "budget  4.00"]
+    assert labels(plot_epsilon(table(5), budget=4.0)) == ["budget  4.00", "all 5 hospitals  3.00"]
 
 
 def test_budgets_of_each_hospital_are_told_apart() -> None:
@@ -122,18 +124,3 @@ def test_odd_names_are_drawn_as_they_are() -> None:
 
 def test_svg_of_the_same_table_is_the_same_text() -> None:
     assert to_svg(plot_auroc(table(3))) == to_svg(plot_auroc(table(3)))
-
-
-@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.08))
-def test_spread_keeps_order_gap_and_range(wanted: list[float], gap: float) -> None:
-    places = spread(wanted, gap, 0.0, 1.0)
-    assert len(places) == len(wanted)
-    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(sorted(places)))
-    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
-    assert all(
-        (places[i] <= places[j]) for i, j in itertools.permutations(range(len(wanted)), 2) if wanted[i] < wanted[j]
-    )
-
-
-def test_spread_leaves_places_that_are_far_enough() -> None:
-    assert spread([0.9, 0.1, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.9, 0.1, 0.5])

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.assessment import assess
+from polyclinic.evaluation.figures.utility import plot_hospitals
+from polyclinic.evaluation.formats import size
 from polyclinic.evaluation.report import render_comparison, render_report
-from polyclinic.evaluation.report.cost import size
-from polyclinic.evaluation.utility_plots import plot_hospitals
 
 WriteRun = Callable[..., Path]  # the fixtures of conftest.py
 Evaluation = Callable[..., dict[str, Any]]

@@ -21,8 +21,7 @@ from polyclinic.ehr.shard import Checked, check_records
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.review.form import render_form
 from polyclinic.evaluation.review.grid import bare, decimals, on_grid, steps
-from polyclinic.evaluation.review.packet import choose, write_packet
-from polyclinic.evaluation.review.tables import read_names
+from polyclinic.evaluation.review.packet import choose, read_names, write_packet
 
 SCHEMA = Schema(
     name="ward",

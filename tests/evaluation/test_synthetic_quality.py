@@ -16,7 +16,7 @@ from polyclinic.ehr.datasets.icu import generate_icu
 from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
-from polyclinic.evaluation.quality_plots import quality_figures, transfer_figures
+from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.report.quality import quality, quality_rows
 from polyclinic.evaluation.synthetic.cutoff import cutoff_on, fowlkes_mallows_cutoff, fowlkes_mallows_index
 from polyclinic.evaluation.synthetic.quality import judge

@@ -11,8 +11,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.intervals import bootstrap, percentiles, resamples, weighted_auroc
 from polyclinic.evaluation.metrics import auroc
-from polyclinic.evaluation.synthetic.resampling import bootstrap, interval, resamples, weighted_auroc
 from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, scores, transfer
 from polyclinic.evaluation.synthetic.two_sample import two_sample
 from polyclinic.privacy.streams import generator
@@ -71,7 +71,7 @@ def test_bootstrap_of_a_mean_has_its_standard_error() -> None:
     values = np.random.default_rng(2).normal(size=400)
     value, draws = bootstrap(lambda w: w @ values / w.sum(axis=1), 400, np.random.default_rng(3), 4000)
     assert value == pytest.approx(values.mean())
-    found = interval(float(value), draws)
+    found = percentiles(float(value), draws)
     assert found.low is not None and found.high is not None
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * values.std() / 20, rel=0.06)
 

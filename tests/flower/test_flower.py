@@ -34,6 +34,7 @@ def assert_same_model(ours: RunResult, theirs: RunResult) -> None:
     assert theirs.privacy["epsilon"] == pytest.approx(ours.privacy["epsilon"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_flower_run_gives_the_same_model_and_epsilon(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
     summary = as_json("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "rounds=2", "-c", "local-steps=2")
     assert len(summary["metrics"]["sites"]) == 4
@@ -56,11 +57,13 @@ def test_strategies_with_more_than_a_mean_run_under_flower_by_name(
     assert theirs.pooled["loss"] == pytest.approx(here.pooled["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_flower_run_says_when_the_run_failed(command: Callable[..., Any], tmp_path: Path) -> None:
     done = command("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "delta=0.5")
     assert done.returncode == 1 and "1/patients" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> None:
     """`flwr run .` with no Polyclinic installed, Flower's default of two SuperNodes, and our four hospitals."""
     binaries = _python_without_polyclinic(tmp_path / "bare")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from polyclinic.cli.commands import app
+from polyclinic.cli import app
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.privacy_text import risk_sentence
 

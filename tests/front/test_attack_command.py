@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic import Federation
-from polyclinic.attacking.target import read_target
+from polyclinic.attacking import read_target
 from polyclinic.cli import app
 from polyclinic.cli.attack import show
 from polyclinic.client.hospital import simulated_patients
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.attacks.section import attack_section
+from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.federation import RunResult
 from tests.front.test_json_page import NAMED, keys
 

@@ -14,8 +14,8 @@ from polyclinic.client.policy import HospitalFile
 from polyclinic.client.records import own_records
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.ehr.schema import Schema
-from polyclinic.evaluation.flow_diagram import plot_flow
-from polyclinic.evaluation.plots import to_svg
+from polyclinic.evaluation.figures.canvas import to_svg
+from polyclinic.evaluation.figures.records import plot_flow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/json.md"
 COHORT = '[[steps]]\nname = "adults"\nkeep = "years >= 18"\n[[steps]]\nname = "new"\nkeep = "old == 0"\n'

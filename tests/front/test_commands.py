@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
+from polyclinic.cli.commands import COMMANDS
 from polyclinic.errors import ConfigError
 
 Command = Callable[..., Any]
@@ -87,7 +89,7 @@ def test_without_dp_nothing_is_claimed(as_json: Command, command: Command, tmp_p
         (["run", "-c", "rounds"], 2, "KEY=VALUE"),
         (["run", "-c", "model=mlpp"], 2, "Did you mean 'mlp'?"),
         (["run", "-c", "min-sites=9"], 2, "min-sites"),
-        (["run", "nowhere.toml"], 2, "does not exist"),
+        (["run", "nowhere.toml"], 2, "There is no configuration file"),
         (["run", "--resume", "nowhere"], 2, "not a run's folder"),
         (["show", "nowhere"], 2, "not a run's folder"),
         (["account", "--sample-rate", "0.1", "--steps", "10", "--delta", "1e-5"], 2, "exactly one"),
@@ -148,6 +150,16 @@ def test_help_is_there(command: Command, name: list[str]) -> None:
     assert done.returncode == 0 and "Usage" in done.stdout
 
 
+def test_the_help_lists_every_command_as_the_command_describes_itself(command: Command) -> None:
+    for name, (_, paragraph) in COMMANDS.items():
+        described = typer.main.get_command(app).commands[name].help  # type: ignore[attr-defined]
+        assert paragraph == " ".join(described.split("\f")[0].split("\n\n")[0].split()), name
+    for help_of_all in (command("--help"), command()):
+        assert help_of_all.stdout.split() == command("--help").stdout.split()
+        words = " ".join(help_of_all.stdout.split())
+        assert all(f"{name} {paragraph}" in words for name, (_, paragraph) in COMMANDS.items())
+
+
 def test_version(command: Command) -> None:
     import polyclinic
 
@@ -178,6 +190,7 @@ def test_datasets_and_plugins(as_json: Command, command: Command) -> None:
     assert {("strategies", "fedadam"), ("models", "mlp"), ("tasks", "classification")} <= groups
 
 
+@pytest.mark.slow
 def test_what_a_plug_in_prints_does_not_get_into_the_json(as_json: Command, tmp_path: Path) -> None:
     (tmp_path / "chatty.py").write_text(
         "from torch import nn\n"

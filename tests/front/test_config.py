@@ -1,10 +1,8 @@
 """One configuration for TOML, flags, ``-c`` and Flower; every wrong value is one sentence and costs no privacy."""
 
-from pathlib import Path
-
 import pytest
 
-from polyclinic.config import RunConfig, parse_assignments, read_toml
+from polyclinic.config import RunConfig, parse_assignments
 from polyclinic.errors import ConfigError
 
 
@@ -55,17 +53,6 @@ def test_wrong_values_are_one_sentence(values: dict[str, object], sentence: str)
         RunConfig.build(values)
     said = str(caught.value)
     assert sentence in said and "\n" not in said and said[-1] in ".?" and said[-2] not in ".?"
-
-
-def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_toml(tmp_path / "none.toml")
-    for unreadable in (tmp_path, tmp_path / ("x" * 5000)):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read_toml(unreadable)
-    (tmp_path / "bad.toml").write_text("rounds = = 2")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        read_toml(tmp_path / "bad.toml")
 
 
 def test_assignments() -> None:

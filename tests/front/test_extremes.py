@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from polyclinic.cli.commands import app
+from polyclinic.cli import app
 from polyclinic.config import RunConfig, check_effects, noise_named, put_aside
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon

@@ -38,6 +38,9 @@ class Watcher:
     def opened(self, folder: Path) -> None:
         self.doing(f"opened {folder}")
 
+    def stopping(self) -> bool:
+        return False
+
     def started(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
     ) -> None:

@@ -41,7 +41,9 @@ def trial(tmp_path: Path) -> Callable[..., RunResult]:
     """A small private run of simulated records with missing visits."""
 
     def run(**options: Any) -> RunResult:
-        return Federation.from_dataset("trial", out=str(tmp_path), sites=2, rounds=1, local_steps=1).run(**options)
+        return Federation.from_dataset("trial", out=str(tmp_path), sites=2, rounds=1, local_steps=1).run(
+            pictures=False, **options
+        )
 
     return run
 

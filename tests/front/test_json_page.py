@@ -52,6 +52,7 @@ def ledger(folder: Path) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_a_runs_keys_are_on_the_page(folder: Path) -> None:
     run = printed("run", "--dataset", "breast-cancer", "--rounds", "1", "--out", str(folder), "-c", "overlap=2")
     assert not set(keys(run)) - NAMED

@@ -101,7 +101,7 @@ def test_open_columns_of_a_simulation_are_found(tmp_path: Path) -> None:
         (["--epsilon", "1", "--bins", "1"], "bins must lie"),
         (["--epsilon", "-1", "--imputer"], "epsilon must lie"),
         (["--epsilon", "1", "--low", "0.99", "--high", "0.5"], "low < high"),
-        (["--epsilon", "1", "--schema-file", "nowhere.toml"], "no such schema file"),
+        (["--epsilon", "1", "--schema-file", "nowhere.toml"], "There is no schema file"),
         (["--epsilon", "1", "--hospital", "hospital.toml"], "exactly one of --dataset"),
     ],
 )

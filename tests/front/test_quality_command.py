@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from polyclinic import Federation, RunResult
 from polyclinic.cli import app
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
 from polyclinic.ehr.rules import violations
 from polyclinic.errors import ConfigError, DataError
@@ -25,7 +24,8 @@ from polyclinic.evaluation.report.quality import FILE
 from polyclinic.quality import judge_at_home, judge_run
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import synthesize
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, Arrays, Ints, save
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, save
+from polyclinic.types import Arrays, Floats, Ints
 from tests.evaluation.browser import browser, needs_browser
 from tests.front.test_json_page import NAMED
 
@@ -47,6 +47,7 @@ def hospital(tmp_path: Path) -> Path:
     return tmp_path / "hospital.toml"
 
 
+@pytest.mark.slow
 def test_a_runs_report_shows_how_like_its_patients_are(run: RunResult) -> None:
     found = json.loads((run.path / FILE).read_text())
     assert not set(found) - NAMED and not set(found["tables"]["synthetic"]) - NAMED

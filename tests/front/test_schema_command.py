@@ -114,8 +114,8 @@ def test_checking_records_counts_them_for_the_hospital(tmp_path: Path, command: 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["check", "none.toml"], "there is no such schema file"),
-        (["check", "broken.toml"], "cannot be read as TOML"),
+        (["check", "none.toml"], "There is no schema file"),
+        (["check", "broken.toml"], "is not valid TOML"),
         (["check", "schema.toml", "none.csv"], "no records found"),
         (["infer", "none.csv"], "no records found"),
         (["infer", "empty.csv"], "the file is empty"),

@@ -14,13 +14,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_named
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import SYNTHESIZER
-from polyclinic.synthesis.synthesizer import Arrays, Ints, save
+from polyclinic.synthesis.synthesizer import save
+from polyclinic.types import Arrays, Floats, Ints
 
 SCHEMA = dataset_named("trial").schema
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/json.md").read_text()

@@ -87,6 +87,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     assert parts == sorted(parts) and "rounds/s" in screen and "sites/s" in screen
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
     arguments = [
         "run",
@@ -121,12 +122,12 @@ class Interrupting(io.RawIOBase):
 
 
 def test_ctrl_c_while_a_line_is_written_stops_after_the_round() -> None:
-    raw = Interrupting()
+    others, raw = set(threading.enumerate()), Interrupting()
     with LiveProgress(Console(file=io.TextIOWrapper(io.BufferedWriter(raw)))) as progress:
         progress._in_rounds = True
         progress.doing("round 1")
         assert progress.stopping()
-        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        for thread in set(threading.enumerate()) - others:
             thread.join(10)
     assert b"round 1\nStopping after this round" in raw.said
 
@@ -136,7 +137,9 @@ def test_usage_errors_keep_their_text_and_exit_code() -> None:
     assert done.exit_code == 2 and "No such option" in done.output and "Usage" in done.output
 
 
-@pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["plugins"], pytest.param(["plugins", "--json"], marks=pytest.mark.slow), ["--help"]]
+)
 def test_a_reader_that_has_gone_is_no_traceback(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)

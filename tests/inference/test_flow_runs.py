@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
         usual = {
             "task": "posterior", "columns": "age, male, controlled", "sites": 3, "rounds": 4, "method_options": FLOW,
         }  # fmt: skip
-        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(usual | options))
+        return Federation.from_dataset("trial", out=str(tmp_path)).run(**({"pictures": False} | usual | options))
 
     return call
 

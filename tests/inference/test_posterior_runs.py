@@ -41,7 +41,7 @@ Run = Callable[..., RunResult]
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
         usual = {"task": "posterior", "columns": COLUMNS, "sites": 3, "epsilon": 20.0}
-        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(usual | options))
+        return Federation.from_dataset("trial", out=str(tmp_path)).run(**({"pictures": False} | usual | options))
 
     return call
 
@@ -74,7 +74,7 @@ def test_it_is_the_librarys_and_one_hospital_split_in_three_gives_the_same(run: 
 
 
 def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> None:
-    result = run()
+    result = run(pictures=True)
     plan = calibrate(result.config)
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 8]
@@ -194,7 +194,7 @@ def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
         ({"max_grad_norm": 3.0}, "set max-grad-norm to 1.0"),
         ({"hidden": "8"}, "hidden"),
         ({"synthetic_rows": 20}, "only with the task synthesis"),
-        ({"preset": "paper"}, "only with task synthesis with a game"),
+        ({"candidates": 2}, "only with task synthesis with a game"),
         ({"task": "classification"}, "only with the task posterior"),
         ({"secure_aggregation": True, "secure_clip_norm": 0.5}, "a shorter one would be cut and the posterior false"),
     ],

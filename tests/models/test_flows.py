@@ -10,9 +10,15 @@ from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
 from polyclinic.models.flows import ConditionalFlow, flow
-from polyclinic.models.flows_published import BatchNormStep, clipped_sum, clipped_sum_at_once, influence, published_flow
 from polyclinic.models.tabular import initialise
+from polyclinic.training.auditing.densities import BatchNormStep
 from polyclinic.training.modules import check_behaviour
+from polyclinic_studies.flows.published import (
+    clipped_sum,
+    clipped_sum_at_once,
+    influence,
+    published_flow,
+)
 
 
 def jumbled(kind: str, features: int = 3, context: int = 2, seed: int = 0) -> ConditionalFlow:

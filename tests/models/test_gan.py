@@ -10,11 +10,12 @@ from torch import nn
 from polyclinic.errors import ConfigError
 from polyclinic.models.gan import Planes, Products, mlp_critic, mlp_generator, moment_critic
 from polyclinic.models.gan_dpgan import codes_critic, codes_generator, dcgan_generator, dpgan_generator, picture_critic
-from polyclinic.models.gan_trials import MIMIC, SPRINT, Form, TrialGenerator, trial_critic
+from polyclinic.models.gan_trials import MIMIC, SPRINT, Form, TrialGenerator
 from polyclinic.models.tabular import initialise
 from polyclinic.training import classification
 from polyclinic.training.modules import check_module
 from polyclinic.training.stacked.engines import choose
+from polyclinic_studies.published_games.networks import trial_critic
 
 
 def parameters(module: nn.Module) -> int:

@@ -41,6 +41,7 @@ def test_sdist_and_wheel_hold_every_room_once(built: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"polyclinic"}
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_elsewhere(built: Path, tmp_path: Path) -> None:
     """Installed in an environment that has the dependencies but no source tree."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)

@@ -33,7 +33,9 @@ def _name(row: dict) -> str:
     return row["row"]
 
 
-@pytest.mark.parametrize("row", GOLDEN, ids=_name)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * ("sprint" in _name(row))) for row in GOLDEN], ids=_name
+)
 def test_pld_reproduces_golden_epsilon(row):
     assert epsilon(_event(row), row["delta"], "pld") == pytest.approx(row["pld"], rel=1e-3)
 
@@ -61,6 +63,7 @@ def test_papers_epsilons_at_a_delta_that_protects(q, z, steps, claimed, expected
     assert epsilon(event, 1e-5) == pytest.approx(expected, rel=6e-3)
 
 
+@pytest.mark.slow
 def test_one_record_drawn_at_a_time_is_not_poisson():
     # SPRINT AC-GAN claims epsilon 2. Under Poisson sampling that holds even at delta 2.05e-8 (golden, on a grid of 1e-4).
     poisson = dpsgd_event(1 / 6000, 1.0, 3_000_000)
@@ -139,6 +142,7 @@ def test_quick_epsilon_of_any_count_is_an_upper_bound_close_to_the_exact_one(ste
     assert exact * (1 - 1e-9) <= epsilon(event, 1e-5, "pld", relation, quick=True) <= exact * 1.003
 
 
+@pytest.mark.slow
 def test_grid_is_refined_where_the_default_one_overstates():
     # The golden 2.582 is what a grid of 1e-4 gives for three million steps; the limit of many steps is 2.564.
     event = dpsgd_event(1 / 6000, 1.0, 3_000_000)

@@ -13,7 +13,14 @@ from polyclinic.privacy.events import merged
 SPRINT = dpsgd_event(1 / 6000, 1.0, 3_000_000)
 
 
-@pytest.mark.parametrize(("interval", "expected"), [(1e-3, 2.651), (1e-4, 1.494), (1e-5, 1.466)])
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        pytest.param(1e-3, 2.651, marks=pytest.mark.slow),
+        (1e-4, 1.494),
+        pytest.param(1e-5, 1.466, marks=pytest.mark.slow),
+    ],
+)
 def test_a_coarser_grid_overstates_and_never_understates(interval: float, expected: float) -> None:
     found = pld_epsilon_at(merged(SPRINT), 1e-5, "add-remove", interval)
     assert found == pytest.approx(expected, rel=1e-3)

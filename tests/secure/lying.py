@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.config import secure_terms
 from polyclinic.messages import (
     RECORD,
@@ -28,6 +28,7 @@ from polyclinic.messages import (
     TrainRequest,
 )
 from polyclinic.privacy import secure_sum
+from polyclinic.types import Arrays
 from tests.secure.ward import TRAIN, Ward
 
 #: What the server tells one hospital: for whom to mask, and who arrived.

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from typer.testing import CliRunner
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.cli import app
 from polyclinic.client.identity import identity
 from polyclinic.client.policy import Policy
@@ -21,6 +21,7 @@ from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign, statement
 from polyclinic.server.secure import SumRefused
+from polyclinic.types import Arrays
 from tests.client.test_hospital import STRICT, make_hospital
 from tests.secure.ward import TRAIN, Ward
 
@@ -199,5 +200,5 @@ def test_what_is_no_key_is_said(tmp_path: Path) -> None:
     (tmp_path / "identity.key").write_bytes(b"short")
     with pytest.raises(DataError, match="is damaged; restore it"):
         identity(tmp_path)
-    with pytest.raises(ConfigError, match=r"policy key 'known-hospitals\.0'"):
+    with pytest.raises(ConfigError, match=r"key 'policy\.known-hospitals\.0'"):
         Policy.build({"budget": 1.0, "delta": 1e-3, "known-hospitals": ["abc"]}, "hospital.toml")

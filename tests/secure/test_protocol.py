@@ -290,7 +290,11 @@ def test_phases_are_answered_once_and_secrets_are_erased(tmp_path: Path) -> None
 def test_a_later_round_has_other_keys_and_erases_what_an_earlier_one_left(tmp_path: Path) -> None:
     ward = Ward(tmp_path, updates(3))
     first = ward.begin()
+    home = next(tmp_path.rglob("secure-*")).parent
+    (home / ".partial-0a1b2c3d.secure-run-000001.safetensors").write_bytes(
+        b"half of them, where a crash cut the writing short"
+    )
     second = ward.begin(round=2)
-    assert {path.name for path in tmp_path.rglob("secure-*")} == {"secure-run-000002.safetensors"}
+    assert {path.name for path in tmp_path.rglob("*secure-run*")} == {"secure-run-000002.safetensors"}
     for index in range(3):
         assert not np.array_equal(first.keys[index]["mask"], second.keys[index]["mask"])

@@ -11,14 +11,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
-from polyclinic.arrays import Arrays, from_record, to_record
+from polyclinic.arrays import from_record, to_record
 from polyclinic.client import secure
 from polyclinic.client.calls import Call
 from polyclinic.client.hospital import Hospital
 from polyclinic.client.identity import identity
 from polyclinic.client.policy import Policy
-from polyclinic.client.releases import digest
 from polyclinic.config import RunConfig
+from polyclinic.digests import digest
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import (
     FAILED,
@@ -39,6 +39,7 @@ from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.types import Arrays
 
 TRAIN = "train"
 PHASES = {

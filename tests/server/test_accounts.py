@@ -48,7 +48,7 @@ def run(folder: Path, change: Callable[[str, int, RecordDict], RecordDict | None
     config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "rounds": 2, "timeout": 0.2}, keys)
     grid = Tampered(folder, config, lambda done: set(NAMES))
     grid.change = change
-    return coordinate(grid, config, RunFolder.create(config))[1]
+    return coordinate(grid, config, RunFolder.create(config, pictures=False))[1]
 
 
 def says(**values: Any) -> Callable[[str, int, RecordDict], RecordDict]:

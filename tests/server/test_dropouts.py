@@ -36,7 +36,7 @@ def test_fault_43_a_refusing_hospital_is_named_at_the_coordinator_and_is_asked_f
     set_policy(hospitals, "west", "most-local-steps = 1")
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
     grid = Hospitals(hospitals, config, lambda done: set(NAMES))
-    _, summary = coordinate(grid, config, RunFolder.create(config), progress=_Logged())
+    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False), progress=_Logged())
     reason = "local-steps 2 is above the policy's most-local-steps 1."
     assert [(drop["round"], drop["site"], drop["reason"]) for drop in summary["dropouts"]] == [(0, "west", reason)]
     assert {kind for name, kind in grid.asked if name == "west"} == {ENROL}
@@ -77,7 +77,7 @@ def test_a_silent_hospital_whose_node_then_fails_is_still_called_by_its_name(hos
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "timeout": 0.2})
     grid = Lost(hospitals, config, lambda done: set(NAMES))
     grid.silent = range(2, 6)
-    _, summary = coordinate(grid, config, RunFolder.create(config))
+    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
     assert {drop["site"] for drop in summary["dropouts"]} == {"west"}
     assert set(missed(summary, "west")) == {2, 3, 4}
     assert [drop["reason"] for drop in summary["dropouts"]][-1] == "Node Unavailable"
@@ -94,7 +94,7 @@ def test_every_round_that_a_silent_hospital_missed_is_told_also_while_it_is_put_
 
 def test_every_round_that_a_hospital_missed_after_a_resume_is_told(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
@@ -108,7 +108,7 @@ def test_a_budget_that_was_made_for_the_run_lets_it_be_resumed(hospitals: Path) 
         path = hospitals / name / "hospital.toml"
         path.write_text(path.read_text().replace("budget = 3.0", "budget = 2.0"))
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(3))
     _, summary = coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
@@ -116,13 +116,13 @@ def test_a_budget_that_was_made_for_the_run_lets_it_be_resumed(hospitals: Path) 
 
 
 def test_records_that_change_during_a_run_leave_their_hospital_out_of_the_rest_with_a_sentence(hospitals: Path) -> None:
-    from polyclinic.client.hospital import _real_shard
+    from polyclinic.client.hospital import OwnRecords
 
     def here(done: int) -> set[str]:
         if done == 2:
             path = hospitals / "west" / "records.csv"
             path.write_text("\n".join(path.read_text().splitlines()[:101]) + "\n")
-            _real_shard.cache_clear()
+            OwnRecords.read.cache_clear()
         return set(NAMES)
 
     _, summary, grid = run(hospitals, here)
@@ -137,20 +137,22 @@ def test_records_that_change_during_a_run_leave_their_hospital_out_of_the_rest_w
 def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_once(
     hospitals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from polyclinic.client.hospital import _real_shard
+    from polyclinic.client.hospital import OwnRecords
 
     def here(done: int) -> set[str]:
         if done >= 2:
             path = hospitals / ("south" if done == 2 else "west") / "records.csv"
             path.write_text("\n".join(path.read_text().splitlines()[:101]) + "\n")
-            _real_shard.cache_clear()
+            OwnRecords.read.cache_clear()
         return set(NAMES)
 
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "min-sites": 2})
     with pytest.raises(
         PolyclinicError, match=r"^Round 4: 1 hospital replied, min-sites is 2\. south, west: refused: the"
     ):
-        coordinate(Hospitals(hospitals, config, here), config, RunFolder.create(config), progress=_Logged())
+        coordinate(
+            Hospitals(hospitals, config, here), config, RunFolder.create(config, pictures=False), progress=_Logged()
+        )
     [said] = [entry.getMessage() for entry in caplog.records if "dropped out in round 3" in entry.getMessage()]
     assert said.startswith("Polyclinic: south dropped out in round 3: refused: the records are not")
 

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.federation import RunResult
+from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.history import History
 from polyclinic.server.progress import Silent
 from polyclinic.strategies.state import restore_strategy, strategy_state
@@ -54,6 +55,24 @@ def test_what_was_added_comes_back_and_the_rest_is_cut_off(tmp_path: Path) -> No
         resumed, *found = History.resume(tmp_path / "h", extent)
         assert found == [rows, dropouts] and (tmp_path / "h").stat().st_size == extent.size
     assert resumed.add(ROWS[:3], DROPOUTS) == second
+
+
+def test_ctrl_c_after_the_last_question_still_leaves_a_checkpoint_of_the_round(quick: Quick, tmp_path: Path) -> None:
+    class Interrupted(Silent):
+        asked = False
+
+        def stopping(self) -> bool:
+            return self.asked
+
+        def round_done(self, config: object, state: object) -> None:
+            self.asked = state.round == 2  # type: ignore[attr-defined]
+            if self.asked:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(progress=Interrupted(), out=str(tmp_path), rounds=5, checkpoint_every=5)
+    (folder,) = tmp_path.iterdir()
+    assert load_checkpoint(folder / "checkpoint.safetensors")[0].round == 2
 
 
 def test_only_what_is_new_is_written(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
-
-Arrays = dict[str, np.ndarray]
+from polyclinic.types import Arrays
 
 
 class Wire(LocalGrid):
@@ -109,7 +108,7 @@ def run(tmp_path: Path, *liars: Callable[[RecordDict], None], **options: object)
     given = {"rounds": 1, "local-steps": 2, "out": str(tmp_path), "sites": sites, **options}
     config = RunConfig.build(given)
     grid = Wire(AppReference(__name__, "hostile"), sites, config.flat())
-    outcome, summary = coordinate(grid, config, RunFolder.create(config))
+    outcome, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
     return outcome.state.arrays, summary["dropouts"]
 
 

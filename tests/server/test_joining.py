@@ -87,7 +87,7 @@ def hospitals(tmp_path: Path) -> Path:
 def run(folder: Path, here: Here, **keys: Any) -> tuple[Outcome, dict[str, Any], Hospitals]:
     config = RunConfig.build(KEYS | {"out": str(folder / "runs")}, keys)
     grid = Hospitals(folder, config, here)
-    return *coordinate(grid, config, RunFolder.create(config)), grid
+    return *coordinate(grid, config, RunFolder.create(config, pictures=False)), grid
 
 
 def charges(folder: Path, name: str) -> list[str]:
@@ -144,7 +144,7 @@ class Loses(Hospitals):
 def test_one_whose_count_was_lost_is_asked_again_and_pays_once(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
     late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
-    _, summary = coordinate(late, config, RunFolder.create(config))
+    _, summary = coordinate(late, config, RunFolder.create(config, pictures=False))
     assert summary["metrics"]["sites"]["west"]["rounds_joined"] == 2
     assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [(2, "west")]
     assert charges(hospitals, "west") == ["statistics", "train", "train"]
@@ -155,7 +155,7 @@ def test_so_is_it_when_the_run_was_broken_off_and_else_the_statement_has_it(
     hospitals: Path, lost: int, joined: int
 ) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
     late.lost = lost
     with pytest.raises(PolyclinicError, match="lights"):
@@ -179,7 +179,7 @@ class Dies(Hospitals):
 
 def test_one_that_joined_and_left_in_a_round_that_was_lost_is_in_the_statement(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     first = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(first, config, folder, progress=StopsAfter(2))
@@ -202,7 +202,7 @@ def test_where_the_sum_counts_on_who_takes_part_nobody_joins(hospitals: Path, ke
 
 def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     # North is away until one more round is done.
@@ -219,7 +219,7 @@ def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(ho
 
 def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
@@ -230,7 +230,7 @@ def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> No
 
 def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
     asked = config.model_copy(update={"resume": folder.name})
@@ -247,7 +247,7 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
 
 def test_nobody_takes_the_place_of_a_hospital_that_is_away(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     here = set(NAMES[:2])
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: here), config, folder, progress=StopsAfter(2))
@@ -267,7 +267,7 @@ def test_a_stranger_leaves_itself_out_and_stops_no_run(hospitals: Path, resumed:
     path = hospitals / "west" / "schema.toml"
     path.write_text(path.read_text().replace("120", "121"))
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     if resumed:
         with pytest.raises(PolyclinicError, match="lights"):
             grid = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
 from polyclinic.client import training
-from polyclinic.client.merging import join
+from polyclinic.client.training import join
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.messages import RECORD

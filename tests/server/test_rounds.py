@@ -2,10 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.joining import unlike
 from polyclinic.server.sites import Site
+from tests.nursery import python
 
 Quick = Callable[..., RunResult]
 
@@ -104,7 +103,7 @@ def test_a_run_that_budgets_stop_keeps_the_rounds_that_were_paid_for(tmp_path: P
     ledger = _with_a_larger_budget(folder / "sites" / "ledger.sqlite", "hospital-2")
     plan = calibrate(Federation().with_options(rounds=4, local_steps=2).config)
     ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
-    done = subprocess.run([sys.executable, "-m", "polyclinic", "run", "--resume", str(folder)], env=os.environ)
+    done = python("-m", "polyclinic", "run", "--resume", str(folder))
     assert done.returncode == 3
     resumed = RunResult.read(folder)
     assert 2 <= resumed.summary["rounds"] < 4 and "min-sites is 4" in resumed.summary["stopped"]
@@ -286,7 +285,7 @@ def _start_and_kill(
         "main()\n"
     )
     arguments = ["--rounds", str(rounds), "--out", str(out), "-c", "local-steps=2", *(options or [])]
-    done = subprocess.run([sys.executable, "-c", script, *arguments], env=os.environ, capture_output=True, text=True)
+    done = python("-c", script, *arguments)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return next(path for path in out.iterdir() if path.is_dir())
 

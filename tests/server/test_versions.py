@@ -58,7 +58,7 @@ def test_a_hospital_of_another_version_is_left_out_by_name_and_pays_nothing(
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2})
     grid = Lying(hospitals, config, lambda done: set(NAMES) if done or not late else set(NAMES[1:]))
     grid.lie = says_version(version)
-    _, summary = coordinate(grid, config, RunFolder.create(config))
+    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
     assert set(summary["metrics"]["sites"]) == {"south", "west"}
     [dropped] = summary["dropouts"]
     assert dropped["site"] == "north" and dropped["round"] == (2 if late else 0)
@@ -71,7 +71,7 @@ def test_a_hospital_of_another_version_is_left_out_by_name_and_pays_nothing(
 def test_one_that_comes_back_with_another_version_is_left_out_until_it_has_the_runs(hospitals: Path) -> None:
     """North upgrades while the coordinator is down, and downgrades after one more round."""
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     grid = Lying(hospitals, config, lambda done: set(NAMES))
@@ -84,7 +84,7 @@ def test_one_that_comes_back_with_another_version_is_left_out_until_it_has_the_r
 
 def test_a_run_does_not_go_on_with_another_version_than_it_was_begun_with(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config)
+    folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     path = folder.path / "versions.json"

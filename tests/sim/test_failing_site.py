@@ -77,7 +77,9 @@ def test_a_site_that_cannot_be_evaluated_is_left_out_alone(quick: Callable[..., 
     assert result.pooled["auroc"] is not None and list(result.sites.rounds_joined) == [1] * 4
 
 
-@pytest.mark.parametrize("workers", [{}, {"workers": 2}, {"workers": 2, "ray_address": "local"}])
+@pytest.mark.parametrize(
+    "workers", [{}, {"workers": 2}, pytest.param({"workers": 2, "ray_address": "local"}, marks=pytest.mark.slow)]
+)
 def test_a_site_that_raises_fails_alone_with_its_traceback_in_the_runs_folder(
     quick: Callable[..., RunResult], workers: dict[str, Any]
 ) -> None:

@@ -63,11 +63,12 @@ def test_flowers_own_start_runs_on_it_with_any_client_app() -> None:
     assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
 
 
-@pytest.fixture(params=["processes", "ray"])
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def two_workers(request: pytest.FixtureRequest) -> Callable[[], Workers]:
     return lambda: ProcessWorkers(2) if request.param == "processes" else RayWorkers(2, "local")
 
 
+@pytest.mark.slow
 def test_calls_of_a_killed_worker_are_made_again(tmp_path: Path, two_workers: Callable[[], Workers]) -> None:
     with LocalGrid(AppReference(__name__), 3, {"dies": str(tmp_path / "died")}, two_workers()) as grid:
         arrays = ArrayRecord({"w": Array(np.zeros(2))})
@@ -125,6 +126,7 @@ def test_the_dearest_nodes_are_placed_first_and_evenly() -> None:
     assert load.max() - load.min() < max(costs)
 
 
+@pytest.mark.slow
 def test_ray_actors_give_the_model_that_this_process_gives(quick: Callable[..., RunResult]) -> None:
     whole, actors = quick(sites=5), quick(sites=5, workers=2, ray_address="local")
     for name, value in whole.arrays.items():
@@ -186,7 +188,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("text", [ORPHANS, BEGINNING], ids=["at work", "beginning"])
+@pytest.mark.parametrize(
+    "text", [ORPHANS, pytest.param(BEGINNING, marks=pytest.mark.slow)], ids=["at work", "beginning"]
+)
 def test_workers_of_a_killed_run_end_too(tmp_path: Path, text: str) -> None:
     script = tmp_path / "orphans.py"
     script.write_text(text)
@@ -206,7 +210,9 @@ def test_workers_of_a_killed_run_end_too(tmp_path: Path, text: str) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("engine", ["linear", "functional", "opacus"])
+@pytest.mark.parametrize(
+    "engine", ["linear", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("functional", "opacus"))]
+)
 def test_engines_and_stacks_give_the_same_model(quick: Callable[..., RunResult], engine: str) -> None:
     """Stacks of 8, or of 4 in two workers, with any engine: the same model within rounding, and the same ledger."""
     whole = quick(model="mlp", sites=8, rounds=2)
@@ -228,8 +234,13 @@ def test_gpus_that_are_not_there_are_refused_before_a_run_begins(
         with pytest.raises(ConfigError, match="'gpus' has the value 0.5, but torch finds 0 GPUs here"):
             quick(gpus=0.5)
         assert not list(tmp_path.iterdir())
-        with pytest.raises(ConfigError, match="'gpus' has the value 1, but this Ray cluster has 0 GPUs"):
-            quick(gpus=1, ray_address="local")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_gpus_that_a_ray_cluster_lacks_are_refused_before_a_run_begins(quick: Callable[..., RunResult]) -> None:
+    with pytest.raises(ConfigError, match="'gpus' has the value 1, but this Ray cluster has 0 GPUs"):
+        quick(gpus=1, ray_address="local")
 
 
 @pytest.mark.gpu

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +34,10 @@ from polyclinic.server.sites import Site
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.strategies.central import CentralDP
+from polyclinic.types import Arrays
+from tests.nursery import python
 
 Quick = Callable[..., RunResult]
-Model = dict[str, np.ndarray]
 CENTRAL: dict[str, Any] = {"central_epsilon": 5.0, "standardise": "none", "dp": False}
 app = ClientApp()
 
@@ -80,7 +78,7 @@ def replies(models: Sequence[Mapping[str, np.ndarray]]) -> list[Message]:
     return found
 
 
-def one_round(strategy: CentralDP, sent: Model, models: Sequence[Mapping[str, np.ndarray]], number: int = 1) -> Model:
+def one_round(strategy: CentralDP, sent: Arrays, models: Sequence[Mapping[str, np.ndarray]], number: int = 1) -> Arrays:
     """The model after a round in which hospital k answered with the k-th model."""
     list(strategy.configure_train(number, record(sent), ConfigRecord(), GRID))
     arrays, _ = strategy.aggregate_train(number, replies(models))
@@ -88,11 +86,11 @@ def one_round(strategy: CentralDP, sent: Model, models: Sequence[Mapping[str, np
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def wide(value: float, width: int = 20_000) -> Model:
+def wide(value: float, width: int = 20_000) -> Arrays:
     return {"w": np.full(width, float(value))}
 
 
-def with_norm(norm: float) -> Model:
+def with_norm(norm: float) -> Arrays:
     return {"w": np.array([norm, 0.0])}
 
 
@@ -490,6 +488,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, op
     assert len(whole.privacy["central"]["clip_norm"]) == 4
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_charge_and_aggregate_has_spent_what_it_released_and_is_not_charged_twice(
     quick: Quick, tmp_path: Path
 ) -> None:
@@ -505,7 +504,7 @@ def test_a_run_killed_between_charge_and_aggregate_has_spent_what_it_released_an
         "CentralDP._clipped = dies\n"
         f"Federation().run(dataset='breast-cancer', rounds=3, local_steps=2, out={str(tmp_path / 'dead')!r}, **{CENTRAL!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, text=True)
+    done = python("-c", script)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (folder,) = (tmp_path / "dead").iterdir()
     assert [event["round"] for event in Ledger.read(folder / "server-ledger.sqlite").events()] == [1, 2]

@@ -31,7 +31,8 @@ from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
 from polyclinic.training.personal import Personal
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import Arrays, SiteWork, TrainSettings, own_arrays
+from polyclinic.training.task import SiteWork, TrainSettings, own_arrays
+from polyclinic.types import Arrays
 
 Quick = Callable[..., RunResult]
 NORM = {"2.weight", "2.bias"}

@@ -31,7 +31,8 @@ from polyclinic.training import classification
 from polyclinic.training.control import Controlled
 from polyclinic.training.personal import Personal
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 Quick = Callable[..., RunResult]
 Floats = np.ndarray

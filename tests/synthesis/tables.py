@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Floats
 
 MIXED = Schema(
     name="mixed",

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.plugins import game_of
@@ -27,8 +26,10 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.method import Marginals, make
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import clipped_total
-from polyclinic.synthesis.synthesizer import Arrays
 from polyclinic.training.synthesis import GameTask, SumsTask
+from polyclinic.types import Arrays, Floats, Ints
+from polyclinic_studies.published_games.games import wgan
+from polyclinic_studies.published_games.training import AsPublished
 from tests.client.test_hospital import STRICT, context, make_hospital, message
 from tests.synthesis.tables import MIXED, mixed, rows_of
 
@@ -123,8 +124,25 @@ def test_noise_on_averages_is_never_called_private() -> None:
         game_of(config, LAYOUT)
 
 
-def published(layout: Layout, preset: str = "sound") -> Game:
-    return replace(make_game(layout, "gan"), noise=1.0)
+def published(layout: Layout) -> Game:
+    return replace(make_game(layout, "gan"), published=AsPublished("", noise=1.0))
+
+
+def narrow(layout: Layout, bias: float = 0.0) -> Game:
+    """A stranger's game that begins as one of ours."""
+    return replace(make_game(layout, "gan"), spread=0.9)
+
+
+def test_a_strangers_game_is_made_again_by_the_stranger() -> None:
+    name = "tests.synthesis.test_attacks:narrow"
+    config = RunConfig.build({"task": "synthesis", "model": name, "method-kind": "game", "method-options": "bias=0.5"})
+    game = game_of(config, LAYOUT)
+    drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
+    assert drawn.options()["game"] == name
+    again = GeneratedRows.load(LAYOUT, drawn.arrays(), drawn.options())
+    assert again.game.spread == 0.9
+    with pytest.raises(TypeError, match="makes no Game"):
+        GeneratedRows.load(LAYOUT, drawn.arrays(), {"game": "builtins:repr", "generators": 1})
 
 
 @dataclass(frozen=True)
@@ -169,9 +187,9 @@ def test_a_games_own_words_never_stand_for_what_the_run_spent() -> None:
     assert guarantee_of(bare).startswith(NO_GUARANTEE)
 
 
-def test_a_paper_preset_says_in_the_summary_what_it_really_guarantees() -> None:
-    config = RunConfig.build({"task": "synthesis", "model": "wgan", "preset": "paper", "dp": False})
-    game = make_game(LAYOUT, "wgan", preset="paper")
+def test_a_published_game_says_in_the_summary_what_it_really_guarantees() -> None:
+    config = RunConfig.build({"task": "synthesis", "model": "wgan-paper", "dp": False})
+    game = wgan(LAYOUT)
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
     said = synthesis_statement(config, drawn, [100])["guarantee"]
     assert said.startswith("None is claimed.") and "nobody is guaranteed anything" in said

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.synthesis.combining import Rule, combine
+from polyclinic.types import Floats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/synthesis/inference.md"
 PATIENTS, SETS, BOUND, DELTA = 500, 5, 4.0, 1e-4

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
@@ -21,13 +20,14 @@ from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays, load, save
+from polyclinic.synthesis.synthesizer import load, save
 from polyclinic.training.density import DensityTask, spread
 from polyclinic.training.losses import losses_and_gradients, row_losses
 from polyclinic.training.stacked.batches import Batch, build_table
 from polyclinic.training.stacked.engines import Engine, choose, sums
 from polyclinic.training.stacked.trainer import batch_parts
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Arrays, Floats
 from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
 
 LAYOUT = Layout.of(MIXED)

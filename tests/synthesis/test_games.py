@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
@@ -23,8 +22,9 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.training.modules import flat_parameters
 from polyclinic.training.stacked.batches import batch_parts, build_table
 from polyclinic.training.stacked.engines import sums
-from polyclinic.training.synthesis_central import begun, settings_of, train_centrally
 from polyclinic.training.task import SiteWork
+from polyclinic.types import Floats
+from tests.synthesis.central import begun, settings_of, train_centrally
 
 SCHEMA = Schema(
     name="ward",
@@ -234,7 +234,7 @@ def test_weights_are_kept_within_their_clip_and_rates_fall() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"preset": "best"}, "preset 'best'"), ({"lattent": 3}, "no option 'lattent'"), ({"ema": "much"}, "'ema' is 'much'"),
+        ({"lattent": 3}, "no option 'lattent'"), ({"ema": "much"}, "'ema' is 'much'"),
         ({"loss": "hinge"}, "loss is 'hinge'"), ({"loss": "wasserstein", "adaptive": "true"}, "without a threshold"),
         ({"ring": 0}, "ring is 0"), ({"ema": 1.0}, "ema is 1.0"), ({"learning-rate": 0.0}, "learning_rate is 0.0"),
         ({"weight-clip": -1}, "weight_clip is -1.0"),

@@ -1,4 +1,4 @@
-"""Every game by name: its networks fit its loss, a round runs, sound critics can be trained privately, papers' say what holds."""
+"""Every game by name: its networks fit its loss, a round runs, and critics can be trained privately."""
 
 from pathlib import Path
 
@@ -11,13 +11,12 @@ from safetensors.numpy import save_file
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.synthesis.games.builders import GAMES, make, options_of
+from polyclinic.synthesis.games.builders import GAMES, make
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training import classification
-from polyclinic.training.losses import row_losses
-from polyclinic.training.synthesis_central import begun, settings_of, train_centrally
+from tests.synthesis.central import begun, settings_of, train_centrally
 
 LABEL = Column(name="y", kind="binary", role="label")
 
@@ -64,39 +63,14 @@ def test_a_private_round_of_every_sound_game(name: str, at: Layout, options: dic
     start = begun(game, at, 0)
     classification.check(lambda: game.critic(at), start.critic, at.width)
     table = rows_of(at)
-    settings = settings_of(game, None if game.defaults.get("dp") is False else 1.0)
+    settings = settings_of(game, None if name.startswith("wgan") else 1.0)
     played = train_centrally(game, at, table, settings, 1, np.array([0.5, 0.5]), public_patients=24.0)
     assert not played.state.diverged and played.state.steps >= 1
     assert any(not np.array_equal(value, start.critic[key]) for key, value in played.critic.items())
-    again = make(at, **options_of(game))
+    again = make(at, **game.options)
     assert {k: v.shape for k, v in first_state(again, at, 0).weights.items()} == {
         k: v.shape for k, v in played.state.weights.items()
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "at"), [("acgan", TRIAL), ("dpgan", CODES), ("dpgan", PICTURE), ("ppgan", PICTURE), ("wgan", TABLE)]
-)
-def test_every_paper_preset_runs_without_privacy_and_says_what_it_promises(name: str, at: Layout) -> None:
-    game = make(at, name, "paper")
-    assert game.guarantee.endswith(".") and game.defaults["dp"] is False
-    out = game.critic(at)(torch.zeros(4, at.width))
-    assert row_losses(game.loss, out, torch.zeros(4, dtype=torch.int64)).shape == (4,)
-    assert game.generator(at)(game.latents(4, np.random.default_rng(0)), torch.zeros(4, dtype=torch.int64)).shape == (
-        4, at.label.start
-    )  # fmt: skip
-
-
-def test_the_published_acgan_has_its_parameters() -> None:
-    game = make(TRIAL, "acgan", "paper")
-    assert parameters(game.generator(TRIAL)) == 333_897
-    assert parameters(game.critic(TRIAL)) == 1_858_947
-
-
-def test_a_published_critic_with_batch_norm_is_refused_under_training() -> None:
-    game = make(PICTURE, "dpgan", "paper", form="mlp")
-    with pytest.raises(ConfigError, match="mixes patients"):
-        classification.check(lambda: game.critic(PICTURE), begun(game, PICTURE, 0).critic, PICTURE.width)
 
 
 def test_generated_codes_and_pixels_lie_within_their_bounds() -> None:
@@ -123,20 +97,18 @@ def test_a_decoder_of_public_records_begins_the_generator(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "at", "preset", "options", "said"),
+    ("name", "at", "options", "said"),
     [
-        ("gam", TABLE, "sound", {}, "'gam' is unknown.*gan"), ("gan", TABLE, "paper", {}, "no preset 'paper'"),
-        ("medgan", CODES, "paper", {}, "without noise"), ("acgan", TABLE, "sound", {}, "trajectories of equal length"),
-        ("dpgan", TABLE, "sound", {"form": "icd"}, "for codes"), ("dpgan", TABLE, "sound", {"form": "dcgan"}, "for pictures"),
-        ("dpgan", TABLE, "sound", {"form": "cnn"}, "form is 'cnn'"), ("gan", TABLE, "sound", {"form": "icd"}, "no option 'form'"),
-        ("gan", TABLE, "sound", {"widths": "a"}, "not of its kind"),
+        ("gam", TABLE, {}, "'gam' is unknown.*gan"),
+        ("acgan", TABLE, {}, "trajectories of equal length"),
+        ("dpgan", TABLE, {"form": "icd"}, "for codes"), ("dpgan", TABLE, {"form": "dcgan"}, "for pictures"),
+        ("dpgan", TABLE, {"form": "cnn"}, "form is 'cnn'"), ("gan", TABLE, {"form": "icd"}, "no option 'form'"),
+        ("gan", TABLE, {"widths": "a"}, "not of its kind"),
     ],
 )  # fmt: skip
-def test_a_game_that_does_not_fit_is_refused(
-    name: str, at: Layout, preset: str, options: dict[str, str], said: str
-) -> None:
+def test_a_game_that_does_not_fit_is_refused(name: str, at: Layout, options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        make(at, name, preset, **options)
+        make(at, name, **options)
 
 
 def test_every_game_is_tried_above() -> None:

@@ -27,7 +27,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.server.calibration import calibrate
-from polyclinic.synthesis.games.builders import GAMES, make
+from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
@@ -36,8 +36,8 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
-from polyclinic.training.synthesis_central import train_centrally
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
+from tests.synthesis.central import train_centrally
 
 Run = Callable[..., RunResult]
 GAN = {"task": "synthesis", "model": "gan", "learning-rate": 1.0, "max-grad-norm": 10.0}
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Run:
             "quality": False,
             "evaluate-every": 3,
         }
-        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(GAN | usual | options))
+        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(GAN | {"pictures": False} | usual | options))
 
     return call
 
@@ -66,7 +66,13 @@ def generators(result: RunResult) -> GeneratedRows:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"local-steps": 2, "sample-rate": 0.5, "optimizer": "adam", "weight-decay": 0.1}]
+    "options",
+    [
+        {},
+        pytest.param(
+            {"local-steps": 2, "sample-rate": 0.5, "optimizer": "adam", "weight-decay": 0.1}, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_one_hospital_is_the_central_trainer_bit_for_bit(run: Run, options: dict[str, Any]) -> None:
     result = run(sites=1, patients_per_site=150, **options)
@@ -121,8 +127,8 @@ def test_a_generator_that_diverges_is_taken_back_and_nothing_is_charged_twice(ru
     assert np.isfinite(rows).all()
 
 
-def normed(layout: Layout, preset: str = "sound") -> Game:
-    return replace(make(layout, "wgan", preset), core=lambda at: dpgan_generator(at.label.start, 32, at.classes))
+def normed(layout: Layout) -> Game:
+    return replace(make(layout, "wgan"), core=lambda at: dpgan_generator(at.label.start, 32, at.classes))
 
 
 def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:
@@ -131,7 +137,7 @@ def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> Non
 
 
 def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: Path) -> None:
-    result = run(model="dpgan", preset="paper", dp=False, rounds=1)
+    result = run(model="dpgan-paper", dp=False, rounds=1)
     says = result.summary["synthesis"]["guarantee"]
     assert "states an epsilon" in says and says in html.unescape((result.path / "report.html").read_text())
     certificate = json.loads(synthesize(result.path, 3, tmp_path / "rows.csv").read_text())
@@ -268,17 +274,3 @@ def test_the_generator_learns_a_mean_from_critics_alone() -> None:
     # A critic that says the same of every row moves nothing.
     for name, value in moved.weights.items():
         np.testing.assert_allclose(value, state.weights[name], atol=1e-6)
-
-
-def test_what_a_game_takes_where_nothing_is_given_is_what_its_builder_says() -> None:
-    layout = Layout.of(dataset_named("sprint").schema)
-    for name in GAMES:
-        for preset in ("sound", "paper"):
-            try:
-                game = make(layout, name=name, preset=preset)
-            except ConfigError:
-                continue
-            open_ = {"dp": False} if preset == "paper" or name.startswith("wgan") else {}
-            config = RunConfig.build({"task": "synthesis", "model": name, "preset": preset} | open_).flat()
-            for key, value in game.defaults.items():
-                assert config[key] == value, (name, preset, key)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes
@@ -14,6 +13,7 @@ from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
+from polyclinic.types import Floats
 from tests.synthesis.tables import MIXED, mixed, rows_of
 from tests.synthesis.test_independent import CODES
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, make
 from polyclinic.synthesis.sums import clipped_total, fit_centrally
-from polyclinic.synthesis.synthesizer import Arrays, load, save
+from polyclinic.synthesis.synthesizer import load, save
+from polyclinic.types import Arrays, Floats, Ints
 
 needs_mbi = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('mbi') is None)"])
@@ -109,6 +109,7 @@ def cycle(rows: int) -> tuple[Layout, Floats]:
     return chain_layout(2), np.concatenate([np.eye(3)[first], np.eye(3)[second], np.eye(2)[label]], axis=1)
 
 
+@pytest.mark.slow
 @needs_mbi
 def test_aim_says_what_no_tree_can_and_keeps_to_its_size() -> None:
     layout, z = cycle(5000)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.ehr.checks import Ints
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
@@ -14,6 +13,7 @@ from polyclinic.synthesis.marginals import make
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import groups, merged_sizes, parts, split
 from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worst
+from polyclinic.types import Ints
 
 SCHEMA = Schema(
     name="ward",

@@ -12,16 +12,17 @@ import pandas as pd
 import pytest
 import tomli_w
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.files import sha256
 from polyclinic.synthesis import certificate as certificates
 from polyclinic.synthesis import conditions
-from polyclinic.synthesis.certificate import privacy_of, sha256, verify
+from polyclinic.synthesis.certificate import privacy_of, verify
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.release import file_names, synthesize
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, Arrays, Ints, save
+from polyclinic.synthesis.synthesizer import SYNTHESIZER, save
+from polyclinic.types import Arrays, Floats, Ints
 
 SCHEMA = Schema(
     name="ward",
@@ -317,12 +318,9 @@ def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:
     assert bare["privacy"] is None and bare["guarantee"].startswith("no privacy guarantee") and not bare["warnings"]
     assert bare["statement"][0].startswith("No privacy guarantee") and len(bare["statement"]) == 2
     assert certified("one", BARE)["warnings"] == [certificates.UNDER_COVER_ONE]
-    paper = certified(
-        "paper", BARE | {"synthesis": {"guarantee": "None: batch norm.", "model": "dpgan", "preset": "paper"}}
-    )
+    paper = certified("paper", BARE | {"synthesis": {"guarantee": "None: batch norm.", "model": "dpgan-paper"}})
     assert paper["guarantee"] == f"{certificates.NO_GUARANTEE} None: batch norm." and paper["method"] == {
-        "name": "dpgan",
-        "preset": "paper",
+        "name": "dpgan-paper",
         "class": "Noise",
     }
     unbounded = PRIVATE | {"privacy": PRIVATE["privacy"] | {"epsilon": None}}  # type: ignore[operator]

@@ -35,7 +35,7 @@ Run = Callable[..., RunResult]
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
         usual = {"task": "synthesis", "model": PLAIN, "rounds": 2, "sites": 3, "synthetic_rows": 200, "quality": False}
-        return Federation.from_dataset("trial", out=str(tmp_path)).run(**(usual | options))
+        return Federation.from_dataset("trial", out=str(tmp_path)).run(**({"pictures": False} | usual | options))
 
     return call
 
@@ -70,11 +70,12 @@ def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
         assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train"]
         assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
     assert result.summary["synthesis"] == {
-        "method": PLAIN, "options": "", "preset": "sound", "game": False, "finished": True, "guarantee": None,
+        "method": PLAIN, "options": "", "game": False, "finished": True, "guarantee": None,
     }  # fmt: skip
     assert 0.5 < (result.pooled["auroc"] or 0) <= 1
 
 
+@pytest.mark.slow
 def test_the_noise_that_is_told_is_the_noise_that_is_there(run: Run) -> None:
     exact = rows_of(run(dp=False))
     many = [run(seed=0, epsilon=1.0 + 1e-6 * number) for number in range(3)]
@@ -106,7 +107,12 @@ def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"workers": 2}, {"secure_aggregation": True}, {"secure_aggregation": True, "shared_noise": True}]
+    "options",
+    [
+        pytest.param({"workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"secure_aggregation": True}, marks=pytest.mark.slow),
+        {"secure_aggregation": True, "shared_noise": True},
+    ],
 )
 def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -> None:
     result = run(**options)
@@ -152,7 +158,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
         ({"imputation": "constant"}, "imputation is 'constant' but task is 'synthesis'"),
         ({"strategy": "qfedavg", "dp": False}, "which averages what hospitals send"),
         ({"sample_rate": 0.5}, "which no step or strategy changes"),
-        ({"preset": "paper"}, "published games as published keep no epsilon"),
         ({"model": "mixture", "rounds": 1, "secure_aggregation": True}, "keeps hospitals' sums apart"),
         ({"candidates": 3}, "a choice is among at least 2 generators of a game"),
         ({"method_options": "scales=3"}, "no option 'scales'; allowed are scale, "),

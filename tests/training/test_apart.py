@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from polyclinic.client.selection import right_patients
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.inference.flow_sums import FlowSums, flow_settings
@@ -41,6 +40,7 @@ from polyclinic.training.stacked.products import outer_products, rows_product
 from polyclinic.training.stacked.propagation import factors_of
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Floats
 from tests.synthesis.test_games import LAYOUT as WARD
 from tests.synthesis.test_games import records as ward_records
 

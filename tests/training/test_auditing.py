@@ -28,7 +28,8 @@ from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.control import Controlled
 from polyclinic.training.convex import OBJECTIVE, OUTPUT
 from polyclinic.training.personal import Personal
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 ROUNDS, DELTA = 12, 1e-5
 SETTINGS = TrainSettings(

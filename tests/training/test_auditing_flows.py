@@ -9,7 +9,6 @@ import pytest
 
 from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
-from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
@@ -20,6 +19,7 @@ from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.auditing.checks import sensitivity
 from polyclinic.training.auditing.densities import Density, of_density
 from polyclinic.training.auditing.faults import fault_named
+from polyclinic.types import Floats
 from tests.training.test_auditing_synthesis import DELTA, LAYOUT, ROUNDS, STEPS, patients
 
 SMALL = make(LAYOUT, transforms=2, hidden=8)

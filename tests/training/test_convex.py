@@ -26,7 +26,8 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.perturbation import TOLERANCE, BoundedRows
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import convex
-from polyclinic.training.task import Arrays, SiteWork, TrainSettings
+from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 TASKS = [convex.OUTPUT, convex.OBJECTIVE]
 BOTH = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -242,7 +243,7 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
     folder = {"heart-disease": "heart_uci", "ist": "ist"}.get(dataset, "")
     if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / folder).is_dir():
         pytest.skip(f"POLYCLINIC_DATA names no folder with {folder}")
-    result = Federation.from_dataset(dataset, out=str(tmp_path)).run(task=task.name, perturbation=kind)
+    result = Federation.from_dataset(dataset, out=str(tmp_path)).run(task=task.name, perturbation=kind, pictures=False)
     assert result.config.rounds == 1 and result.config.max_grad_norm == 2.0
     assert result.pooled["auroc"] > AUROC[dataset]
     ledgers = Ledger.read_all(result.path / "sites" / "ledger.sqlite")
@@ -265,7 +266,9 @@ def test_a_tasks_own_defaults_are_its_own() -> None:
 
 def test_every_round_is_charged_as_a_release_of_its_own(tmp_path: Path) -> None:
     one, three = (
-        Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(task="objective-perturbation", rounds=rounds)
+        Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
+            task="objective-perturbation", rounds=rounds, pictures=False
+        )
         for rounds in (1, 3)
     )
     assert three.summary["privacy"]["noise_multiplier"] > 1.5 * one.summary["privacy"]["noise_multiplier"]

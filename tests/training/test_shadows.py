@@ -16,7 +16,8 @@ from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.training import classification
 from polyclinic.training.shadows import chosen, joined, train_shadows
-from polyclinic.training.task import Arrays, SiteWork, TrainSettings
+from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 PLAIN = TrainSettings(1.0, 3, 0.5, 1.0, None)
 # Far too many steps of a model that is far too wide, and labels that are noise: nothing but the records can be learned.

@@ -17,7 +17,8 @@ from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
 from polyclinic.training.stacked.engines import Engine, choose
 from polyclinic.training.stacked.trainer import train_stacked
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 Build = Callable[[], nn.Module]
 
@@ -317,6 +318,7 @@ def test_modules_that_mix_patients_are_refused() -> None:
         classification.train(build, start_of(build), work((4,)), settings())
 
 
+@pytest.mark.slow
 def test_ten_thousand_tiny_sites_are_each_trained_as_if_alone() -> None:
     build, start = double(lambda: logistic(6, 3)), start_of(double(lambda: logistic(6, 3)))
     sizes = [1 + site % 3 for site in range(10_000)]

@@ -5,7 +5,7 @@ from falls.dataset import FALLS, WARDS
 from falls.model import wide_and_deep
 
 from polyclinic import Federation, RunConfig
-from polyclinic.config import read_toml
+from polyclinic.toml import read_toml
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,7 @@ def test_no_row_sees_another() -> None:
 
 
 def test_the_three_train_together_with_privacy(tmp_path: Path) -> None:
-    config = RunConfig.build(read_toml(HERE / "falls.toml"), {"out": str(tmp_path)})
+    config = RunConfig.build(read_toml(HERE / "falls.toml", "configuration file"), {"out": str(tmp_path)})
     result = Federation.from_config(config).run()
     assert set(result.sites.index) == set(WARDS)
     assert 2.9 < result.privacy["epsilon"] <= 3 and result.pooled["auroc"] > 0.7

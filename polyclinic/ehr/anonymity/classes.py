@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Bools, Ints
 from polyclinic.errors import DataError
+from polyclinic.types import Bools, Ints
 
 #: Sets of quasi-identifiers that ``uniqueness`` looks at, at most: all subsets of ten columns.
 MOST_SETS = 1023

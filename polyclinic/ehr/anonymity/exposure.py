@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from polyclinic.ehr.anonymity.classes import equivalence_classes, patient_numbers, require, unique_patients, uniqueness
-from polyclinic.ehr.anonymity.fitting import identifying
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.loss import downstream_auroc
@@ -156,3 +156,21 @@ def release_notes(records: Records, dropped: Sequence[str]) -> list[str]:
             "protects rows, not patients."
         )
     return notes
+
+
+def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None = None) -> list[str]:
+    """Columns that have another text or whole number for every patient, as names and record numbers have.
+
+    unit: the column that tells patients apart; each row is a patient without it.
+    """
+    found = []
+    for name in (name for name in records.columns if name not in besides):
+        known = records[name].dropna()
+        patients = len(known) if unit is None else records.loc[known.index, unit].nunique()
+        if known.nunique() >= patients > 1 and not _is_measured(known):
+            found.append(str(name))
+    return found
+
+
+def _is_measured(known: pd.Series) -> bool:
+    return is_numeric_dtype(known) and not (known == known.round()).all()

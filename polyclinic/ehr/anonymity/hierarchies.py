@@ -1,26 +1,32 @@
 """How a quasi-identifier is generalised: intervals, prefixes, dates, diagnosis codes or a tree, each with its levels.
 
 Level 0 is the cell as it is; the last level of every hierarchy is ``*``, which tells nothing. Each label of a level
-lies within one label of the next.
+lies within one label of the next. A hierarchy applied to a column is a ladder: every row's label at every level, as numbers, and
+what each level loses.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pandas as pd
-from pydantic import ValidationError, model_validator
+from pandas.api.types import is_numeric_dtype
+from pydantic import model_validator
 
-from polyclinic.ehr.coarsening_rules import Declared
+from polyclinic.ehr.anonymity.classes import compact
+from polyclinic.ehr.coarsening import Declared
 from polyclinic.ehr.codes import CodeSystem, chapter, three_digits
 from polyclinic.ehr.intervals import interval_name
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.toml import checked, read_toml
+from polyclinic.types import Floats, Ints
 
 ANY = "*"
 _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
@@ -149,17 +155,14 @@ class Tree(Declared):
         return text
 
 
-_KINDS: dict[str, type[Declared]] = {
+_KINDS: dict[str, type[Intervals | Prefix | Dates | Codes | Tree]] = {
     "intervals": Intervals, "prefix": Prefix, "dates": Dates, "codes": Codes, "tree": Tree,
 }  # fmt: skip
 
 
 def read_hierarchies(path: str | Path) -> dict[str, Hierarchy]:
     """The hierarchies in a TOML file: one table a column, with its ``kind``. Raises ConfigError naming file and field."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: the hierarchies cannot be read as TOML: {error}.") from None
+    values = read_toml(path, "file of hierarchies")
     return {name: declared(name, given, str(path)) for name, given in values.items()}
 
 
@@ -170,14 +173,7 @@ def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
         raise ConfigError(
             f"{source}: {name}: kind is {kind!r}; it must be one of {', '.join(_KINDS)}.{nearest(str(kind), _KINDS)}"
         )
-    try:
-        found: Any = _KINDS[kind].model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in (name, *first["loc"]))
-        raise ConfigError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from None
-    hierarchy: Hierarchy = found
-    return hierarchy
+    return checked(_KINDS[kind], given, source, within=(name,))
 
 
 def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierarchy:
@@ -227,3 +223,63 @@ def without_unknown(found: Mapping[str, Hierarchy], quasi: Sequence[str], source
             raise ConfigError(
                 f"{source}: {name!r} is none of the quasi-identifiers {', '.join(quasi)}.{nearest(name, quasi)}"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """name: the column. labels: for each level the labels, ``None`` for missing. numbers: for each level (rows,) int64
+    places in the labels. losses: for each level (labels,) float64 in [0, 1], the share of the column's other values
+    from which a label cannot be told (Iyengar 2002's LM). Level 0 is the column as it is, the last ``*``.
+    """
+
+    name: str
+    labels: tuple[tuple[object, ...], ...]
+    numbers: tuple[Ints, ...]
+    losses: tuple[Floats, ...]
+
+    @property
+    def top(self) -> int:
+        """The number of the last level."""
+        return len(self.labels) - 1
+
+    @property
+    def mean_losses(self) -> Floats:
+        """(levels,) float64 mean loss of the rows at each level."""
+        return np.array([loss[rows].mean() for loss, rows in zip(self.losses, self.numbers, strict=True)])
+
+    def cells(self, level: int) -> pd.Series:
+        """The rows' labels at a level, as objects."""
+        labels = np.empty(len(self.labels[level]), dtype=object)
+        labels[:] = self.labels[level]
+        return pd.Series(labels[self.numbers[level]], dtype=object, name=self.name)
+
+
+def ladder(values: pd.Series, hierarchy: Hierarchy) -> Ladder:
+    """The column on its hierarchy. Raises ConfigError where a label lies within two labels of the next level."""
+    number, domain = pd.factorize(values)
+    cells = domain.tolist()
+    order = np.argsort(np.array(cells if is_numeric_dtype(values) else [str(cell) for cell in cells]), kind="stable")
+    known = [cells[place] for place in order.tolist()]
+    number = np.append(np.argsort(order, kind="stable"), -1)[number]  # -1, missing, takes the last
+    missing = bool((number < 0).any())
+    base = np.where(number < 0, len(known), number).astype(np.int64)
+    sizes = np.bincount(base, minlength=len(known) + missing)
+    labels: list[tuple[object, ...]] = [(*known, *([None] if missing else []))]
+    maps = [np.arange(len(known) + missing, dtype=np.int64)]
+    for level in range(1, hierarchy.levels + 1):
+        names = [hierarchy.label(cell, level) for cell in known]
+        place, found = pd.factorize(np.array([*names, ""], dtype=object)[:-1])
+        _check_nested(maps[-1][: len(known)], place, str(values.name), level)
+        labels.append((*found.tolist(), *([None] if missing else [])))
+        maps.append(np.append(place, len(found)).astype(np.int64) if missing else place.astype(np.int64))
+    labels.append((ANY,))
+    maps.append(np.zeros_like(maps[0]))
+    others = max(len(sizes) - 1, 1)
+    losses = [(np.bincount(to, minlength=len(names)) - 1) / others for to, names in zip(maps, labels, strict=True)]
+    return Ladder(str(values.name), tuple(labels), tuple(to[base] for to in maps), tuple(losses))
+
+
+def _check_nested(below: Ints, above: Ints, name: str, level: int) -> None:
+    pairs = compact(below * (int(above.max(initial=0)) + 1) + above)[1] if len(below) else 0
+    if pairs > int(below.max(initial=-1)) + 1:
+        raise ConfigError(f"The hierarchy of {name!r}: a label of level {level - 1} is in two labels of level {level}.")

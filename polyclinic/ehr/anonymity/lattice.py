@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyclinic.ehr.anonymity.classes import combined
-from polyclinic.ehr.anonymity.ladders import Ladder
+from polyclinic.ehr.anonymity.hierarchies import Ladder
 from polyclinic.ehr.anonymity.target import Demand
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.errors import ConfigError
+from polyclinic.types import Bools, Floats, Ints
 
 MOST_NODES = 2_000_000
 

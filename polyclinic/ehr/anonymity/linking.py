@@ -15,9 +15,10 @@ import pandas as pd
 
 from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_numbers, require
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
-from polyclinic.ehr.checks import Bools, Ints, texts
+from polyclinic.ehr.checks import texts
 from polyclinic.ehr.intervals import bounds_of
 from polyclinic.errors import DataError
+from polyclinic.types import Bools, Ints
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _AT_ONCE = 20_000_000  # cells of a (people, classes) block

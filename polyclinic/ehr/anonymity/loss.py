@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.ladders import Ladder
-from polyclinic.ehr.checks import Bools, Floats, Ints
+from polyclinic.ehr.anonymity.hierarchies import Ladder
 from polyclinic.ehr.intervals import midpoint
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import DataError
+from polyclinic.types import Bools, Floats, Ints
 
 _HELD_OUT = 0.25
 _MOST_LABELS = 200

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.anonymity.classes import Classes, compact, distinct, equivalence_classes, patient_numbers, require
-from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.types import Floats, Ints
 
 _AT_ONCE = 4_000_000  # cells of a (classes, values) block
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.anonymity.hierarchies import ANY
-from polyclinic.ehr.anonymity.ladders import Ladder
+from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder
 from polyclinic.ehr.anonymity.target import Demand
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.intervals import range_name
+from polyclinic.types import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,19 +12,19 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require
-from polyclinic.ehr.anonymity.hierarchies import Hierarchy, Intervals, default_hierarchy
-from polyclinic.ehr.anonymity.ladders import Ladder, ladder
+from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
 from polyclinic.ehr.anonymity.lattice import best_levels
 from polyclinic.ehr.anonymity.loss import average_class_size, discernibility, height, precision
 from polyclinic.ehr.anonymity.measures import value_numbers
 from polyclinic.ehr.anonymity.mondrian import partition
 from polyclinic.ehr.anonymity.target import Demand, Sensitive, Target
-from polyclinic.ehr.checks import Bools, Ints
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.types import Bools, Ints
 
 Method = Literal["lattice", "mondrian"]
 METHODS = ("lattice", "mondrian")
+_MOST_INTERVALS = 10_000  # of a column in the schema that a release fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,3 +132,54 @@ def _hierarchy(values: pd.Series, declared: Mapping[str, Hierarchy], schema: Sch
     if isinstance(hierarchy, Intervals) and not (is_numeric_dtype(values) and not is_bool_dtype(values)):
         raise ConfigError(f"The hierarchy of {name!r} is of intervals, but the column holds other cells than numbers.")
     return hierarchy
+
+
+def fitting_schema(schema: Schema, release: Release, dropped: Sequence[str]) -> Schema:
+    """The schema for ``release.records``: generalised columns become ordinal or categorical, those of ``*`` alone leave.
+
+    Categories follow from the schema's own bounds and categories; of labels of classes' own (mondrian) they are those
+    that occur, which is not private. dropped: columns that the release leaves out; without its patient_id column each
+    row is a unit. Raises DataError where no feature or no label is left.
+    """
+    columns = [
+        fitted
+        for column in schema.columns
+        if column.name not in dropped and column.is_read
+        if (fitted := _fitted(column, release)) is not None
+    ]
+    has_patients = any(column.role == "patient_id" for column in columns)
+    return Schema(name=schema.name, columns=tuple(columns), unit=schema.unit if has_patients else "record")
+
+
+def _fitted(column: Column, release: Release) -> Column | None:
+    if release.levels is None:
+        if column.name not in release.hierarchies:
+            return column
+        return _listed(column, "categorical", sorted({str(cell) for cell in release.records[column.name].dropna()}))
+    level, top = release.levels.get(column.name, (0, 1))
+    if level == 0:
+        return column
+    if level == top:
+        return None
+    hierarchy = release.hierarchies[column.name]
+    if column.bounds is not None:
+        return _listed(column, "ordinal", [hierarchy.label(cell, level) for cell in _points(column, hierarchy, level)])
+    if not column.categories and column.kind == "categorical":
+        return column
+    return _listed(column, "categorical", [hierarchy.label(cell, level) for cell in column.categories])
+
+
+def _listed(column: Column, kind: str, labels: Sequence[str]) -> Column | None:
+    categories = tuple(label for label in dict.fromkeys(labels) if label != ANY or kind == "categorical")
+    if len(categories) < 2:
+        return None
+    changes = {"kind": kind, "categories": categories, "bounds": None, "drop_first": False}
+    return Column(**(column.model_dump() | changes))
+
+
+def _points(column: Column, hierarchy: Hierarchy, level: int) -> list[float]:
+    """A number of each interval within the column's public bounds."""
+    low, high = column.bounds or (0.0, 0.0)
+    width = getattr(hierarchy, "widths", (max((high - low) / _MOST_INTERVALS, 1.0),) * level)[level - 1]
+    starts = np.arange(math.floor(low / width), math.floor(high / width) + 1) * width
+    return [float(start) for start in np.clip(starts, low, high)]

@@ -1,20 +1,17 @@
-"""Tables without a schema, for looks at risk inside a hospital; and tables written whole or not at all."""
+"""Tables without a schema, for looks at risk inside a hospital."""
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import DataError
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"]
@@ -65,30 +62,6 @@ def write_table(records: pd.DataFrame, path: Path) -> None:
         records.to_parquet(path, index=False)
     else:
         records.to_csv(path, index=False)
-
-
-def write_whole(files: Mapping[Path, Callable[[Path], None]], force: bool = False) -> None:
-    """Write all the files or none: each beside its place first, and renamed when all are there.
-
-    Raises ConfigError where one exists and ``force`` is false, and where its folder cannot be written to.
-    """
-    for path in files:
-        if path.exists() and not force:
-            raise ConfigError(f"{path} exists already; give another name, or --force to replace it.")
-    written: dict[Path, Path] = {}
-    try:
-        for path, write in files.items():
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=f".{path.name}")
-            os.close(handle)
-            written[path] = Path(name)
-            write(written[path])
-        for path, temporary in written.items():
-            temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or 'no reason given'}.") from None
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:

@@ -11,8 +11,8 @@ import numpy as np
 
 from polyclinic.ehr.anonymity.classes import Classes, patients_of
 from polyclinic.ehr.anonymity.measures import Spread, l_by_class, overall_shares, spread_of, t_by_class
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from importlib import import_module
 
 import numpy as np
 
-from polyclinic.ehr.checks import Bools
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import check_partitioner, measured, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
 from polyclinic.ehr.split import split_position
 from polyclinic.errors import ConfigError
+from polyclinic.types import Bools
 
 TEST_FRACTION = 0.25
 
@@ -33,11 +33,6 @@ BUILT_IN = {
         "mimic-demo-vitals": "mimic:DATASET_VITALS",
         "trial": "trial:DATASET",
         "icu": "icu:DATASET",
-        "sprint": "sprint:DATASET",
-        "mimic-hf": "mimic_hf:DATASET",
-        "icd": "icd:DATASET",
-        "digits": "digits:DATASET",
-        "mnist": "mnist:DATASET",
     }.items()
 }
 

@@ -42,3 +42,16 @@ class Dataset:
     generate: Callable[[int, int, int], pd.DataFrame] | None = None
     fixed_split: str | None = None
     flow: Flow | None = None
+
+
+def simulated_dataset(
+    name: str, title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame],
+    sites: int, patients: int, source: str,
+) -> Dataset:  # fmt: skip
+    """A dataset that ``generate(sites, patients, seed)`` makes, by default with seed 0; ``source``: the generator's module."""
+    return Dataset(
+        name=name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
+        citation=f"Polyclinic's own generator {source}", patients=patients, rows=patients, default_sites=sites,
+        default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
+        load=lambda: generate(sites, patients, 0), available=lambda: True, simulated=True, generate=generate,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.errors import ConfigError
+from polyclinic.types import Ints
 
 
 def check_size(what: str, sites: int, patients: int, seed: int) -> None:
@@ -16,7 +17,7 @@ def check_size(what: str, sites: int, patients: int, seed: int) -> None:
         raise ConfigError(f"seed is {seed}; it must be 0 or greater.")
 
 
-def enrolment(sites: int, patients: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def enrolment(sites: int, patients: int, rng: np.random.Generator) -> Ints:
     """Each patient's hospital, in order: half of the patients evenly, the others in proportion to hospitals' sizes."""
     even = np.tile(np.arange(sites), patients // 2 // sites + 1)[: max(sites, patients // 2)]
     others = rng.choice(sites, size=patients - len(even), p=rng.dirichlet(np.full(sites, 2.0)))

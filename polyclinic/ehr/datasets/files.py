@@ -10,6 +10,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from polyclinic.errors import DataError
+from polyclinic.files import write_file
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Files:
                 content = archive.read(members[name])
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise ValueError(name)
-                (target / name).write_bytes(content)
+                write_file(target / name, content)
 
     def _cache(self) -> Path:
         import pooch

@@ -18,11 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.datasets.dataset import simulated_dataset
 from polyclinic.ehr.datasets.enrolment import check_size, enrolment, patient_names, site_names
 from polyclinic.ehr.schema import Column, Schema
-
-Floats = NDArray[np.float64]
+from polyclinic.types import Floats
 
 STEPS = 6
 DEFAULT_SITES = 8
@@ -178,26 +177,14 @@ def _comorbidities(frailty: Floats, rng: np.random.Generator) -> NDArray[np.obje
     return np.asarray(cells[number], dtype=object)
 
 
-def load() -> pd.DataFrame:
-    """The default stays: 8 hospitals, 2000 patients, seed 0."""
-    return generate_icu(DEFAULT_SITES, DEFAULT_SITES * PATIENTS_PER_SITE, 0)
-
-
-DATASET = Dataset(
-    name="icu",
-    title="Simulated intensive care",
-    description="SIMULATED intensive care stays with trajectories, laboratory values, codes and hospitals that differ; any "
+DATASET = simulated_dataset(
+    "icu",
+    "Simulated intensive care",
+    "SIMULATED intensive care stays with trajectories, laboratory values, codes and hospitals that differ; any "
     f"number of hospitals of about {PATIENTS_PER_SITE} patients each.",
-    schema=SCHEMA,
-    licence="Apache-2.0 (simulated, no real person)",
-    citation="Polyclinic's own generator (polyclinic.ehr.datasets.icu)",
-    patients=DEFAULT_SITES * PATIENTS_PER_SITE,
-    rows=DEFAULT_SITES * PATIENTS_PER_SITE,
-    default_sites=DEFAULT_SITES,
-    default_partitioner="natural",
-    natural_sites=tuple(f"hospital-{i + 1}" for i in range(DEFAULT_SITES)),
-    load=load,
-    available=lambda: True,
-    simulated=True,
-    generate=generate_icu,
+    SCHEMA,
+    generate_icu,
+    DEFAULT_SITES,
+    DEFAULT_SITES * PATIENTS_PER_SITE,
+    "(polyclinic.ehr.datasets.icu)",
 )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.datasets.dataset import simulated_dataset
 from polyclinic.ehr.datasets.enrolment import check_size, enrolment, patient_names, site_names
 from polyclinic.ehr.schema import Column, Schema
+from polyclinic.types import Bools, Floats
 
 VISITS = 12
 DEFAULT_SITES = 8
@@ -42,8 +42,6 @@ SCHEMA = Schema(
     ),
     rules=("dbp < sbp",),
 )
-
-Floats = NDArray[np.float64]
 
 
 def generate_trial(sites: int, patients: int, seed: int) -> pd.DataFrame:
@@ -91,7 +89,7 @@ def generate_trial(sites: int, patients: int, seed: int) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _missed_visits(rate: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
+def _missed_visits(rate: Floats, rng: np.random.Generator) -> Bools:
     """(patients, visits): visits missed at random, and 5 % of patients who stay away from some visit on."""
     patients = len(rate)
     absent = rng.random((patients, VISITS)) < rate[:, None]
@@ -101,26 +99,14 @@ def _missed_visits(rate: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
     return absent
 
 
-def load() -> pd.DataFrame:
-    """The default trial: 8 hospitals, 1600 patients, seed 0."""
-    return generate_trial(DEFAULT_SITES, DEFAULT_SITES * PATIENTS_PER_SITE, 0)
-
-
-DATASET = Dataset(
-    name="trial",
-    title="Simulated blood pressure trial",
-    description="SIMULATED two-arm trial with twelve monthly visits and hospitals that differ; any number of hospitals "
+DATASET = simulated_dataset(
+    "trial",
+    "Simulated blood pressure trial",
+    "SIMULATED two-arm trial with twelve monthly visits and hospitals that differ; any number of hospitals "
     f"of about {PATIENTS_PER_SITE} patients each.",
-    schema=SCHEMA,
-    licence="Apache-2.0 (simulated, no real person)",
-    citation="Polyclinic's own generator (polyclinic.ehr.datasets.trial)",
-    patients=DEFAULT_SITES * PATIENTS_PER_SITE,
-    rows=DEFAULT_SITES * PATIENTS_PER_SITE,
-    default_sites=DEFAULT_SITES,
-    default_partitioner="natural",
-    natural_sites=tuple(f"hospital-{i + 1}" for i in range(DEFAULT_SITES)),
-    load=load,
-    available=lambda: True,
-    simulated=True,
-    generate=generate_trial,
+    SCHEMA,
+    generate_trial,
+    DEFAULT_SITES,
+    DEFAULT_SITES * PATIENTS_PER_SITE,
+    "(polyclinic.ehr.datasets.trial)",
 )

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Ints
 from polyclinic.ehr.partition import dealt
 from polyclinic.ehr.partition.found import by_column, by_time, pooled
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
 from polyclinic.ehr.partition.patients import MIN_PATIENTS, MIN_PER_CLASS, Deal, people
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.types import Ints
 
 PARTITIONERS = (
     "natural", "column:NAME", "time:NAME", "iid", "dirichlet", "quantity", "power-law", "label-quantity", "classes:K",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Ints, identifiers
+from polyclinic.ehr.checks import identifiers
 from polyclinic.ehr.partition.patients import Deal, people, round_shares, site_rows
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import DataError
+from polyclinic.types import Ints
 
 OTHER = "other"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
+from polyclinic.types import Floats, Ints
 
 #: At strength 1: the standard deviation of a site's gain (of its logarithm), and of its offset relative to the bounds.
 GAIN, OFFSET = 0.1, 0.02

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import Floats, Ints, class_numbers, require_columns
+from polyclinic.ehr.checks import class_numbers, require_columns
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import patient_ids
+from polyclinic.types import Floats, Ints
 
 MIN_PATIENTS = 8
 MIN_PER_CLASS = 2

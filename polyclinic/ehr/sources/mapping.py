@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from polyclinic.ehr.cohorts import Cohort, Step
 from polyclinic.ehr.events import Measure, Take, steps
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import DataError, nearest
+from polyclinic.toml import read_model
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 Where = dict[str, tuple[str, ...]]
@@ -121,25 +121,7 @@ class Mapping(BaseModel):
     @classmethod
     def read(cls, path: Path, schema: Schema) -> Mapping:
         """Raises DataError or, for its steps, ConfigError, naming file and field, unless it maps each column once."""
-        try:
-            found = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise DataError(f"{path}: the mapping cannot be read as TOML: {error}.") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = [str(part) for part in first["loc"]]
-            named: dict[str, type[BaseModel]] = {
-                "rows": RowsOf, "columns": ColumnOf, "helpers": ColumnOf, "steps": Step, "event": IndexOf,
-            }  # fmt: skip
-            known = next((named[part] for part in reversed(place[:-1]) if part in named), cls).model_fields
-            hint = (
-                nearest(place[-1], [field.alias or name for name, field in known.items()])
-                if first["type"] == "extra_forbidden"
-                else ""
-            )
-            raise DataError(
-                f"{path}: field {'.'.join(place)}: {first['msg'].removeprefix('Value error, ')}.{hint}"
-            ) from None
+        found = read_model(cls, path, "mapping file", DataError)
         names = [column.name for column in (*found.columns, *found.helpers)]
         wanted = [column.name for column in schema.columns if column.is_read]
         own = [column.name for column in found.columns]

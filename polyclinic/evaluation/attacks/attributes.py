@@ -11,16 +11,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import feature_slices
 from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.evaluation.attacks.rates import difference, wilson
-from polyclinic.evaluation.synthetic.resampling import Floats, Interval
+from polyclinic.evaluation.intervals import Interval, difference, wilson
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Floats, Ints
 
-Ints = NDArray[np.int64]
 Table = tuple[Floats, Ints]
 #: (n, F) features and (n,) labels to the (n,) log probabilities of the labels.
 LogLikelihood = Callable[[Floats, Ints], Floats]

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.evaluation.synthetic.resampling import Floats
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Floats, Ints
 
-Ints = NDArray[np.int64]
 RECOVERED = 0.05
 BATCHES, PATIENTS = (1, 2, 4), 12
 _RESTARTS, _ITERATIONS, _MATCHED = 2, 100, 1e-7

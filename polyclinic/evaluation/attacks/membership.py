@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyclinic.evaluation.attacks.rates import clopper_pearson
-from polyclinic.evaluation.synthetic.resampling import Floats, Interval, bootstrap, interval, ratio, weighted_auroc
+from polyclinic.evaluation.intervals import Interval, bootstrap, clopper_pearson, percentiles, ratio, weighted_auroc
 from polyclinic.privacy.audit import correct_guesses, epsilon_lower
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Bools, Floats, Ints
 
-Bools = NDArray[np.bool_]
 FALSE_ALARMS = (0.001, 0.01)
 RESAMPLES, AT_MOST = 1000, 20_000_000
 # Of 1 - p, below which a probability is taken as rounded to one.
@@ -74,7 +72,7 @@ def judge(
     guessed = halves(scores, inside, rng)
     gap = bootstrap(lambda weights: _gap(weights, inside, guessed), len(scores), rng, resamples)
     return Membership(
-        attack, len(members), len(non_members), interval(float(auc[0]), auc[1]), interval(float(gap[0]), gap[1]),
+        attack, len(members), len(non_members), percentiles(float(auc[0]), auc[1]), percentiles(float(gap[0]), gap[1]),
         {rate: true_alarms(members, non_members, rate) for rate in FALSE_ALARMS},
         None if share is None else lower_bound(members, non_members, delta, share, rng),
     )  # fmt: skip
@@ -141,12 +139,12 @@ def _gap(weights: Floats, inside: Bools, alarms: Bools) -> Floats:
     return np.asarray(rate(inside) - rate(~inside))
 
 
-def log_losses(probabilities: Floats, y: NDArray[np.int64]) -> Floats:
+def log_losses(probabilities: Floats, y: Ints) -> Floats:
     """(n,) minus the log probability of each row's class, of (n, K) probabilities; less of those trained on. Yeom et al. 2018."""
     return np.asarray(-np.log(np.maximum(probabilities[np.arange(len(y)), y], np.finfo(np.float64).tiny)))
 
 
-def confidences(probabilities: Floats, y: NDArray[np.int64]) -> Floats:
+def confidences(probabilities: Floats, y: Ints) -> Floats:
     """(n,) log p / (1 - p) of each row's class, which over models is about normal. Carlini et al. 2022, Algorithm 1."""
     rows = np.arange(len(y))
     own = probabilities[rows, y]
@@ -154,7 +152,7 @@ def confidences(probabilities: Floats, y: NDArray[np.int64]) -> Floats:
     return np.asarray(np.log(np.maximum(own, _LEAST)) - np.log(np.maximum(others, _LEAST)))
 
 
-def of_patients(values: Floats, patient: NDArray[np.int64], patients: int) -> Floats:
+def of_patients(values: Floats, patient: Ints, patients: int) -> Floats:
     """(patients,) means of the (rows,) values over each patient's rows."""
     return np.bincount(patient, values, patients) / np.bincount(patient, minlength=patients)
 

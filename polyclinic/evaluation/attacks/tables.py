@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_cells
 from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.types import Floats, Ints
 
-Ints = NDArray[np.int64]
 _PIECE = 4_000_000
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.comparison_plot import Floats, Point, plot_courses, plot_privacy_utility
-from polyclinic.evaluation.plots import to_svg
+from polyclinic.evaluation.figures.rounds import Course, Point, plot_lines, plot_privacy_utility
+from polyclinic.evaluation.formats import finite, part, size
+from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
-from polyclinic.evaluation.report.cost import size
-from polyclinic.evaluation.report.figures import embedded
-from polyclinic.evaluation.report.formats import finite, part
-from polyclinic.evaluation.report.page import read_run, write_page
-from polyclinic.evaluation.report.sections import Run, Section
+from polyclinic.evaluation.report.run import Run, read_run
+from polyclinic.toml import read_toml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_COURSES = 16
 _WHERE = {"out", "seed", "timeout", "workers", "ray-address", "meant"}  # no part of what kind of run it is
 _UTILITY = {"epsilon", "dp", "delta"}
 
-_RUNS = """
+_PAGE = """
 <header>
 <h1>{{ title }}</h1>
 <p class="muted">{{ datasets | join(", ") }}</p>
@@ -52,16 +52,12 @@ _RUNS = """
 let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
 several runs on the same patients learns more than any one of them tells.</p>
-"""
-_FIGURES = """
 <h2>What privacy costs</h2>
 {{ pictures(curve) }}
 {% if courses %}
 <h2>Course of the training</h2>
 {{ pictures(courses) }}
 {% endif %}
-"""
-_SAME = """
 <h2>What the runs share</h2>
 <pre>{{ shared }}</pre>
 """
@@ -74,7 +70,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     """
     if len(run_dirs) < 2:
         raise ConfigError(f"A comparison needs at least two runs, not {len(run_dirs)}.")
-    runs = [Run(Path(folder), *read_run(Path(folder))) for folder in run_dirs]
+    runs = [read_run(Path(folder)) for folder in run_dirs]
     configs = [_config(run) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
@@ -95,18 +91,20 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         "runs": rows,
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
-        "curve": [embedded(to_svg(plot_privacy_utility(points, "AUROC")), "AUROC over epsilon; the numbers are in the table.")]
+        "curve": [embedded(plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
         if points else [],
-        "courses": [embedded(to_svg(plot_courses(courses, "AUROC")), "Pooled AUROC by round, a line a run.")]
-        if courses else [],
+        "courses": [embedded(_plot_courses(courses), "Pooled AUROC by round, a line a run.")] if courses else [],
     }  # fmt: skip
-    sections = [Section("runs", _RUNS), Section("figures", _FIGURES), Section("shared", _SAME)]
-    return write_page(page, values["title"], [(section, values) for section in sections])
+    return write_page(page, values["title"], render(_PAGE, values))
+
+
+def _plot_courses(courses: dict[str, Course]) -> Figure:
+    return plot_lines(courses, "AUROC on held-out patients", "Pooled over hospitals, by round.")
 
 
 def _config(run: Run) -> dict[str, Any]:
     path = run.folder / "config.toml"
-    return dict(tomllib.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return read_toml(path, "configuration file") if path.is_file() else {}
 
 
 def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:
@@ -148,8 +146,8 @@ def _point(kind: str, row: dict[str, Any]) -> Point:
     return Point(kind, finite(row["epsilon"]), float(found["value"]), found.get("low"), found.get("high"))
 
 
-def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
-    found: dict[str, tuple[Floats, Floats]] = {}
+def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Course]:
+    found: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
         rows = run.rounds[run.rounds["site"] == "pooled"]
         values = pd.to_numeric(rows.get("auroc", pd.Series()), errors="coerce").to_numpy(dtype=np.float64)

@@ -12,10 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from polyclinic.ehr.cohorts import Flow
-from polyclinic.evaluation.flow_diagram import plot_flow
+from polyclinic.evaluation.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, size, spent
 from polyclinic.evaluation.metrics import macro_average
-from polyclinic.evaluation.plots import to_svg
 from polyclinic.evaluation.privacy_text import (
     NOT_RELEASED,
     central_sentence,
@@ -27,8 +25,6 @@ from polyclinic.evaluation.privacy_text import (
     risk_sentence,
     warnings,
 )
-from polyclinic.evaluation.report.figures import ALT, embedded
-from polyclinic.evaluation.report.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, spent
 
 MOST_ROWS = 60
 FEW_ROWS = 10
@@ -113,9 +109,6 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "has_undefined": "undefined" in cells,
         "has_withheld": NOT_RELEASED in cells,
         "has_missing": "–" in cells,
-        "flow": embedded(to_svg(plot_flow(Flow.from_list(summary["flow"]))), ALT["flow"])
-        if summary.get("flow")
-        else None,
         "dropouts": dropouts[:MOST_ROWS],
         "more_dropouts": len(dropouts[MOST_ROWS:]),
         "ledgers": _telling(ledgers),
@@ -315,3 +308,20 @@ def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
             given = {"title": title, "meaning": meaning, "sites": sites, "pooled": part(trained, "pooled")}
             found.append(given | {"macro": part(trained, "macro") or macro})
     return found
+
+
+def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
+    """What the section shows; None where the rounds tell nothing of it."""
+    found: list[tuple[str, str]] = []
+    seconds, sent = finite(summary.get("seconds")), rounds
+    if seconds is not None:
+        found.append(("Training", f"{seconds:,.1f} s"))
+    for column, name in (("bytes_down", "To the hospitals"), ("bytes_up", "From the hospitals")):
+        sent = pd.to_numeric(rounds[column], errors="coerce").dropna() if column in rounds.columns else pd.Series()
+        if len(sent):
+            found.append((name, f"{size(float(sent.sum()))}; {size(float(sent.mean()))} for a hospital and round"))
+    simulated = pd.to_numeric(rounds.get("simulated_seconds", pd.Series()), errors="coerce")
+    if simulated.notna().any():
+        slowest = simulated.groupby(rounds["round"]).max().sum()
+        found.append(("Simulated time", f"{slowest:,.1f} s, each round as long as its slowest hospital"))
+    return {"cost": found} if found else None

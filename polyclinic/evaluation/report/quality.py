@@ -1,18 +1,34 @@
-"""The section that says how like held-out patients the synthetic ones are, from ``quality.json`` in the run's folder."""
+"""How like held-out patients the synthetic ones are, from ``quality.json``: a section of a run's report, or a hospital's page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyclinic.errors import DataError
-from polyclinic.evaluation.report.formats import finite
+from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
+from polyclinic.evaluation.formats import estimate, finite
+from polyclinic.evaluation.page import embedded, render, write_page
+from polyclinic.evaluation.report.templates import ALT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE = "quality.json"
 MOST_COLUMNS = 40
 Found = Mapping[str, Any]
+
+_HEADER = """<header>
+<h1>{{ title }}</h1>
+<p class="muted">{{ found.run }}</p>
+</header>
+<div class="notice warn"><p><strong>Stays at the hospital.</strong> These are exact figures of real patients, without noise; no
+privacy guarantee covers them, and nothing of this page was sent.</p></div>
+"""
 
 QUALITY = """
 <h2>Quality of the synthetic patients</h2>
@@ -93,6 +109,18 @@ for categories. Wasserstein in the column's unit. A dash: not for categories.
 """
 
 
+def write_quality_page(found: Found, page: Path) -> None:
+    """Writes what ``quality.json`` of a hospital that judged at home holds as one page that loads nothing."""
+    drawn = {"quality": pictures(quality_figures(found)), "transfer": pictures(transfer_figures(found))}
+    title = f"Synthetic patients beside those of {found['hospital']}"
+    write_page(page, title, render(_HEADER + QUALITY, {"title": title, "figures": drawn, **(quality(found) or {})}))
+
+
+def pictures(figures: Mapping[str, Figure | str]) -> list[dict[str, str]]:
+    """The figures, drawn or as SVG, as a page embeds them."""
+    return [embedded(figure, ALT[name.split("-")[0]]) for name, figure in figures.items()]
+
+
 def read_quality(folder: Path) -> dict[str, Any]:
     """What ``quality.json`` holds, empty where there is none. Raises DataError for a damaged file."""
     path = folder / FILE
@@ -124,49 +152,43 @@ def quality(found: Found) -> dict[str, Any] | None:
     }
 
 
+#: What is compared column by column, pair by pair and in the correlations: its words, the best value, and where it stands.
+_OF_NUMBERS = (
+    ("Numbers alike (Kolmogorov-Smirnov)", "1", ("means", "ks")),
+    ("Numbers apart (Wasserstein, in standard deviations)", "0", ("means", "wasserstein_sd")),
+    ("Numbers within the held-out range", "1", ("means", "boundary")),
+)
+_OF_CATEGORIES = (("Categories alike (total variation)", "1", ("means", "tv")),)
+_OF_ALL = (
+    ("Missing cells alike", "1", ("means", "missing")),
+    ("Pairs of columns alike (total variation)", "1", ("pairs",)),
+    ("Correlations alike (Spearman between the matrices)", "1", ("correlations", "spearman")),
+    ("Correlations apart, the largest difference", "0", ("correlations", "largest")),
+)
+_OF_CODES = (
+    ("shares of codes on the diagonal (R²)", "1", ("r2",)),
+    ("shares of codes apart (RMSE)", "0", ("rmse",)),
+    ("codes together apart, relative", "0", ("co_occurrence", "l1")),
+    ("codes together beyond chance apart, relative", "0", ("co_occurrence", "excess_l1")),
+    ("codes a patient has apart (Wasserstein)", "0", ("per_patient", "wasserstein")),
+)
+
+
 def quality_rows(found: Found) -> list[dict[str, Any]]:
     """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts."""
     tables = found["tables"]
-
-    def row(name: str, best: str, value: Callable[[Found], Any]) -> dict[str, Any]:
-        told = {key: value(tables[key]) for key in ("synthetic", "training")}
-        return {"name": name, "best": best, **{key: (_figure(one), "") for key, one in told.items()}}
-
-    kinds = [set(one) for one in tables["synthetic"]["columns"].values()]
-    numbers, categories = any("ks" in one for one in kinds), any("tv" in one for one in kinds)
-    rows = []
-    if numbers:
-        rows += [
-            row("Numbers alike (Kolmogorov-Smirnov)", "1", lambda one: one["means"]["ks"]),
-            row("Numbers apart (Wasserstein, in standard deviations)", "0", lambda one: one["means"]["wasserstein_sd"]),
-            row("Numbers within the held-out range", "1", lambda one: one["means"]["boundary"]),
-        ]
-    if categories:
-        rows.append(row("Categories alike (total variation)", "1", lambda one: one["means"]["tv"]))
-    rows += [
-        row("Missing cells alike", "1", lambda one: one["means"]["missing"]),
-        row("Pairs of columns alike (total variation)", "1", lambda one: one["pairs"]),
-        row("Correlations alike (Spearman between the matrices)", "1", lambda one: one["correlations"]["spearman"]),
-        row("Correlations apart, the largest difference", "0", lambda one: one["correlations"]["largest"]),
-    ]
+    kinds = [set(column) for column in tables["synthetic"]["columns"].values()]
+    numbers, categories = any("ks" in kind for kind in kinds), any("tv" in kind for kind in kinds)
+    measures: list[tuple[str, str, tuple[str, ...]]] = [
+        *(_OF_NUMBERS if numbers else ()), *(_OF_CATEGORIES if categories else ()), *_OF_ALL,
+    ]  # fmt: skip
     for name in tables["synthetic"]["codes"]:
-
-        def of(*keys: str, name: str = name) -> Callable[[Found], Any]:
-            def value(one: Found) -> Any:
-                found: Any = one["codes"][name]
-                for key in keys:
-                    found = found[key]
-                return found
-
-            return value
-
-        rows += [
-            row(f"{name}: shares of codes on the diagonal (R²)", "1", of("r2")),
-            row(f"{name}: shares of codes apart (RMSE)", "0", of("rmse")),
-            row(f"{name}: codes together apart, relative", "0", of("co_occurrence", "l1")),
-            row(f"{name}: codes together beyond chance apart, relative", "0", of("co_occurrence", "excess_l1")),
-            row(f"{name}: codes a patient has apart (Wasserstein)", "0", of("per_patient", "wasserstein")),
-        ]
+        measures += [(f"{name}: {words}", best, ("codes", name, *place)) for words, best, place in _OF_CODES]
+    rows = [
+        {"name": words, "best": best,
+         **{key: (_figure(reduce(getitem, place, tables[key])), "") for key in ("synthetic", "training")}}
+        for words, best, place in measures
+    ]  # fmt: skip
     if prediction := found["prediction"]:
         rows += [
             {"name": f"{name}: code told from the others, mean F1", "best": "as real",
@@ -174,7 +196,8 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
             for name, one in prediction.items()
         ]  # fmt: skip
     for judge in (found["two_sample"] or {}).get("synthetic", ()):
-        told = {key: _with_interval(found["two_sample"][key][judge]) for key in ("synthetic", "training")}
+        scores = {key: found["two_sample"][key][judge] for key in ("synthetic", "training")}
+        told = {key: (_figure(score["value"]), estimate(score)[1]) for key, score in scores.items()}
         rows.append({"name": f"Told from held-out patients by {judge} (AUROC)", "best": "0.5", **told})
     return rows
 
@@ -211,8 +234,3 @@ def _figure(value: object) -> str:
     if number is None:
         return "undefined"
     return f"{number:.3f}" if abs(number) >= 0.0995 or number == 0 else f"{number:.2g}"
-
-
-def _with_interval(one: Found) -> tuple[str, str]:
-    low, high = finite(one["low"]), finite(one["high"])
-    return _figure(one["value"]), "" if low is None or high is None else f"{low:.3f} to {high:.3f}"

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+_BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
+#: What stands for a figure, by its name without its number.
+ALT = {
+    "auroc": f"AUROC on held-out patients {_BY_ROUND}",
+    "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
+    "loss": f"Loss on held-out patients {_BY_ROUND}",
+    "epsilon": f"Epsilon spent {_BY_ROUND}",
+    "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
+    "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
+    "columns": "Shares by value of the columns that are least alike; the numbers are in quality.json.",
+    "correlations": "Correlations of held-out and of synthetic patients, and their difference; the numbers are in quality.json.",
+    "trajectory": "Median and middle half over visits by arm, held-out and synthetic patients; the numbers are in quality.json.",
+    "codes": "Share of patients with each code, synthetic against held-out; the numbers are in quality.json.",
+    "transfer": "AUROC of classifiers by what trained them; the numbers are in quality.json.",
+    "flow": "Rows and patients left after each step; the numbers are in summary.json.",
+}
+
 HEADER = """<header>
 <h1>{{ title }}</h1>
 <p class="muted">{{ subtitle }}</p>
@@ -157,8 +175,7 @@ patients, as far as is known; a missing number stands at its centre{% if posteri
 
 SYNTHESIS = """{% if synthesis %}
 <h2>Synthetic patients</h2>
-<p>This run's result draws synthetic patients by the method <code>{{ synthesis.method }}</code>
-({% if synthesis.preset == "paper" %}preset <code>paper</code>: as published{% else %}preset <code>sound</code>{% endif %}).
+<p>This run's result draws synthetic patients by the method <code>{{ synthesis.method }}</code>.
 {% if synthesis.finished %}<code>polyclinic synthesize</code> writes as many as are wanted, with a certificate; drawing them costs
 no further privacy.{% else %}It stopped before anything could be drawn.{% endif %}</p>
 {% if synthesis.guarantee %}<div class="notice warn"><p><strong>What this method guarantees.</strong>
@@ -179,10 +196,10 @@ releases of the same patients, which this run's epsilon does not cover.</p>
 {% endif %}
 """
 
-PATIENTS = """{% if flow %}
+PATIENTS = """{% if figures.patients %}
 <h2>Patients</h2>
 <p>How the dataset's records were chosen from those that were published.</p>
-<figure><img src="{{ flow.source }}" alt="{{ flow.alt }}"></figure>
+{{ pictures(figures.patients) }}
 {% endif %}
 """
 
@@ -264,4 +281,13 @@ REPEAT = """<h2>How to repeat it</h2>
 <h3>Versions</h3>
 <pre>{{ versions }}</pre>
 <p class="small muted">Numbers of every round: <code>rounds.csv</code> beside this page.</p>
+"""
+
+COST = """<h2>Cost</h2>
+<table class="facts"><tbody>
+{% for name, value in cost %}<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>
+{% endfor %}
+</tbody></table>
+<p class="small muted">Bytes are of the arrays in the messages of training, as hospitals were sent them and sent them
+back; seconds of the rounds on the machine that ran them, without what came before the first.</p>
 """

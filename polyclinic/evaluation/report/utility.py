@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyclinic.evaluation.report.formats import Summary, part
-from polyclinic.evaluation.utility_plots import plot_calibration, plot_decision, plot_hospitals
+from polyclinic.evaluation.figures.utility import plot_calibration, plot_decision, plot_hospitals
+from polyclinic.evaluation.formats import Summary, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.review.form_page import LONGEST_INITIALS, MOST_SCORE, SCORES_FORMAT
+from polyclinic.evaluation.review.form import LONGEST_INITIALS, MOST_SCORE, SCORES_FORMAT
 from polyclinic.evaluation.review.packet import KEY, KEY_FORMAT, PACKET
+from polyclinic.files import reason
+from polyclinic.types import Bools, Floats
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 _GUESSES = {"real": 1.0, "synthetic": 0.0, None: np.nan}
 
 
@@ -121,7 +120,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark before it
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or 'no reason given'}.") from None
+        raise DataError(f"{path} cannot be read: {reason(error)}.") from None
     except (ValueError, RecursionError):
         raise DataError(f"{path} cannot be read as JSON.") from None
     if not isinstance(found, dict):

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_cells
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Checked
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from polyclinic.types import Floats, Ints
 
 MISSING = np.iinfo(np.int64).min
 # The share of a column's different readings that must lie on a grid; a few odd ones do not make it finer.

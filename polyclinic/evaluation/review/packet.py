@@ -1,14 +1,13 @@
 """Which patients a packet shows and in what order, and its folder: the form, its answer key, and who gets what.
 
-A packet holds real records. It is no release with differential privacy and spends no epsilon, because it stays inside.
+The synthetic table is a file, or drawn from a run. A packet holds real records: it is no release with differential privacy, and
+spends no epsilon, because it stays inside.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,11 +17,16 @@ from typing import Any
 import numpy as np
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.shard import Checked
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.ehr.shard import Checked, check_chunks
+from polyclinic.ehr.sources.files import column_names, file_chunks, found_files
+from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.evaluation.review.form import render_form
-from polyclinic.evaluation.review.grid import Ints, Table, on_grid, steps
+from polyclinic.evaluation.review.grid import Table, on_grid, steps
+from polyclinic.files import SECRET, NewFile, new_folder, reason, write_files
 from polyclinic.privacy.streams import generator
+from polyclinic.synthesis.certificate import certificate_path
+from polyclinic.synthesis.release import run_in, synthesize
+from polyclinic.types import Ints
 
 PACKET, KEY, README = "packet.html", "answer-key.json", "README.txt"
 KEY_FORMAT = "polyclinic-review-key/1"
@@ -126,21 +130,11 @@ def write_packet(
     readme = README_TEXT.format(patients=len(packet.patients), half=len(packet.patients) // 2, digest=digest)
     files = {PACKET: page, KEY: json.dumps(key, indent=2, allow_nan=False), README: readme}
     try:
-        beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))  # for its owner alone
-        try:
-            for name, text in files.items():
-                with open(beside / name, "w", encoding="utf-8", opener=_for_its_owner) as file:
-                    file.write(text)
-            beside.rename(out)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        with new_folder(out) as beside:
+            write_files({beside / name: NewFile(text, SECRET) for name, text in files.items()})
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror or 'no reason given'}.") from None
+        raise ConfigError(f"{out} cannot be written: {reason(error)}.") from None
     return key
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 README_TEXT = """A blinded review of {patients} patients, {half} real and {half} synthetic.
@@ -162,3 +156,58 @@ leaves. Delete packet.html, its copies and its printouts when the review is over
 
 Packet {digest}
 """
+
+
+def schema_of_run(run: Path, out: Path, rows: int, seed: int) -> tuple[Schema, Path]:
+    """The schema of a finished run of task synthesis, and ``out``, to which ``rows`` rows were drawn from its generator.
+
+    Raises ConfigError or DataError as ``synthesize`` does.
+    """
+    synthesize(run, rows, out, seed=seed)
+    return Schema.from_toml(run_in(run) / "schema.toml"), out
+
+
+def read_synthetic(path: Path, schema: Schema) -> Checked:
+    """The synthetic records in a CSV or Parquet file, checked against the schema of what reviewers see.
+
+    Raises DataError where the file has other columns than the schema, or its certificate names another schema.
+    """
+    known = {name for column in schema.columns for name in column.record_names}
+    for file in found_files(path):
+        if unknown := [name for name in column_names(file) if name not in known]:
+            raise DataError(
+                f"{file}: the schema {schema.name!r} has no column {several(map(repr, unknown))}; real and synthetic "
+                "patients must be of one schema."
+            )
+    _check_certificate(path, schema)
+    return check_chunks(file_chunks(path, schema), schema, str(path))
+
+
+def _check_certificate(path: Path, schema: Schema) -> None:
+    place = certificate_path(path)
+    if not place.is_file():
+        return
+    try:
+        columns, name = (found := json.loads(place.read_text(encoding="utf-8")))["columns"], found["schema"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(f"{place} cannot be read as a certificate of synthetic records.") from None
+    wanted = [name for column in schema.columns for name in column.record_names]
+    if name != schema.name or columns != wanted:
+        raise DataError(
+            f"{path} was drawn for the schema {name!r} with other columns than {schema.name!r} has; give the run's own "
+            "schema.toml by --schema."
+        )
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """What codes and categories mean, by a CSV file with columns ``code`` and ``name``. Raises DataError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # as spreadsheets write it
+            rows = csv.DictReader(file)
+            if not {"code", "name"} <= set(rows.fieldnames or ()):
+                raise DataError(f"{path}: the header must have the columns 'code' and 'name'.")
+            return {row["code"].strip(): row["name"].strip() for row in rows if row["code"] and row["name"]}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}.") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise DataError(f"{path}: the file cannot be read; it must be UTF-8 CSV.") from None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyclinic.ehr.anonymity import write_whole
-from polyclinic.evaluation.plots import MUTED, PALETTE, to_svg
-from polyclinic.evaluation.report.figures import embedded
-from polyclinic.evaluation.report.page import write_page
-from polyclinic.evaluation.report.sections import Section
-from polyclinic.evaluation.review.form_page import MOST_SCORE
-from polyclinic.evaluation.synthetic.panels import panels
+from polyclinic.evaluation.figures.canvas import PALETTE, label_axes, legend, panels
+from polyclinic.evaluation.page import embedded, frame, render
+from polyclinic.evaluation.review.form import MOST_SCORE
+from polyclinic.files import write_outputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,26 +67,15 @@ def write_results(found: Mapping[str, Any], folder: Path) -> None:
 
     Raises ConfigError where the folder cannot be written to.
     """
-    figure = embedded(
-        to_svg(plot_scores(found["reviewers"])), "How often each score was given; numbers are in review.json."
-    )
-    sections = [(Section("review", _RESULT), {**found, "figures": [figure]})]
-    text = json.dumps(found, indent=2, allow_nan=False)
-    write_whole(
+    figure = embedded(plot_scores(found["reviewers"]), "How often each score was given; numbers are in review.json.")
+    body = render(_RESULT, {**found, "figures": [figure]})
+    write_outputs(
         {
-            folder / "review.json": lambda path: _write_text(path, text),
-            folder / "review.html": lambda path: _write_page(path, sections),
+            folder / "review.json": json.dumps(found, indent=2, allow_nan=False),
+            folder / "review.html": frame("Blinded review: scores", body),
         },
         force=True,
     )
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _write_page(path: Path, sections: Sequence[tuple[Section, Mapping[str, Any]]]) -> None:
-    write_page(path, "Blinded review: scores", sections).chmod(0o600)
 
 
 def plot_scores(reviewers: list[dict[str, Any]]) -> Figure:
@@ -112,8 +98,7 @@ def plot_scores(reviewers: list[dict[str, Any]]) -> Figure:
             )  # fmt: skip
             top = max(top, float(share.max()))
         axes.set_xticks(range(0, MOST_SCORE + 1, 2))
-        axes.set_xlabel("score", fontsize=9, color=MUTED)
-    for axes in row:
-        axes.set_ylim(0, 1.3 * top or 1.0)  # room for the legend
-    row[0].legend(frameon=False, fontsize=9, loc="upper left")
+        label_axes(axes, "score")
+    row[0].set_ylim(0, 1.06 * top or 1.0)
+    legend(row[-1])
     return figure

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.intervals import ratio
 from polyclinic.evaluation.synthetic.codes import tables
-from polyclinic.evaluation.synthetic.resampling import Floats, ratio
+from polyclinic.types import Bools, Floats, Ints
 
 STEPS = 300
 AT_ONCE = 2048  # rows whose scores stay in the processor's cache
@@ -75,7 +76,7 @@ def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: in
     )
 
 
-def fit(table: NDArray[np.bool_], targets: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def fit(table: Bools, targets: Ints) -> tuple[Floats, Floats]:
     """Weights (J, m) and intercepts (m,) of the logistic regressions of each target code on all other codes.
 
     Minimises the sum over rows of the cross-entropy plus half the squared weights, as scikit-learn does with C = 1.
@@ -120,7 +121,7 @@ def fit(table: NDArray[np.bool_], targets: NDArray[np.int64]) -> tuple[Floats, F
     return weights, offset - share @ weights
 
 
-def predict(table: NDArray[np.bool_], weights: Floats, offset: Floats, targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+def predict(table: Bools, weights: Floats, offset: Floats, targets: Ints) -> Bools:
     """(n, m) whether each target code is likelier than not, from the other codes of the rows (n, J)."""
     from scipy.sparse import csr_array
 
@@ -128,7 +129,7 @@ def predict(table: NDArray[np.bool_], weights: Floats, offset: Floats, targets: 
     return np.asarray(csr_array(table).astype(np.float64) @ weights + offset > 0)
 
 
-def _varies(table: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _varies(table: Bools) -> Bools:
     return np.asarray(table.any(axis=0) & ~table.all(axis=0))
 
 

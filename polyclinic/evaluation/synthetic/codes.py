@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.types import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def per_patient(real: ArrayLike, synthetic: ArrayLike) -> PerPatient:
     return PerPatient(float(a.mean()), float(b.mean()), float(wasserstein_distance(a, b)))
 
 
-def tables(*given: ArrayLike) -> list[NDArray[np.bool_]]:
+def tables(*given: ArrayLike) -> list[Bools]:
     """The code tables as (n, J) booleans.  Raises DataError unless each has rows and all have the same codes."""
     found = [np.asarray(table) > 0 for table in given]
     for table in found:

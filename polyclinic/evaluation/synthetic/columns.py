@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from polyclinic.errors import DataError, several
-from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.types import Floats, Ints
 
 BINS = 10
 
@@ -124,7 +123,7 @@ def pairs(
     return pd.DataFrame(1 - apart / 2, index=real.columns, columns=real.columns)
 
 
-def _levels(real: pd.Series, synthetic: pd.Series, bins: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _levels(real: pd.Series, synthetic: pd.Series, bins: int | None) -> tuple[Ints, Ints]:
     """The two columns as whole numbers from 0 that mean the same in both; the missing are 0."""
     if bins is None:
         both = pd.concat([real.astype(object), synthetic.astype(object)], ignore_index=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.resampling import Floats
 from polyclinic.evaluation.synthetic.transfer import spearman
+from polyclinic.types import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def pearson(table: Floats) -> Floats:
     return np.asarray(found)
 
 
-def _varies(table: Floats) -> NDArray[np.bool_]:
+def _varies(table: Floats) -> Bools:
     low = np.where(np.isnan(table), np.inf, table).min(axis=0, initial=np.inf)
     high = np.where(np.isnan(table), -np.inf, table).max(axis=0, initial=-np.inf)
     return np.asarray(high > low)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.synthetic.resampling import Floats
+from polyclinic.types import Floats, Ints
 
 FOLDS = 5
 
@@ -39,9 +39,7 @@ def fowlkes_mallows_index(y: ArrayLike, called: ArrayLike) -> float | None:
     return float((truth & said).sum() / np.sqrt(float(said.sum()) * float(truth.sum())))
 
 
-def cutoff_on(
-    table: tuple[Floats, NDArray[np.int64]], test: tuple[Floats, NDArray[np.int64]], seed: int = 0
-) -> dict[str, float | None]:
+def cutoff_on(table: tuple[Floats, Ints], test: tuple[Floats, Ints], seed: int = 0) -> dict[str, float | None]:
     """What the cut-off of a logistic regression's probability, both fitted to ``table``, is worth on ``test``.
 
     table, test: x (n, F) finite and y (n,) 0 or 1. The cut-off is of scores of five folds, each by the others' model. The answer

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import decode, encode, feature_names, feature_slices
 from polyclinic.ehr.schema import Schema, label_names
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.resampling import Floats
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Bools, Floats, Ints
 
-Ints = NDArray[np.int64]
 MOST, MOST_FULL = 2000, 4000  # patients of a table; where classifiers are asked as well
 MOST_FEATURES = 200
 
@@ -74,7 +72,7 @@ class Sample:
         columns = (*self.schema.features, self.schema.label)
         return tuple(c.name for c in columns if c.kind in ("binary", "categorical", "ordinal"))
 
-    def codes(self, name: str) -> NDArray[np.bool_]:
+    def codes(self, name: str) -> Bools:
         """(n, J) whether each patient has each code of the set ``name``."""
         at = next(at for column, at in feature_slices(self.schema) if column.name == name)
         return np.asarray(self.x[:, at] > 0.5)

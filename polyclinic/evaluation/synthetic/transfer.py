@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.synthetic.resampling import Floats, Interval, bootstrap, interval, ratio, weighted_auroc
+from polyclinic.evaluation.intervals import Interval, bootstrap, percentiles, ratio, weighted_auroc
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Floats, Ints
 
 REAL = "real"
 METRICS = ("accuracy", "auroc", "f1")
@@ -45,7 +46,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class _Trained:
-    predicted: NDArray[np.int64]
+    predicted: Ints
     scores: Floats
     weights: Floats | None
 
@@ -87,7 +88,7 @@ def transfer(
     return found
 
 
-def scores(y: NDArray[np.int64], predicted: NDArray[np.int64], margins: Floats, weights: Floats) -> Floats:
+def scores(y: Ints, predicted: Ints, margins: Floats, weights: Floats) -> Floats:
     """(b, 3) accuracy, AUROC and F1 of each resample, NaN where undefined; the last two as ``transfer`` says.
 
     y, predicted: (n,).  margins: (n, K), higher for the likelier class.  weights: (b, n).
@@ -116,7 +117,7 @@ def _mean(rows: Floats) -> Floats:
 
 def _judge(
     trained: Sequence[_Trained | None],
-    y: NDArray[np.int64],
+    y: Ints,
     seed: int,
     count: int,
     patients: NDArray[np.generic] | None,
@@ -134,8 +135,8 @@ def _judge(
     real = trained[0]
     return [
         Judged(
-            {metric: interval(value[i, m], draws[:, i, m]) for m, metric in enumerate(METRICS)},
-            {metric: interval(less[i, m], draws_less[:, i, m]) for m, metric in enumerate(METRICS)} if i else {},
+            {metric: percentiles(value[i, m], draws[:, i, m]) for m, metric in enumerate(METRICS)},
+            {metric: percentiles(less[i, m], draws_less[:, i, m]) for m, metric in enumerate(METRICS)} if i else {},
             None
             if not i or one is None or real is None or one.weights is None or real.weights is None
             else spearman(real.weights, one.weights),
@@ -144,9 +145,7 @@ def _judge(
     ]
 
 
-def _train(
-    kind: str, table: tuple[Floats, NDArray[np.int64]], test: Floats, classes: int, seed: int
-) -> _Trained | None:
+def _train(kind: str, table: tuple[Floats, Ints], test: Floats, classes: int, seed: int) -> _Trained | None:
     x, y = table
     if np.ptp(y) == 0:
         return None
@@ -183,7 +182,7 @@ def _classifier(kind: str, rows: int, seed: int) -> Any:
     return make_pipeline(StandardScaler(), KNeighborsClassifier(min(NEIGHBOURS, rows)))
 
 
-def _checked(name: str, table: Table) -> tuple[Floats, NDArray[np.int64]]:
+def _checked(name: str, table: Table) -> tuple[Floats, Ints]:
     x, y = np.asarray(table[0], dtype=np.float64), np.asarray(table[1])
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
         raise DataError(f"table {name!r} must be features (n, F) and labels (n,), n > 0, not {x.shape} and {y.shape}.")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.resampling import Floats, Interval, bootstrap, interval, weighted_auroc
+from polyclinic.evaluation.intervals import Interval, bootstrap, percentiles, weighted_auroc
 from polyclinic.privacy.streams import generator
+from polyclinic.types import Bools, Floats, Ints
 
 JUDGES = {"lr": "logistic regression", "gbm": "gradient boosting"}
 FOLDS = 5
@@ -66,11 +67,11 @@ def two_sample(
             resamples,
             None if patients is None else people,
         )
-        found[judge] = interval(float(value), draws)
+        found[judge] = percentiles(float(value), draws)
     return found
 
 
-def _folds(people: NDArray[np.int64], made: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
+def _folds(people: Ints, made: Bools, rng: np.random.Generator) -> Ints:
     """The fold of each row: people of each table dealt round in random order."""
     fold = np.empty(int(people.max()) + 1, dtype=np.int64)
     for kind in (False, True):
@@ -79,7 +80,7 @@ def _folds(people: NDArray[np.int64], made: NDArray[np.bool_], rng: np.random.Ge
     return fold[people]
 
 
-def _scores(judge: str, x: Floats, made: NDArray[np.bool_], fold: NDArray[np.int64], state: int) -> Floats:
+def _scores(judge: str, x: Floats, made: Bools, fold: Ints, state: int) -> Floats:
     score = np.empty(len(x))
     for number in range(FOLDS):
         left = fold == number

@@ -10,7 +10,7 @@ import numpy as np
 from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised, shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, gram_sensitivity, toeplitz
 from polyclinic.privacy.noise.toeplitz import SquareRoot
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Banded:
         return cls(steps, widest if bands is None else bands, objective)
 
     @cached_property
-    def coefficients(self) -> Floats:
+    def coefficients(self) -> Reals:
         """(bands,) first column of the Toeplitz matrix, of norm 1."""
         return _optimal(self.steps, self.bands, self.objective)
 
     @cached_property
-    def norms(self) -> Floats:
+    def norms(self) -> Reals:
         """(steps,) column norms of the Toeplitz matrix: 1 but for the last columns, which the matrix' end cuts short."""
         norms = np.ones(self.steps)
         tail = min(self.bands, self.steps)
         norms[self.steps - tail :] = np.sqrt(np.cumsum(self.coefficients[:tail] ** 2))[::-1]
         return norms
 
-    def strategy(self) -> Floats:
+    def strategy(self) -> Reals:
         """(steps, steps) C."""
         column = np.zeros(self.steps)
         column[: self.bands] = self.coefficients
@@ -63,7 +63,7 @@ class Banded:
             return float(np.sqrt(participation.within(self.steps)))
         return gram_sensitivity(self.strategy(), participation)
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         from scipy.signal import lfilter
 
         inverse = lfilter([1.0], self.coefficients, np.eye(1, self.steps)[0])
@@ -78,7 +78,7 @@ class Banded:
     def rows_kept(self, step: int) -> int:
         return min(step, self.bands - 1)
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         # Rows of T^-1 z, for C = T / norms.
         rows = np.concatenate([memory, draws])
         weights = (self.coefficients[:0:-1] / self.coefficients[0]).astype(rows.dtype)
@@ -91,13 +91,13 @@ class Banded:
 
 
 @lru_cache(maxsize=64)
-def _optimal(steps: int, bands: int, objective: Objective) -> Floats:
+def _optimal(steps: int, bands: int, objective: Objective) -> Reals:
     from scipy.signal import lfilter
 
     once = Participation(1, 1)
     column = np.eye(1, steps)[0]
 
-    def loss(tail: Floats) -> tuple[float, Floats]:
+    def loss(tail: Reals) -> tuple[float, Reals]:
         column[1:bands] = tail
         value, gradient = log_loss(column, lambda x: lfilter([1.0], column[:bands], x), once, objective)
         return value, gradient[1:bands]

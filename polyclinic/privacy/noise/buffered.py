@@ -13,7 +13,7 @@ import numpy as np
 
 from polyclinic.privacy.noise.design import Objective, check_objective, log_loss, minimised, shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, toeplitz_sensitivity
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,26 @@ class Buffered:
         check_objective(self.objective)
 
     @cached_property
-    def scale_decay(self) -> tuple[Floats, Floats]:
+    def scale_decay(self) -> tuple[Reals, Reals]:
         """Two arrays (buffers,), the slowest decay first."""
         return _optimal(self.steps, self.buffers, self.participation, self.objective)
 
     @cached_property
-    def coefficients(self) -> Floats:
+    def coefficients(self) -> Reals:
         """(steps,) first column of C."""
         return _column(self.steps, *self.scale_decay)
 
     def sensitivity(self, participation: Participation) -> float:
         return toeplitz_sensitivity(self.coefficients, participation)
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         inverse = _solve(*self.scale_decay, np.eye(1, self.steps)[0])
         return np.cumsum(np.cumsum(inverse) ** 2)
 
     def rows_kept(self, step: int) -> int:
         return self.buffers
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         scale, decay = (values.astype(draws.dtype) for values in self.scale_decay)
         noise = np.empty_like(draws)
         for row, draw in enumerate(draws):
@@ -62,13 +62,13 @@ class Buffered:
 
 
 @lru_cache(maxsize=64)
-def _optimal(steps: int, buffers: int, participation: Participation, objective: Objective) -> tuple[Floats, Floats]:
+def _optimal(steps: int, buffers: int, participation: Participation, objective: Objective) -> tuple[Reals, Reals]:
     lag = np.arange(steps - 1)
 
-    def unpacked(values: Floats) -> tuple[Floats, Floats]:
+    def unpacked(values: Reals) -> tuple[Reals, Reals]:
         return np.exp(values[:buffers]), 1 / (1 + np.exp(-values[buffers:]))
 
-    def loss(values: Floats) -> tuple[float, Floats]:
+    def loss(values: Reals) -> tuple[float, Reals]:
         scale, decay = unpacked(values)
         column = _column(steps, scale, decay)
         value, gradient = log_loss(column, lambda x: _solve(scale, decay, x), participation, objective)
@@ -85,11 +85,11 @@ def _optimal(steps: int, buffers: int, participation: Participation, objective: 
     return shared(scale[order]), shared(decay[order])
 
 
-def _column(steps: int, scale: Floats, decay: Floats) -> Floats:
+def _column(steps: int, scale: Reals, decay: Reals) -> Reals:
     return np.concatenate([[1.0], scale @ decay[:, None] ** np.arange(steps - 1)])
 
 
-def _solve(scale: Floats, decay: Floats, x: Floats) -> Floats:
+def _solve(scale: Reals, decay: Reals, x: Reals) -> Reals:
     """C^-1 x, with C as the power series 1 + sum_i scale_i x / (1 - decay_i x) brought to one fraction."""
     from scipy.signal import lfilter
 
@@ -97,5 +97,5 @@ def _solve(scale: Floats, decay: Floats, x: Floats) -> Floats:
     above = below.copy()
     for buffer, weight in enumerate(scale):
         above[1:] += weight * np.poly(np.delete(decay, buffer))
-    solved: Floats = lfilter(below, above, x)
+    solved: Reals = lfilter(below, above, x)
     return solved

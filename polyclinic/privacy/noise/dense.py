@@ -10,7 +10,7 @@ import numpy as np
 from polyclinic.privacy.noise.design import shared
 from polyclinic.privacy.noise.sensitivity import Participation, check_count, gram_sensitivity
 from polyclinic.privacy.noise.toeplitz import combined
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 MOST_STEPS = 256
 
@@ -30,21 +30,21 @@ class Dense:
     def sensitivity(self, participation: Participation) -> float:
         return gram_sensitivity(_optimal(self.steps)[0], participation)
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         prefix = np.cumsum(_optimal(self.steps)[1], axis=0)
-        variances: Floats = np.square(prefix).sum(axis=1)
+        variances: Reals = np.square(prefix).sum(axis=1)
         return variances
 
     def rows_kept(self, step: int) -> int:
         return step
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         inverse = _optimal(self.steps)[1]
         return combined(memory, draws, lambda end: inverse[end - 1, :end])
 
 
 @lru_cache(maxsize=4)
-def _optimal(steps: int) -> tuple[Floats, Floats]:
+def _optimal(steps: int) -> tuple[Reals, Reals]:
     """C and C^-1, (T, T), that minimise tr(A^T A (C^T C)^-1) where C^T C has a unit diagonal.
 
     With M = A^T A the optimum is C^T C = D^-1/2 (D^1/2 M D^1/2)^1/2 D^-1/2, D the diagonal matrix of the v with

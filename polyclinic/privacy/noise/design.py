@@ -9,7 +9,7 @@ import numpy as np
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.noise.sensitivity import Participation
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 Objective = Literal["max", "mean"]
 
@@ -21,8 +21,8 @@ def check_objective(objective: str) -> None:
 
 
 def log_loss(
-    column: Floats, solve: Callable[[Floats], Floats], participation: Participation, objective: Objective
-) -> tuple[float, Floats]:
+    column: Reals, solve: Callable[[Reals], Reals], participation: Participation, objective: Objective
+) -> tuple[float, Reals]:
     """Logarithm of sensitivity^2 times the largest or mean variance of the prefix sums, and its (T,) gradient.
 
     column: (T,) first column of C; solve: C^-1 times a (T,) vector. The sensitivity is that of a non-negative column that
@@ -48,17 +48,17 @@ def log_loss(
 
 
 def minimised(
-    loss: Callable[[Floats], tuple[float, Floats]], start: Floats, bounds: list[tuple[float, float]] | None = None
-) -> Floats:
+    loss: Callable[[Reals], tuple[float, Reals]], start: Reals, bounds: list[tuple[float, float]] | None = None
+) -> Reals:
     """Where the loss, given with its gradient, has a minimum near ``start``: L-BFGS-B to the last digits it finds."""
     from scipy.optimize import minimize
 
     options = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 30}
-    found: Floats = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    found: Reals = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return found
 
 
-def shared(values: Floats) -> Floats:
+def shared(values: Reals) -> Reals:
     """The same array, no longer to be written to: what processes share must not change under one of them."""
     values.setflags(write=False)
     return values

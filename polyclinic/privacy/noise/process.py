@@ -21,7 +21,8 @@ from dp_accounting import DpEvent
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.noise.sensitivity import Participation
-from polyclinic.privacy.streams import Floats, Stream
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Reals
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -38,7 +39,7 @@ class Factorisation(Protocol):
         """The L2 norm of C applied to the worst participation of vectors of norm 1, or an upper bound on it."""
         ...
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         """(steps,) variance of the noise in each prefix sum: the squared row norms of B."""
         ...
 
@@ -46,7 +47,7 @@ class Factorisation(Protocol):
         """How many vectors must be remembered after ``step`` steps."""
         ...
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         """Rows step, step + 1, ... of C^-1 z from their (n, P) draws, and the memory after them.
 
         memory: (rows_kept(step), P), zeros before the first step. Each row is computed as if it came alone.
@@ -86,7 +87,7 @@ class NoiseProcess:
 
     def draw(
         self, stream: Stream, state: Mapping[str, npt.NDArray[Any]], steps: int, width: int
-    ) -> tuple[Floats, State]:
+    ) -> tuple[Reals, State]:
         """(steps, width) noise of the next steps, in the stream's dtype, and the state to go on from; {} begins.
 
         Drawing in pieces is drawing at once. The state holds past noise, from which the released sums could be cleared of
@@ -110,24 +111,24 @@ class NoiseProcess:
                 memory = self._fresh(width)
         return np.concatenate(noise), {"step": np.asarray(step), "memory": memory}
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         """(steps,) variance of the noise in each prefix sum at unit base draws."""
         once, length = self.factorisation.variances(), self.factorisation.steps
         done = np.arange(self.steps) // length
-        variances: Floats = once[np.arange(self.steps) % length] + done * once[-1]
+        variances: Reals = once[np.arange(self.steps) % length] + done * once[-1]
         return variances
 
-    def matrix(self) -> Floats:
+    def matrix(self) -> Reals:
         """(steps, steps) linear map from base draws to noise; for small ``steps``."""
         length = self.factorisation.steps
         once, _ = self.factorisation.advance(0, self._fresh(length), np.eye(length))
-        whole: Floats = np.kron(np.eye(math.ceil(self.steps / length)), once)
+        whole: Reals = np.kron(np.eye(math.ceil(self.steps / length)), once)
         return whole[: self.steps, : self.steps]
 
-    def _fresh(self, width: int) -> Floats:
+    def _fresh(self, width: int) -> Reals:
         return np.zeros((self.factorisation.rows_kept(0), width))
 
-    def _restored(self, state: Mapping[str, npt.NDArray[Any]], width: int) -> tuple[int, Floats]:
+    def _restored(self, state: Mapping[str, npt.NDArray[Any]], width: int) -> tuple[int, Reals]:
         if not state:
             return 0, self._fresh(width)
         torn = ConfigError(f"The kept state is not one of the noise process {self.name!r} with {width} parameters.")

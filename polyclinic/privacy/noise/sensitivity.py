@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 
 def check_count(name: str, value: object, most: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Participation:
         return min(self.times, math.ceil(steps / self.separation))
 
 
-def toeplitz_sensitivity(coefficients: Floats, participation: Participation) -> float:
+def toeplitz_sensitivity(coefficients: Reals, participation: Participation) -> float:
     """L2 sensitivity of the lower triangular Toeplitz matrix with this (T,) first column.
 
     Exact where the column is non-negative and does not rise: the worst participation begins at the first step and
@@ -59,7 +59,7 @@ def toeplitz_sensitivity(coefficients: Floats, participation: Participation) -> 
     return float(np.linalg.norm(moved))
 
 
-def gram_sensitivity(matrix: Floats, participation: Participation) -> float:
+def gram_sensitivity(matrix: Reals, participation: Participation) -> float:
     """An upper bound on the L2 sensitivity of any matrix of shape (rows, T).
 
     The squared sensitivity of a pattern is at most its steps' sum of u_i, where u_i is the most that sum_j |G_ij| can be
@@ -80,7 +80,7 @@ def gram_sensitivity(matrix: Floats, participation: Participation) -> float:
     return float(np.sqrt(_heaviest(through[None], separation, times)[0]))
 
 
-def _heaviest(weights: Floats, separation: int, times: int | None) -> Floats:
+def _heaviest(weights: Reals, separation: int, times: int | None) -> Reals:
     """(n,) most that a pattern of at most ``times`` steps, ``separation`` apart, collects of each row of (n, T)."""
     taken = 0 if times is None else 1
     start = np.zeros((1 if times is None else times + 1, len(weights)))
@@ -90,11 +90,11 @@ def _heaviest(weights: Floats, separation: int, times: int | None) -> Floats:
         latest = best[-1].copy()
         latest[taken:] = np.maximum(latest[taken:], best[0][: len(start) - taken] + weight)
         best.append(latest)
-    heaviest: Floats = best[-1][-1]
+    heaviest: Reals = best[-1][-1]
     return heaviest
 
 
-def toeplitz(coefficients: Floats) -> Floats:
+def toeplitz(coefficients: Reals) -> Reals:
     """The (T, T) lower triangular Toeplitz matrix with this (T,) first column."""
     steps = len(coefficients)
     lag = np.subtract.outer(np.arange(steps), np.arange(steps))

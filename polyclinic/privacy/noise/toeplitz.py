@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from polyclinic.privacy.noise.sensitivity import Participation, toeplitz_sensitivity
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Independent:
     def sensitivity(self, participation: Participation) -> float:
         return float(np.sqrt(participation.within(self.steps)))
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         return np.arange(1.0, self.steps + 1)
 
     def rows_kept(self, step: int) -> int:
         return 0
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         return draws, memory
 
 
@@ -41,13 +41,13 @@ class SquareRoot:
     steps: int
 
     @cached_property
-    def coefficients(self) -> Floats:
+    def coefficients(self) -> Reals:
         """(steps,) first column of C."""
         lag = np.arange(1, self.steps)
         return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / lag]))
 
     @cached_property
-    def inverse(self) -> Floats:
+    def inverse(self) -> Reals:
         """(steps,) first column of C^-1: 1, -1/2, -1/8, -1/16, ..."""
         lag = np.arange(1, self.steps)
         return np.cumprod(np.concatenate([[1.0], 1 - 1.5 / lag]))
@@ -55,18 +55,18 @@ class SquareRoot:
     def sensitivity(self, participation: Participation) -> float:
         return toeplitz_sensitivity(self.coefficients, participation)
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         # B = A C^-1 = C.
         return np.cumsum(self.coefficients**2)
 
     def rows_kept(self, step: int) -> int:
         return step
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         return combined(memory, draws, lambda end: self.inverse[end - 1 :: -1])
 
 
-def combined(past: Floats, draws: Floats, weights: Callable[[int], Floats]) -> tuple[Floats, Floats]:
+def combined(past: Reals, draws: Reals, weights: Callable[[int], Reals]) -> tuple[Reals, Reals]:
     """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far."""
     known = np.concatenate([past, draws])
     noise = np.empty_like(draws)

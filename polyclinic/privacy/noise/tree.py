@@ -14,7 +14,7 @@ import numpy as np
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.noise.sensitivity import Participation
-from polyclinic.privacy.streams import Floats
+from polyclinic.types import Reals
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Tree:
         return (self.steps - 1).bit_length() + 1 if self.completed else self.steps.bit_length()
 
     @cached_property
-    def node_variances(self) -> Floats:
+    def node_variances(self) -> Reals:
         """(levels,) variance of a node's estimate by height."""
         height = np.arange(self.levels)
         return 1 / (2 * (1 - 2.0 ** -(height + 1))) if self.honaker else np.ones(self.levels)
@@ -60,10 +60,10 @@ class Tree:
             squared += full * most**2 + rest**2
         return float(np.sqrt(squared))
 
-    def variances(self) -> Floats:
+    def variances(self) -> Reals:
         done = np.arange(1, self.steps + 1)
         bits = (done[:, None] >> np.arange(self.levels)) & 1
-        variances: Floats = bits @ self.node_variances
+        variances: Reals = bits @ self.node_variances
         if self.completed:
             variances[-1] = self.node_variances[-1]
         return variances
@@ -71,7 +71,7 @@ class Tree:
     def rows_kept(self, step: int) -> int:
         return self.levels
 
-    def advance(self, step: int, memory: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         # Row h of the memory is the complete node of height h that the prefix sum adds, or zeros.
         nodes = memory.copy()
         noise = np.empty_like(draws)
@@ -83,7 +83,7 @@ class Tree:
             noise[row] = nodes[height] - below.sum(axis=0)
         return noise, nodes
 
-    def _completes(self, step: int) -> tuple[int, Floats, float]:
+    def _completes(self, step: int) -> tuple[int, Reals, float]:
         """The height of the largest node that the step completes, its weights on the nodes kept below, and its spread.
 
         The spread is the standard deviation of what is new in it: its own draw and those of its right-hand descendants.

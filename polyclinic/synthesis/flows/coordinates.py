@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from polyclinic.ehr.checks import Bools, Floats
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Bools, Floats
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
 # How far the logistic map of bounds stays from its ends, as a share of the range.

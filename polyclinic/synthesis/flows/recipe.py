@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.models.flows import KINDS, ConditionalFlow, flow
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats
 
 
 @dataclass(frozen=True, eq=False)

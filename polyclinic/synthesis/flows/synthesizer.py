@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import DataError
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 _AT_ONCE = 1 << 13
 # How often a row is drawn again before a flow is said to miss the bounds.

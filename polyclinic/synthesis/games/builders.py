@@ -1,8 +1,8 @@
-"""The games by name, each with a ``sound`` preset, whose critics can be trained privately, and the publication's ``paper``."""
+"""The games by name, whose critics can be trained privately."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from polyclinic.synthesis.games import publications, tables
 from polyclinic.synthesis.games.game import Adaptive, Game
 from polyclinic.synthesis.layout import Layout
 
-PRESETS = ("sound", "paper")
+Build = Callable[[Layout, Mapping[str, Any]], Game]
 # Each game's builder, and the options that only it takes.
-GAMES: Mapping[str, tuple[Callable[[Layout, str, Mapping[str, Any]], Game], tuple[str, ...]]] = {
+GAMES: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gan": (tables.gan, ("widths", "floor")),
     "acgan": (tables.acgan, ()),
     "dpgan": (publications.dpgan, ("form",)),
@@ -24,16 +24,22 @@ GAMES: Mapping[str, tuple[Callable[[Layout, str, Mapping[str, Any]], Game], tupl
 }
 
 
-def make(layout: Layout, name: str = "gan", preset: str = "sound", **options: Any) -> Game:
-    """The game ``name``; options may be text. Raises ConfigError for an unknown name, preset or option, for a value that is
+def make(layout: Layout, name: str = "gan", **options: Any) -> Game:
+    """The built-in game ``name``; options may be text. Raises ConfigError for an unknown name or option, for a value that is
     not allowed, and for a schema that the game is not for.
     """
-    for key, value, allowed in (("game", name, tuple(GAMES)), ("preset", preset, PRESETS)):
-        if value not in allowed:
-            raise ConfigError(
-                f"The {key} {value!r} is unknown; allowed are {', '.join(allowed)}.{nearest(value, allowed)}"
-            )
+    if name not in GAMES:
+        raise ConfigError(f"The game {name!r} is unknown; allowed are {', '.join(GAMES)}.{nearest(name, GAMES)}")
     build, own = GAMES[name]
+    game = with_options(build, own, layout, name, options)
+    return replace(game, made_by=f"{make.__module__}:{make.__name__}", options={"name": name, **options})
+
+
+def with_options(build: Build, own: Sequence[str], layout: Layout, name: str, options: Mapping[str, Any]) -> Game:
+    """What ``build`` makes of its ``own`` options, changed by those that every game takes.
+
+    Raises ConfigError for an option that neither takes, and for a value that is not of its kind.
+    """
     unknown = [key for key in options if key not in (*own, *OPTIONS)]
     if unknown:
         known = (*own, *OPTIONS)
@@ -42,15 +48,10 @@ def make(layout: Layout, name: str = "gan", preset: str = "sound", **options: An
         )
     changed = {key.replace("-", "_"): _read(key, value) for key, value in options.items() if key in OPTIONS}
     try:
-        game = build(layout, preset, {key: options[key] for key in own if key in options})
+        game = build(layout, {key: options[key] for key in own if key in options})
     except ValueError:
         raise ConfigError(f"The options of the game {name!r} are {options}, of which one is not of its kind.") from None
-    return replace(game, **changed, options=dict(options))
-
-
-def options_of(game: Game) -> dict[str, Any]:
-    """What ``make`` needs to make the game again, as JSON."""
-    return {"name": game.name, "preset": game.preset, **game.options}
+    return replace(game, **changed)
 
 
 def _read(key: str, value: Any) -> Any:

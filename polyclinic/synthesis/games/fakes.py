@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Floats, Ints
 
 _AT_ONCE = 1 << 14
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Floats
 
 
 @dataclass(frozen=True, eq=False)

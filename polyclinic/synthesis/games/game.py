@@ -7,9 +7,9 @@ generator's steps, its average, the clipping of the critic's weights. Goodfellow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.synthesis.games.front import Front
 from polyclinic.synthesis.games.head import Generator
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays
 
 Loss = Literal["logistic", "wasserstein", "auxiliary"]
 Law = Literal["normal", "uniform"]
@@ -42,9 +42,30 @@ class Adaptive:
     grace: int = 200
 
 
+class Published(Protocol):
+    """How hospitals train a critic as somebody published it, which keeps no epsilon: for simulations and audits alone."""
+
+    def steps(
+        self, game: Game, layout: Layout, generator: nn.Module, build: Callable[[], nn.Module], arrays: Arrays,
+        work: Sequence[Any], settings: Any,
+    ) -> list[Any] | None:  # fmt: skip
+        """A ``SiteUpdate`` for each ``SiteWork`` after a round under these ``TrainSettings``; None where steps are plain ones."""
+        ...
+
+    def guarantee(
+        self, patients: Sequence[int], sample_rate: float, critic_steps: int, rounds: int, delta: float
+    ) -> str:
+        """What a run guarantees, in words, with so many patients at each hospital and critic steps in each round."""
+        ...
+
+    def findings(self, subject: Any) -> Sequence[Any]:
+        """What an audit's ``Fixed`` subject shows of it: each ``Finding`` in turn."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Game:
-    """One game. ``defaults``: the run's configuration where a user says nothing.
+    """One game.
 
     ``core``: the generator's network, (latent (n, L), label (n,)) -> (n, D - K); ``critic_of``: the critic's, (n, D) ->
     what ``loss`` needs. ``latent``: L, drawn by ``law`` ("uniform" in (-1, 1)). ``spread``, ``fall``: of the ``Front``, 0
@@ -53,15 +74,11 @@ class Game:
     The generator's: ``optimizer``, ``learning_rate`` and how it falls to 0 over the rounds (``schedule``), ``momentum``
     (Adam's beta 1), ``steps`` a round on ``batch`` rows against the mean over the last ``ring`` critics; ``ema``: decay of
     the average of its weights that is drawn from, 0 for the last ones.
-    ``noise``, ``batch_clip``: a ``paper`` preset's own, as published: the average gradient of a batch is shortened to
-    ``batch_clip`` (None: left as it is) and N(0, ``noise``^2) is added to each of its numbers (``training.published``).
-    ``begin``: arrays with which the generator begins in place of drawn ones. ``guarantee``: what a ``paper`` preset really
-    promises, in words.
-    ``options``: those that ``builders.make`` was given.
+    ``begin``: arrays with which the generator begins in place of drawn ones. ``published``: critic steps in place of private
+    ones. ``made_by``, as ``package.module:name``, makes the game again from a layout and ``options``.
     """
 
     name: str
-    preset: str
     core: Build = field(repr=False)
     critic_of: Build = field(repr=False)
     loss: Loss = "logistic"
@@ -83,11 +100,9 @@ class Game:
     ring: int = 1
     ema: float = 0.99
     adaptive: Adaptive | None = None
-    noise: float = 0.0
-    batch_clip: float | None = None
-    guarantee: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    published: Published | None = None
     begin: Callable[[Layout], Arrays] = field(default=lambda layout: {}, repr=False)
+    made_by: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

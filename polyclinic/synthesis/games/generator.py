@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.privacy.streams import generator as keyed
 from polyclinic.synthesis.games.adaptive import advanced
 from polyclinic.synthesis.games.fakes import filled, generator_of, with_labels
 from polyclinic.synthesis.games.game import Game, Loss
 from polyclinic.synthesis.games.state import GeneratorState
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats
 
 # Scaled numbers further out than this are no measurement in any scale.
 _ABSURD = 1e4

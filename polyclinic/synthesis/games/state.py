@@ -10,7 +10,7 @@ import numpy as np
 from polyclinic.models.tabular import initialise
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays
 
 # In the order of the fields.
 _PARTS = ("weights", "average", "moments")

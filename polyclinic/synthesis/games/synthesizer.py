@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import DataError
-from polyclinic.synthesis.games.builders import make, options_of
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +52,16 @@ class GeneratedRows:
         return {"classes": self.classes, **many}
 
     def options(self) -> dict[str, Any]:
-        return {**options_of(self.game), "generators": len(self.generators)}
+        return {**self.game.options, "game": self.game.made_by, "generators": len(self.generators)}
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> GeneratedRows:
         """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
-        count = int(options["generators"])
-        game = make(layout, **{key: value for key, value in options.items() if key != "generators"})
+        own = dict(options)
+        count, (module, _, name) = int(own.pop("generators")), str(own.pop("game")).partition(":")
+        game = attrgetter(name)(import_module(module))(layout, **own)
+        if not isinstance(game, Game):
+            raise TypeError(f"{module}:{name} makes no Game")
         generators = tuple(_part(arrays, f"{number}/") for number in range(count))
         for one in generators:
             generator_of(game, layout, one)

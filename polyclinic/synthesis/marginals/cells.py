@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.marginals.cells import Attribute, Table
+from polyclinic.types import Floats, Ints
 
 Number = TypeVar("Number", bound=np.generic)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
+from polyclinic.types import Floats, Ints
 
 _ITERATIONS = 1000
 # Steps begin far too long and are halved until they fit, which is cheap; the library's own begin far too short.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
@@ -31,7 +30,8 @@ from polyclinic.synthesis.marginals.counts import (
 from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
 from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worst
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays, Floats, Ints
 
 _ALONE, _SCREEN, _FIRST = 1, 2, 3
 # So that sums without noise have weights too.

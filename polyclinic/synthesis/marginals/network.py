@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
 from polyclinic.synthesis.marginals.estimation import Clusters
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

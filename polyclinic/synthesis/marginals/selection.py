@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import minimum_spanning_tree
 
-from polyclinic.ehr.checks import Floats, Ints
+from polyclinic.types import Floats, Ints
 
 
 def all_pairs(columns: int) -> Ints:

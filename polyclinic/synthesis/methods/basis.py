@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Bools, Floats, Ints
 
 #: Correlation between two visits that the scale of a trajectory's components expects.
 PERSISTENCE = 0.5

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.covariance import on_simplex
+from polyclinic.types import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.draws import drawn_classes, picked, within
 from polyclinic.synthesis.methods.hot import Hot
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 # A class has at least this share; a frequency in it at least, and a variance at least, so much of that of all patients.
 _LEAST_SHARE, _LEAST_FREQUENCY, _LEAST_VARIANCE = 2e-3, 0.02, 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats
+from polyclinic.types import Floats
 
 
 def denoised(matrix: Floats, noise: float) -> Floats:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
+from polyclinic.types import Floats, Ints
 
 
 def drawn_classes(frequencies: Floats, rows: int, rng: np.random.Generator) -> Ints:

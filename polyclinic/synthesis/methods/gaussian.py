@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.draws import drawn_classes, within
 from polyclinic.synthesis.methods.normal import Places, drawn
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

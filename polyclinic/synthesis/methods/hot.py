@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.covariance import on_simplex
+from polyclinic.types import Floats, Ints
 
 # Frequencies are kept this far from 0 and 1.
 _RARE = 1e-6

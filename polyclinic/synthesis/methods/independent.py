@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import class_means
@@ -17,7 +16,7 @@ from polyclinic.synthesis.methods.draws import drawn_classes, within
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number, check_switch
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

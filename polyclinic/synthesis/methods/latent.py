@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from polyclinic.ehr.checks import Bools, Floats, Ints
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, distributions, evidence
@@ -21,7 +20,7 @@ from polyclinic.synthesis.methods.covariance import denoised
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Bools, Floats, Ints
 
 # Numeric components are shortened to so many times the root of the square that is expected of them.
 _RADIUS = 1.2

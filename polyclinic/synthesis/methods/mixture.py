@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import DataError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.draws import drawn_classes, picked
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.synthesizer import Arrays, Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from polyclinic.ehr.checks import Floats, Ints
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
@@ -23,7 +22,7 @@ from polyclinic.synthesis.methods.gaussian import Gaussian
 from polyclinic.synthesis.methods.normal import Places, one_class
 from polyclinic.synthesis.methods.options import check_number, check_switch
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Floats, Ints
 
 #: Numbers of a row before its label that the method takes: it asks for one sum for each pair of them.
 MOST_NUMBERS = 1500

@@ -8,10 +8,9 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 
-from polyclinic.ehr.checks import Bools, Floats
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.covariance import positive
-from polyclinic.synthesis.synthesizer import Arrays
+from polyclinic.types import Arrays, Bools, Floats
 
 # Frequencies are kept this far from 0 and 1; a correlation with a rare 0/1 number is raised at most so often.
 _RARE, _MOST_RAISED = 1e-4, 3.0

@@ -9,7 +9,6 @@ from polyclinic.training.auditing.canaries import Guessing, guess
 from polyclinic.training.auditing.checks import findings, refusal, sensitivity, takes_steps
 from polyclinic.training.auditing.finding import Finding
 from polyclinic.training.auditing.fixed import Fixed
-from polyclinic.training.auditing.published import published_findings
 from polyclinic.training.auditing.releases import is_release
 from polyclinic.training.auditing.subject import Subject
 
@@ -43,9 +42,9 @@ def audit(
 ) -> Audit:
     """One training run with canaries, and all checks.
 
-    A preset as published, which claims nothing, is searched for what breaks a guarantee. A task that neither takes steps nor
-    releases a minimiser shows its final model alone: a black box, without checks. A model that the task refuses, which only a
-    planted fault may bring, is measured for its sensitivity alone.
+    A game that is trained as published, which claims nothing, is searched for what breaks a guarantee. A task that neither
+    takes steps nor releases a minimiser shows its final model alone: a black box, without checks. A model that the task
+    refuses, which only a planted fault may bring, is measured for its sensitivity alone.
     Raises ConfigError for a refused model without a fault, for one that does not tell the canaries apart, and for a fault
     that the task has no place for.
     """
@@ -53,7 +52,7 @@ def audit(
     if isinstance(subject, Fixed) and not white_box:
         raise ConfigError("Task synthesis has no model that a canary could be seen in: audit it as a white box.")
     if isinstance(subject, Fixed) and subject.published:
-        return Audit(None, tuple(published_findings(subject)), True)
+        return Audit(None, tuple(subject.published.findings(subject)), True)
     opaque = not (is_release(subject) or takes_steps(subject))
     white_box = white_box and not opaque
     refused = refusal(subject)

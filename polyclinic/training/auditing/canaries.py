@@ -15,15 +15,15 @@ import numpy as np
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.audit import Bools, correct_guesses, largest_lower
-from polyclinic.privacy.streams import Floats
+from polyclinic.privacy.audit import correct_guesses, largest_lower
 from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import covariance, scores
 from polyclinic.training.auditing.made_up import canaries, joined, nobody, strangers
 from polyclinic.training.auditing.releases import from_releases, is_release
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
-from polyclinic.training.task import Arrays, TrainSettings, own_arrays
+from polyclinic.training.task import TrainSettings, own_arrays
+from polyclinic.types import Arrays, Bools, Reals
 
 # How far out canaries lie: far enough to be clipped and told apart, not so far that a model saturates.
 _SCALES = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -51,14 +51,14 @@ class Guessing:
 class Contributions:
     """What m canaries add to a sum at ``arrays``: ``each`` (m, P), and its inner products' inverse (m, m)."""
 
-    each: Floats
-    inverse: Floats
+    each: Reals
+    inverse: Reals
 
-    def counts(self, sums: Floats) -> Floats:
+    def counts(self, sums: Reals) -> Reals:
         """(R, m): how often each canary is in the (R, P) sums, by least squares; exact without noise or other patients."""
         return np.asarray(sums @ self.each.T @ self.inverse)
 
-    def noise(self, sums: Floats, settings: TrainSettings) -> float:
+    def noise(self, sums: Reals, settings: TrainSettings) -> float:
         """The noise that (R, P) sums show where no canary reaches, as a share of what is claimed; at most 1.
 
         So that a sum with less noise than claimed counts for what it tells.
@@ -71,7 +71,7 @@ class Contributions:
         return min(1.0, max(_LEAST_NOISE, float(np.median(np.abs(left / claimed[:, None]))) / _NORMAL_MEDIAN))
 
     @property
-    def spread(self) -> Floats:
+    def spread(self) -> Reals:
         """(m,): the standard deviation of ``counts`` when the sums have noise of standard deviation 1."""
         return np.sqrt(np.diag(self.inverse))
 
@@ -82,7 +82,7 @@ def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence:
     guesses: one or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
     """
     included = subject.stream("coins").uniform(canaries) < 0.5
-    attack: Callable[[Any, Bools], Floats] = _white_box
+    attack: Callable[[Any, Bools], Reals] = _white_box
     if isinstance(subject, Fixed):
         attack = _apart
     elif not white_box:
@@ -95,7 +95,7 @@ def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence:
     return Guessing(lower, confidence, canaries, best, correct[best])
 
 
-def _white_box(subject: Subject, included: Bools) -> Floats:
+def _white_box(subject: Subject, included: Bools) -> Reals:
     """Likelihood ratios of the coins, from every round's noisy sums at one and the same model."""
     build, arrays = subject.model(extra=len(included))
     rows, known = told_apart(subject, build, arrays, len(included))
@@ -108,7 +108,7 @@ def _white_box(subject: Subject, included: Bools) -> Floats:
     return np.asarray(np.sum(ratios, axis=0))
 
 
-def _black_box(subject: Subject, included: Bools) -> Floats:
+def _black_box(subject: Subject, included: Bools) -> Reals:
     """By how much training lowered each canary's loss; the run's own optimizer, round by round.
 
     Where the hospital has a personal model, its losses count as well.
@@ -125,7 +125,7 @@ def _black_box(subject: Subject, included: Bools) -> Floats:
     return np.asarray(before - np.mean([losses(subject, build, model, rows) for model in models], axis=0))
 
 
-def _apart(subject: Fixed, included: Bools) -> Floats:
+def _apart(subject: Fixed, included: Bools) -> Reals:
     """Likelihood ratios of the coins of canaries that each have a hospital of their own: the worst patients there can be."""
     ratios = np.zeros(len(included))
     for part in subject.parts or (subject,):
@@ -163,7 +163,7 @@ def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], 
     return [rows[i] for i in most], [Contributions(each[i : i + 1], 1 / square[i].reshape(1, 1)) for i in most]
 
 
-def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Floats:
+def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Reals:
     """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``."""
     if hasattr(subject.own_task, "canary_losses"):
         return np.asarray(subject.own_task.canary_losses(build, arrays, rows))
@@ -198,7 +198,7 @@ def told_apart(
     return rows, Contributions(each, np.linalg.inv(products))
 
 
-def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, count: int) -> Floats:
+def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, count: int) -> Reals:
     """(count, P): what each of the first patients alone adds to a sum: a round of one step, without noise, of all patients."""
     settings = noiseless(subject.settings)
     alone = [

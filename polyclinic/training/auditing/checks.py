@@ -16,7 +16,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import mean_square_interval
 from polyclinic.privacy.events import merged
-from polyclinic.privacy.streams import Floats, generator
+from polyclinic.privacy.streams import generator
 from polyclinic.training.auditing.canaries import Contributions, noiseless, told_apart
 from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.finding import ROUNDING, SIGNIFICANCE, Finding
@@ -26,7 +26,7 @@ from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
 from polyclinic.training.auditing.subject import Subject, noisy_sums, privatised, train
 from polyclinic.training.auditing.views import View
-from polyclinic.training.task import Arrays
+from polyclinic.types import Arrays, Reals
 
 _WIDE = 2000
 _ROUNDS, _SITES = 10, 20
@@ -174,7 +174,7 @@ def several(subject: Subject, build: Builder, arrays: Arrays, wanted: int) -> tu
     return told_apart(subject, build, arrays, wanted)
 
 
-def as_claimed(view: View, found: Floats) -> Iterator[Finding]:
+def as_claimed(view: View, found: Reals) -> Iterator[Finding]:
     """Statistics of the (rounds, sites, patients) counts against those of draws from the view's law."""
     draw = generator(0, "audit", "counts")
     law = np.array([_moments(counts(view.settings, found.shape, draw)) for _ in range(_REFERENCES)])
@@ -189,7 +189,7 @@ def as_claimed(view: View, found: Floats) -> Iterator[Finding]:
         yield Finding(view.named(name), what, float(measured), float(mid - far), float(mid + far))
 
 
-def _moments(found: Floats) -> Floats:
+def _moments(found: Reals) -> Reals:
     """(4,) statistics of (rounds, sites, patients) counts, which tell one way of sampling from another."""
     mean = found.mean()
     apart = (found - mean).reshape(-1, found.shape[2])

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.ehr.checks import Floats
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.flows import ConditionalFlow
-from polyclinic.models.flows_published import with_batch_norm
 from polyclinic.privacy.clipping import clipped_sum, poisson_samples
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.flows.recipe import Recipe
@@ -26,10 +24,53 @@ from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.density import DensityTask
 from polyclinic.training.modules import flat_parameters, load
 from polyclinic.training.stacked.per_example import split_flat
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays, Floats
 
 # A flow begins where only its last layers have gradients; a guarantee holds for any arrays that a round begins from.
 _AWAY = 0.3
+
+
+class BatchNormStep(nn.Module):
+    """RealNVP's batch norm (Dinh et al. 2017, 3.7) of (n, features) as a step of a flow: by the batch's own mean and variance
+    in training, by running ones otherwise."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, momentum: float = 0.9, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.log_gamma = nn.Parameter(torch.zeros(features))
+        self.beta = nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+
+    def forward(self, context: Tensor | None) -> BatchNormStep:
+        """Itself: it does not depend on the context."""
+        return self
+
+    def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised rows, and the log of the change of volume, (n,)."""
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            mean, var = x.mean(0), x.var(0, correction=0)
+            with torch.no_grad():
+                self.running_mean.mul_(self.momentum).add_((1 - self.momentum) * mean)
+                self.running_var.mul_(self.momentum).add_((1 - self.momentum) * var)
+        slope = self.log_gamma - 0.5 * torch.log(var + self.eps)
+        return self.beta + (x - mean) * torch.exp(slope), slope.sum().expand(x.shape[:-1])
+
+    def inv(self, y: Tensor) -> Tensor:
+        """The rows that the running mean and variance normalise to ``y``: a draw has no batch of its own."""
+        slope = self.log_gamma - 0.5 * torch.log(self.running_var + self.eps)
+        return self.running_mean + (y - self.beta) * torch.exp(-slope)
+
+
+def with_batch_norm(made: ConditionalFlow) -> ConditionalFlow:
+    """The flow with batch norm after each of its steps, as published."""
+    steps = [part for step in made.steps for part in (step, BatchNormStep(made.features))]
+    return ConditionalFlow(made.features, made.context, steps)
 
 
 @dataclass(frozen=True, eq=False)

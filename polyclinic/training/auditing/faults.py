@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.streams import Floats, Size, Stream
+from polyclinic.privacy.streams import Size, Stream
 from polyclinic.training.control import Controlled
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.personal import Personal
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.types import Arrays, Ints, Reals
 
 Builder = Callable[[], nn.Module]
 Train = Callable[[Builder, Arrays, Sequence[SiteWork], TrainSettings], list[SiteUpdate]]
@@ -47,30 +47,30 @@ class _Wrapped:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         return self._stream.uniform(size)
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         return self._stream.normal(size)
 
 
 class Silent(_Wrapped):
     """Draws that make noise of nothing: a gamma's length comes of uniform ones, and its direction must not be zero."""
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         return np.zeros(size)
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         return self._stream.normal(size) * _NEXT_TO_NOTHING
 
 
 class _Halved(_Wrapped):
     """Draws that make noise half as large as it should be; a gamma's length is the sum of -log(1 - u)."""
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         return np.asarray(1.0 - np.sqrt(1.0 - self._stream.uniform(size)))
 
-    def normal(self, size: Size) -> Floats:
+    def normal(self, size: Size) -> Reals:
         return self._stream.normal(size) * 0.5
 
 
@@ -82,14 +82,14 @@ class _Shuffled(_Wrapped):
         self._rate = sample_rate
         self._left = np.zeros(0, dtype=np.int64)
 
-    def uniform(self, size: Size) -> Floats:
+    def uniform(self, size: Size) -> Reals:
         steps, patients = size if isinstance(size, tuple) else (1, size)
         draws = np.full((steps, patients), np.nextafter(1.0, 0.0))
         for row in draws:
             row[self._batch(patients)] = 0.0
         return draws.reshape(size)
 
-    def _batch(self, patients: int) -> npt.NDArray[np.int64]:
+    def _batch(self, patients: int) -> Ints:
         size = round(self._rate * patients)
         if len(self._left) < size:
             self._left = np.argsort(self._stream.uniform(patients))

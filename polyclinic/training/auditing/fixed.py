@@ -20,7 +20,7 @@ from polyclinic.models.tabular import initialise
 from polyclinic.privacy.statistics import Moments
 from polyclinic.privacy.streams import Stream, torch_seed
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
-from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.games.game import Game, Published
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
 from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train, unchecked
@@ -29,7 +29,8 @@ from polyclinic.training.auditing.made_up import moves, neighbours
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.preparation import class_contributions
 from polyclinic.training.synthesis import ROUND, SUM, GameTask, SumsTask
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays
 
 _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batches, of which a sum takes none"}
 
@@ -38,7 +39,7 @@ _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batc
 class Fixed(Subject):
     """Task synthesis. ``first``: what a sum begins from; ``parts``: of sums, a subject for each round, by its ``number``.
 
-    ``published``: the preset keeps no epsilon, so that only what breaks it is looked for. ``counts``: what of the labels is
+    ``published``: the training keeps no epsilon, so that only what breaks it is looked for. ``counts``: what of the labels is
     paid for before.
     """
 
@@ -46,7 +47,7 @@ class Fixed(Subject):
     first: Arrays = field(kw_only=True)
     parts: tuple[Fixed, ...] = ()
     number: int = 0
-    published: bool = False
+    published: Published | None = None
     counts: Callable[[Shard], Moments] = class_contributions
 
     def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
@@ -101,7 +102,7 @@ def of_game(
     return Fixed(
         task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.schema.num_classes,
         epsilon, delta, seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout, first={},
-        published=settings.noise_multiplier is None,
+        published=game.published,
     )  # fmt: skip
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from polyclinic.privacy.audit import cyclic_scores, poisson_scores
-from polyclinic.privacy.streams import Floats
 from polyclinic.training.task import TrainSettings
+from polyclinic.types import Reals
 
 
-def scores(sums: Floats, spread: Floats, settings: TrainSettings) -> Floats:
+def scores(sums: Reals, spread: Reals, settings: TrainSettings) -> Reals:
     """(canaries,) log likelihood ratios of having been there, from the (rounds, canaries) counts that the sums show.
 
     spread: (canaries,) the standard deviation of the counts when the sums have noise of standard deviation 1.
@@ -20,7 +20,7 @@ def scores(sums: Floats, spread: Floats, settings: TrainSettings) -> Floats:
     return cyclic_scores(sums, noise, turns(settings, len(sums)), covariance(settings, len(sums)))
 
 
-def covariance(settings: TrainSettings, rounds: int) -> Floats:
+def covariance(settings: TrainSettings, rounds: int) -> Reals:
     """(rounds, rounds) covariance of what the noise of a round's steps adds up to, in units of ``noise_scale`` squared."""
     if settings.noise is None:
         return settings.local_steps * np.eye(rounds)
@@ -29,13 +29,13 @@ def covariance(settings: TrainSettings, rounds: int) -> Floats:
     return np.asarray(settings.noise.sensitivity(settings.participation) ** 2 * whole @ whole.T)
 
 
-def turns(settings: TrainSettings, rounds: int) -> Floats:
+def turns(settings: TrainSettings, rounds: int) -> Reals:
     """(batches, rounds): how many steps of a round take each of the cyclic batches."""
     batch = (np.arange(rounds * settings.local_steps) % settings.epoch).reshape(rounds, settings.local_steps)
     return np.asarray([(batch == number).sum(axis=1) for number in range(settings.epoch)], dtype=np.float64)
 
 
-def counts(settings: TrainSettings, shape: tuple[int, int, int], draw: np.random.Generator) -> Floats:
+def counts(settings: TrainSettings, shape: tuple[int, int, int], draw: np.random.Generator) -> Reals:
     """(rounds, sites, patients) draws of how many steps of a round have each patient."""
     if settings.batching == "poisson":
         return draw.binomial(settings.local_steps, settings.sample_rate, shape).astype(np.float64)

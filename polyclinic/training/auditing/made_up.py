@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.privacy.audit import Bools
-from polyclinic.privacy.streams import Floats, Stream, keyed_stream
+from polyclinic.privacy.streams import Stream, keyed_stream
 from polyclinic.training.auditing.subject import Subject
+from polyclinic.types import Bools, Reals
 
 _COMPANY = 100
 _MANY = 64
@@ -57,14 +57,14 @@ def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
             **{name: (_with(company, x, y), company) for name, x, y in strangers(subject)}}  # fmt: skip
 
 
-def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Floats) -> dict[str, float]:
+def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, float]:
     """By how much, in L2, what was seen differs in each pair; seen: (2 pairs, P), infinite where it is not finite."""
     with np.errstate(invalid="ignore"):
         moved = np.linalg.norm(seen[::2] - seen[1::2], axis=1)
     return dict(zip(pairs, np.where(np.isfinite(moved), moved, np.inf).tolist(), strict=True))
 
 
-def strangers(subject: Subject) -> Iterator[tuple[str, Floats, int]]:
+def strangers(subject: Subject) -> Iterator[tuple[str, Reals, int]]:
     """Patients to add: (name, rows, class)."""
     row = np.nan_to_num(subject.patients.x[:1])
     for label in range(min(2, subject.classes)):
@@ -86,7 +86,7 @@ def _some(patients: Rows) -> Rows:
     )
 
 
-def _with(patients: Rows, x: Floats, label: int) -> Rows:
+def _with(patients: Rows, x: Reals, label: int) -> Rows:
     return Rows(
         np.concatenate([patients.x, x]), np.concatenate([patients.y, np.full(len(x), label)]),
         np.concatenate([patients.patient, np.full(len(x), patients.patients)]), patients.patients + 1,

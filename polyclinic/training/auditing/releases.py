@@ -11,15 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.privacy.audit import Bools, correlation_limit, mean_length_interval, mean_square_interval
+from polyclinic.privacy.audit import correlation_limit, mean_length_interval, mean_square_interval
 from polyclinic.privacy.perturbation import TOLERANCE, determinant_epsilon, least_strength
-from polyclinic.privacy.streams import Floats
 from polyclinic.training.auditing.faults import Builder, Silent
 from polyclinic.training.auditing.finding import ROUNDING, SIGNIFICANCE, Finding
 from polyclinic.training.auditing.made_up import canaries, joined, moves, neighbours, nobody
 from polyclinic.training.auditing.subject import Hospital, Subject, train
 from polyclinic.training.convex import ConvexTask
-from polyclinic.training.task import Arrays
+from polyclinic.types import Arrays, Bools, Reals
 
 _SCALE = 100.0
 _LEAST_LENGTH = 1e-6
@@ -33,7 +32,7 @@ def is_release(subject: Subject) -> bool:
     return isinstance(subject.own_task, ConvexTask)
 
 
-def from_releases(subject: Subject, included: Bools) -> Floats:
+def from_releases(subject: Subject, included: Bools) -> Reals:
     """(canaries,) projections of all rounds' releases onto what each canary adds to one without noise."""
     build, arrays = subject.model(extra=len(included))
     rows = canaries(subject, len(included), _SCALE)
@@ -89,7 +88,7 @@ def _noise(subject: Subject) -> list[Finding]:
     ]  # fmt: skip
 
 
-def independence(draws: Floats, what: str) -> Finding:
+def independence(draws: Reals, what: str) -> Finding:
     """The largest correlation of any two rows of (n, P) draws of about unit size; what is next to nothing has none."""
     length = np.linalg.norm(draws, axis=1)
     unit = draws / np.where(length > _LEAST_LENGTH, length, np.inf)[:, None]
@@ -102,7 +101,7 @@ def independence(draws: Floats, what: str) -> Finding:
 
 def released(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], rounds: int, public: float
-) -> Floats:
+) -> Reals:
     """(rounds, S, p): each hospital's released weights, the intercept last; the two outputs' are -w/2 and w/2."""
     nothing = [Arrays() for _ in hospitals]
     with np.errstate(over="ignore"):  # of records that are not finite
@@ -110,7 +109,7 @@ def released(
     return np.asarray([[_weights(update.arrays) for update in updates] for updates in made])
 
 
-def _weights(arrays: Arrays) -> Floats:
+def _weights(arrays: Arrays) -> Reals:
     weight, bias = sorted(arrays.values(), key=np.ndim, reverse=True)
     return np.append(weight[1] - weight[0], bias[1] - bias[0])
 

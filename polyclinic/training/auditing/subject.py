@@ -13,12 +13,13 @@ import numpy as np
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
-from polyclinic.privacy.streams import Floats, Stream, keyed_stream, system_stream, torch_seed
+from polyclinic.privacy.streams import Stream, keyed_stream, system_stream, torch_seed
 from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault
 from polyclinic.training.auditing.views import Before, View, inner, views
 from polyclinic.training.control import Controlled
 from polyclinic.training.modules import load
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.types import Arrays, Reals
 
 # A step this small leaves every gradient as it was, and is still far above the rounding of float64.
 _SMALL = 1e-6
@@ -108,7 +109,7 @@ def train(
 def noisy_sums(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
     rounds: int = 1,
-) -> list[Floats]:  # fmt: skip
+) -> list[Reals]:  # fmt: skip
     """For each view (rounds, S, P): what each hospital's noisy sums of clipped gradients at ``arrays`` add up to in each round.
 
     Tiny steps of plain SGD show them; any optimizer or filter only reworks what has become private before. Each hospital is
@@ -122,7 +123,7 @@ def noisy_sums(
     names, seen = privatised(subject, build, arrays), subject.views(settings)
     corrected = names if isinstance(subject.task, Controlled) and not subject.fault.train else []
     before = [Before(arrays, {}, {name: np.zeros_like(arrays[name]) for name in corrected}) for _ in hospitals]
-    shown: list[list[list[Floats]]] = [[] for _ in seen]
+    shown: list[list[list[Reals]]] = [[] for _ in seen]
     for _ in range(rounds):
         kept, variates = [site.kept for site in before], [site.variate for site in before]
         updates = train(subject, build, arrays, hospitals, plain, 1.0, kept, variates)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyclinic.privacy.streams import Floats
 from polyclinic.training.control import Controlled
 from polyclinic.training.personal import Personal
 from polyclinic.training.synthesis import SumsTask
-from polyclinic.training.task import OWN, Arrays, SiteUpdate, Task, TrainSettings
+from polyclinic.training.task import OWN, SiteUpdate, Task, TrainSettings
+from polyclinic.types import Arrays, Reals
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class View:
 
     name: str
     settings: TrainSettings
-    read: Callable[[str, Before, SiteUpdate, float], Floats]
+    read: Callable[[str, Before, SiteUpdate, float], Reals]
     reported: bool = True
 
     def named(self, check: str) -> str:
@@ -60,21 +60,21 @@ def inner(task: Task) -> Task:
     return task.task if isinstance(task, Personal | Controlled) else task
 
 
-def _update(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
+def _update(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
     return np.asarray((before.arrays[name] - update.arrays[name]) / size)
 
 
-def _sum(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
+def _sum(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
     """A sum is no step, so that no size changes it."""
     return np.asarray(before.arrays[name] - update.arrays[name])
 
 
-def _personal(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
+def _personal(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
     """A personal model that is not kept was not finite."""
     begun = before.kept.get(OWN + name, before.arrays[name])
     return np.asarray((begun - update.kept.get(OWN + name, np.full_like(begun, np.nan))) / size)
 
 
-def _variate(name: str, before: Before, update: SiteUpdate, size: float) -> Floats:
+def _variate(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
     """The gradient itself, whatever the steps' size."""
     return np.asarray(before.variate[name] + update.control[name])

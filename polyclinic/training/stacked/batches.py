@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from polyclinic.training.task import SiteWork
+from polyclinic.types import Bools, Ints
 
 # Rows are padded to a multiple of this, with which a matrix product adds up a site's rows in the same order in any stack.
 PADDED = 16
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.training.task import Arrays, TrainSettings
+from polyclinic.training.task import TrainSettings
+from polyclinic.types import Arrays
 
 BETAS = (0.9, 0.999)
 ALPHA = 0.99

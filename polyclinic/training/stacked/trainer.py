@@ -12,31 +12,21 @@ from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
 from polyclinic.training.modules import flat_parameters, kept_apart, load, reseed
-from polyclinic.training.stacked.batches import (
-    Batch,
-    Bools,
-    Ints,
-    Table,
-    batch_parts,
-    build_table,
-    group_sites,
-    patient_blocks,
-)
+from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
 from polyclinic.training.stacked.per_example import split_flat
 from polyclinic.training.stacked.propagation import held_by_pictures
-from polyclinic.training.task import Arrays, SiteUpdate, SiteWork, TrainSettings
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
+from polyclinic.types import Arrays, Bools, Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 MEMORY_LIMIT = 1 << 30
 CACHE = 1 << 24
 PART = 1 << 28  # of one large site's batch, beside which its records are in memory too

@@ -1,1 +1,0 @@
-"""CVSim-6's committed results; the experiment is ``polyclinic.reproduce.cvsim6``."""

@@ -1,9 +1,0 @@
-"""``python -m experiments.cvsim6 [--out DIR] [--quick]``: writes its results beside this file, or into DIR."""
-
-from pathlib import Path
-
-from polyclinic.reproduce.cvsim6 import run
-from polyclinic.reproduce.writing import main
-
-if __name__ == "__main__":
-    main(run, Path(__file__).parent)

@@ -1,1 +1,0 @@
-"""The dissimilarity experiment's committed results; the experiment is ``polyclinic.reproduce.dissimilarity``."""

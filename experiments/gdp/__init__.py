@@ -1,1 +1,0 @@
-"""The accounting table's committed results; the experiment is ``polyclinic.reproduce.gdp``."""

@@ -1,0 +1,1 @@
+"""Simulated patients in the form of published cohorts, and two sets of pictures."""

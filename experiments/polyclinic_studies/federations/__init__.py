@@ -1,0 +1,1 @@
+"""What a scale, smaller updates and private metrics do to federated classification."""

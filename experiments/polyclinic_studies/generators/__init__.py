@@ -1,0 +1,1 @@
+"""Published private GANs beside what beats them."""

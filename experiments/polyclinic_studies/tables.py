@@ -1,0 +1,41 @@
+"""Numbers as words, and the colours of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from polyclinic.evaluation.intervals import Interval
+
+BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#555555"
+
+
+def spread(values: Sequence[float | None], digits: int = 3, signed: bool = False) -> str:
+    """Mean and, of several, standard deviation over seeds; ``-`` where one is undefined."""
+    found = [value for value in values if value is not None]
+    if not found or len(found) < len(values):
+        return "-"
+    sign = "+" if signed else ""
+    mean = f"{fmean(found):{sign}.{digits}f}"
+    return mean if len(found) < 2 else f"{mean} ± {stdev(found):.{digits}f}"
+
+
+def between(one: Interval, digits: int = 3, signed: bool = False) -> str:
+    """A value with its interval in brackets; ``-`` where it is undefined."""
+    if one.value is None:
+        return "-"
+    sign = "+" if signed else ""
+    if one.low is None or one.high is None:
+        return f"{one.value:{sign}.{digits}f}"
+    return f"{one.value:{sign}.{digits}f} ({one.low:{sign}.{digits}f} to {one.high:{sign}.{digits}f})"
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """``None`` where a value is, or where there is none."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found and len(found) == len(values) else None
+
+
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+    """``-`` for what is undefined."""
+    return "-" if value is None else f"{value:{'+' if signed else ''}.{digits}f}"

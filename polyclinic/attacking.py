@@ -1,0 +1,333 @@
+"""All attacks that fit a finished simulated run, with what its epsilon allows beside them.
+
+Members are the training patients of all hospitals, non-members the held-out ones; both are rebuilt from the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+from torch import nn
+
+from polyclinic.auditing import subject_of_run
+from polyclinic.client.hospital import read_imputer
+from polyclinic.config import RunConfig, train_settings
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.datasets.catalogue import TEST_FRACTION
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
+from polyclinic.evaluation.attacks.identification import closest, proximity
+from polyclinic.evaluation.attacks.tables import Table, first_rows
+from polyclinic.evaluation.report import render_report
+from polyclinic.evaluation.report.attacks import FILE
+from polyclinic.files import write_file
+from polyclinic.plugins import build_model, dataset_of, layout_of, task_named
+from polyclinic.privacy.streams import generator, keyed_stream
+from polyclinic.server.calibration import calibrate
+from polyclinic.server.model import first_arrays
+from polyclinic.server.run_folder import RunFolder
+from polyclinic.synthesis.synthesizer import load
+from polyclinic.training.auditing.canaries import guess
+from polyclinic.training.preparation import imputed, standardised
+from polyclinic.training.shadows import joined, train_shadows
+from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.types import Arrays
+
+#: Attacks that were not made, and why.
+LeftOut = list[dict[str, str]]
+# Where a run claims no delta, the one at which its lower bound is stated.
+_USUAL_DELTA, _CONFIDENCE = 1e-5, 0.95
+ROWS, MOST_PATIENTS = 2000, 5000
+
+
+def attack_run(
+    path: Path, *, seed: int = 0, shadows: int = 16, sensitive: Sequence[str] = (), delta: float | None = None,
+    canaries: int = 300, doing: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Every attack that fits the run; writes ``attacks.json`` into its folder and its report anew, and returns what it wrote.
+
+    shadows: models for LiRA, 0 leaves it out.  sensitive: columns to guess.  delta: of the lower bounds; the run's without.
+    canaries: of the audit, 0 leaves it out.  doing: told what is under way.
+    Raises ConfigError as ``read_target`` and for a column that cannot be guessed.
+    """
+    target = read_target(path, seed)
+    private = target.summary["privacy"]["private"]
+    at = delta or (target.summary["privacy"]["delta"] if private else None) or _USUAL_DELTA
+    left_out: LeftOut = []
+    if target.config.synthesis:
+        found = attack_synthetic(target, at, doing)
+    else:
+        found = attack_model(target, at, shadows, sensitive, left_out, doing)
+    doing("canaries")
+    audit = _audit(target, seed, delta, canaries, left_out)
+    privacy = target.summary["privacy"]
+    whole: dict[str, Any] = {
+        "run": str(target.folder.path), "dataset": target.config.dataset, "seed": seed,
+        "members": target.members.patients, "non_members": target.non_members.patients, "unit": privacy["unit"],
+        "claimed": {name: privacy[name] for name in ("epsilon", "delta", "relation")},
+        "allowed": privacy.get("risk") if private else None, "audit": audit, "membership": [], "attributes": [],
+        "gradients": None, "closest": None, "identification": [], **found, "left_out": left_out,
+    }  # fmt: skip
+    write_file(target.folder.path / FILE, json.dumps(whole, indent=2, allow_nan=False))
+    render_report(target.folder.path)
+    return whole
+
+
+def _audit(target: Target, seed: int, delta: float | None, canaries: int, left_out: LeftOut) -> dict[str, Any] | None:
+    if not canaries:
+        left_out.append({"attack": "audit with canaries", "why": "no canaries were asked for"})
+        return None
+    try:
+        subject = subject_of_run(target.folder.path, seed, delta=delta)
+        found = guess(subject, canaries, (canaries // 3,), _CONFIDENCE, white_box=True)
+    except PolyclinicError as error:
+        left_out.append({"attack": "audit with canaries", "why": str(error)})
+        return None
+    return asdict(found) | {"epsilon_claimed": subject.epsilon, "delta": subject.delta}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A finished run, and at each hospital its training and its held-out patients, scaled as the model takes them."""
+
+    folder: RunFolder
+    config: RunConfig
+    summary: dict[str, Any]
+    hospitals: list[tuple[Rows, Rows]]
+    arrays: Arrays
+    seed: int
+
+    @cached_property
+    def members(self) -> Rows:
+        return joined([train for train, _ in self.hospitals])
+
+    @cached_property
+    def non_members(self) -> Rows:
+        return joined([test for _, test in self.hospitals])
+
+    @cached_property
+    def schema(self) -> Schema:
+        return dataset_of(self.config).schema
+
+    @cached_property
+    def build(self) -> Callable[[], nn.Module]:
+        """Makes an empty module of the run's model."""
+        return build_model(self.config, self.schema)
+
+    @cached_property
+    def settings(self) -> TrainSettings:
+        """Of the run's training, with the noise and the learning rate that it had."""
+        settings = train_settings(self.config, self.summary["privacy"]["noise_multiplier"])
+        return replace(settings, learning_rate=self.summary["learning_rate"] or 0.1, device="cpu")
+
+    @property
+    def share(self) -> float | None:
+        """With what chance each patient took part, by a coin of its own; None where the split was published."""
+        dataset = dataset_of(self.config)
+        natural = (self.config.partitioner or dataset.default_partitioner).startswith("natural")
+        return None if natural and dataset.fixed_split else 1 - TEST_FRACTION
+
+
+def read_target(path: Path, seed: int = 0) -> Target:
+    """The run in ``path``, its folder or one that holds it alone.
+
+    Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
+    folder = RunFolder.existing(path)
+    config, summary = folder.config(), folder.summary()
+    if not summary["simulation"]:
+        raise ConfigError(
+            f"{path} is a run of real hospitals, whose records are not here; attack its configuration in a simulation."
+        )
+    if config.posterior:
+        raise ConfigError(f"{path} is a run of task posterior, which none of the attacks is made for.")
+    dataset = dataset_of(config)
+    partitioner = config.partitioner or dataset.default_partitioner
+    shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
+    imputer = read_imputer(config.imputer_file) if config.imputation == "chained" else None
+    arrays = load_file(folder.path / "model.safetensors")
+    scale = (arrays.pop("standardiser.mean"), arrays.pop("standardiser.std")) if "standardiser.mean" in arrays else None
+    hospitals = []
+    for shard in shards:
+        train, test = imputed(shard, config.imputation, imputer, config.seed)
+        scaled = [part if config.synthesis else standardised(part, scale) for part in (train, test)]
+        hospitals.append((scaled[0], scaled[1]))
+    return Target(folder, config, summary, hospitals, arrays, seed)
+
+
+def attack_model(
+    target: Target, delta: float, shadows: int, sensitive: Sequence[str], left_out: LeftOut, doing: Callable[[str], None]
+) -> dict[str, Any]:  # fmt: skip
+    """The keys of ``attacks.json`` that a model has; attacks that do not fit are added to ``left_out``.
+
+    Raises ConfigError for a sensitive column that cannot be guessed.
+    """
+    known, attacked = attributes.split_known(target.non_members.patients, target.seed)
+    # Wrong input is told before any work.
+    secrets = attributes.secrets(target.schema, _one_each(target.non_members, known)[0], sensitive)
+    found: dict[str, Any] = {}
+    if target.config.local_layers or target.config.strategy == "fedbn":
+        why = "layers stay at hospitals, and what the server has of them was never trained"
+        left_out += [{"attack": attack, "why": why} for attack in ("who took part", "secret columns")]
+    else:
+        found["membership"] = _membership(target, delta, shadows, left_out, doing)
+        doing("secret columns")
+        found["attributes"] = _attributes(target, secrets, known, attacked)
+    doing("gradients")
+    return found | {"gradients": _gradients(target, left_out)}
+
+
+def _membership(
+    target: Target, delta: float, shadows: int, left_out: LeftOut, doing: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    doing("membership by losses")
+    losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
+    found = [_judge(target, "loss threshold", -losses[0], -losses[1], delta)]
+    if why := _no_shadows(target.config, shadows):
+        left_out.append({"attack": "LiRA", "why": why})
+    else:
+        doing(f"membership by {shadows} shadow models")
+        scores, inside = _lira(target, shadows)
+        found.append(_judge(target, "LiRA", scores[inside], scores[~inside], delta))
+    return found
+
+
+def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray, delta: float) -> dict[str, Any]:
+    """An attack on membership as JSON, whose keys are texts."""
+    judged = asdict(membership.judge(attack, members, others, delta, target.share, target.seed))
+    return {key: value for key, value in judged.items() if key != "found"} | {
+        f"tpr_at_{100 * rate:g}_percent_fpr".replace(".", ""): share for rate, share in judged["found"].items()
+    }
+
+
+def _probabilities(target: Target, rows: Rows, arrays: Arrays | None = None) -> np.ndarray:
+    task = task_named(target.config.task)
+    return np.asarray(task.evaluate(target.build, target.arrays if arrays is None else arrays, [rows])[0])
+
+
+def _losses(target: Target, rows: Rows) -> np.ndarray:
+    losses = membership.log_losses(_probabilities(target, rows), rows.y)
+    return membership.of_patients(losses, rows.patient, rows.patients)
+
+
+def _no_shadows(config: RunConfig, shadows: int) -> str:
+    if not shadows:
+        return "no shadow models were asked for"
+    if config.shared_noise:
+        return "the noise is in the sum of all hospitals, which shadow models of this kind do not have"
+    return ""
+
+
+def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) scores of all patients, hospital by hospital, and (n,) who took part."""
+    pools, config = [joined(pair) for pair in target.hospitals], target.config
+    rng = generator(target.seed, "attacks", "shadows")
+    share = target.members.patients / (target.members.patients + target.non_members.patients)
+    inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
+    models = train_shadows(
+        task_named(config.task), target.build, first_arrays(config, target.schema), pools, inside, target.settings,
+        target.summary["rounds"], target.seed,
+    )  # fmt: skip
+    everyone = joined(pools)
+
+    def score(arrays: Arrays) -> np.ndarray:
+        values = membership.confidences(_probabilities(target, everyone, arrays), everyone.y)
+        return membership.of_patients(values, everyone.patient, everyone.patients)
+
+    ratios = membership.likelihood_ratios(
+        score(target.arrays), np.array([score(model) for model in models]), np.concatenate(inside, axis=1)
+    )
+    return ratios, np.concatenate([np.arange(a.patients + b.patients) < a.patients for a, b in target.hospitals])
+
+
+def _attributes(
+    target: Target, secrets: Sequence[attributes.Secret], known: np.ndarray, attacked: np.ndarray
+) -> list[dict[str, Any]]:
+    def log_likelihood(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return -membership.log_losses(_probabilities(target, Rows(x, y, np.arange(len(y)), len(y))), y)
+
+    some = generator(target.seed, "attacks", "members").permutation(target.members.patients)[: attributes.MOST_PATIENTS]
+    members, classes = _one_each(target.members, some), target.schema.num_classes
+    own, others = (_one_each(target.non_members, part) for part in (known, attacked))
+    found = [attributes.guess_column(one, members, others, own, classes, log_likelihood) for one in secrets]
+    return [asdict(one) for one in found if one is not None]
+
+
+def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
+    """The first row of each of the patients, and its label."""
+    at = first_rows(rows.patient, rows.patients)[patients]
+    return rows.x[at], rows.y[at]
+
+
+def _gradients(target: Target, left_out: LeftOut) -> dict[str, Any] | None:
+    """Steps at the model that the run began with; a run without noise is shown what that of its epsilon would do."""
+    config, arrays = target.config, first_arrays(target.config, target.schema)
+    layer, task = gradients.first_layer(target.build()), task_named(config.task)
+    if task.name != "classification" or layer is None:
+        why = "it needs steps of gradients, and a model whose first layer is linear with a bias"
+        left_out.append({"attack": "gradient inversion", "why": why})
+        return None
+    noise = target.settings.noise_multiplier
+    if noise is None:
+        noise = calibrate(config.model_copy(update={"dp": True})).noise_multiplier
+    rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
+    x, y = _one_each(rows, np.arange(rows.patients))
+    step = partial(_step, task, target.build, arrays, settings, target.seed)
+    found = gradients.trials(target.build, arrays, layer, np.nan_to_num(x), y, step, target.seed)
+    trials = [asdict(one) | {"median": one.median, "recovered": one.recovered} for one in found]
+    return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
+
+
+def _step(
+    task: Any, build: Callable[[], nn.Module], arrays: Arrays, settings: TrainSettings, seed: int, rows: Rows,
+    private: bool, key: int,
+) -> Arrays:  # fmt: skip
+    """The gradient that one FedSGD step of the hospital's own code shows of a batch."""
+    plain = replace(
+        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        proximal_mu=0.0, batching="poisson", noise=None, denoise="none", double=True,
+        noise_multiplier=settings.noise_multiplier if private else None,
+    )  # fmt: skip
+    wide = {name: value.astype(np.float64) for name, value in arrays.items()}
+    sampling, noise = (keyed_stream(seed, "attacks", purpose, key) for purpose in ("batches", "noise"))
+    update = task.train(build, wide, [SiteWork(rows, sampling, noise, float(rows.patients))], plain)[0]
+    return {name: value - update.arrays[name] for name, value in wide.items()}
+
+
+def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None]) -> dict[str, Any]:
+    """The keys of ``attacks.json`` that a generator has, by 2000 rows of it and at most 5000 patients of either side.
+
+    Raises ConfigError where there is none."""
+    if not target.folder.synthesizer.is_file():
+        raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
+    doing("synthetic patients")
+    layout, seed = layout_of(target.config, target.schema), target.seed
+    drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
+    synthetic = Table.of(*layout.encoded(drawn), target.schema)
+    members, others = (_table(rows, target) for rows in (target.members, target.non_members))
+    near = [proximity(side, synthetic) for side in (members, others)]
+    doing("singling out, linking, inferring")
+    risks = [
+        identification.singling_out(synthetic, members, others, seed),
+        identification.linkability(synthetic, members, others, seed),
+        *identification.inference(synthetic, members, others, seed),
+    ]
+    return {
+        "membership": [_judge(target, "closest synthetic row", near[0], near[1], delta)],
+        "closest": asdict(closest(synthetic, members, others, seed)),
+        "identification": [asdict(one) | {"weak": one.weak} for one in risks],
+    }
+
+
+def _table(rows: Rows, target: Target) -> Table:
+    some = generator(target.seed, "attacks", "patients").permutation(rows.patients)[:MOST_PATIENTS]
+    at = first_rows(rows.patient, rows.patients)[some]
+    return Table.of(rows.x[at], rows.y[at], target.schema)

@@ -1,0 +1,124 @@
+"""Figures of how good a result is, and of what is learned from it: intervals by row, calibration, decision curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from polyclinic.evaluation.figures.canvas import DASHES, INK, MUTED, PALETTE, label_axes, legend, name_rows, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_NAMED = 40  # hospitals with a line and a name of their own
+LONGEST = 38
+_COVERED = 1.959964
+Told = Mapping[str, Any]
+
+
+def plot_intervals(
+    rows: Mapping[str, Told], title: str, caption: str, at: float | None, across: str = "", longest: int = LONGEST
+) -> Figure:
+    """A row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
+
+    at: a dashed line.  across: what the values are.  A row's ``inner`` is the half width of a thicker part.
+    """
+    figure, (axes,) = panels(title, caption, height=1.3 + 0.26 * len(rows))
+    for place, row in enumerate(rows.values()):
+        sure = row["low"] is not None
+        if sure:
+            axes.hlines(place, row["low"], row["high"], color=PALETTE[0], linewidth=1.8)
+        if half := row.get("inner"):
+            axes.hlines(place, row["value"] - half, row["value"] + half, color=PALETTE[0], linewidth=4.5)
+        face = INK if half else PALETTE[0] if sure else "white"
+        axes.plot(
+            row["value"],
+            place,
+            "o",
+            markersize=5,
+            markerfacecolor=face,
+            markeredgecolor=face if sure else PALETTE[0],
+            zorder=3,
+        )
+    if at is not None:
+        axes.axvline(at, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
+    name_rows(axes, list(rows), longest)
+    label_axes(axes, across)
+    return figure
+
+
+def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str) -> Figure | None:
+    """A metric at each hospital with its interval, sorted; the pooled value as a dashed line. None where none defines it.
+
+    sites: by hospital ``value``, ``low``, ``high``.  A hollow dot has no interval. Of more than 40 none is named.
+    """
+    rows = {site: row for site, row in sites.items() if row["value"] is not None}
+    rows = dict(sorted(rows.items(), key=lambda item: float(item[1]["value"])))
+    if not rows:
+        return None
+    title, caption = f"{name} at each hospital", "95 % intervals; hollow dots have none. Dashed: all hospitals pooled."
+    if len(rows) <= MOST_NAMED:
+        return plot_intervals(dict(reversed(rows.items())), title, caption, pooled)
+    figure, (axes,) = panels(title, caption, height=3.9)
+    value, low, high = (
+        np.array([row[key] for row in rows.values()], dtype=np.float64) for key in ("value", "low", "high")
+    )
+    place = np.arange(len(rows))
+    axes.vlines(place, low, high, color=PALETTE[0], linewidth=1)
+    face = np.where(np.isnan(low), "white", PALETTE[0])
+    axes.scatter(place, value, s=9, facecolor=face, edgecolor=PALETTE[0], linewidth=1.1, zorder=3, clip_on=False)
+    if pooled is not None:
+        axes.axhline(pooled, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
+    label_axes(axes, "hospitals, from the lowest")
+    return figure
+
+
+def plot_posterior(parameters: Mapping[str, Mapping[str, float]]) -> Figure:
+    """95 % intervals by parameter, from the top in their order.
+
+    parameters: ``mean``, ``sd``, ``low``, ``high`` and perhaps ``inflation`` of each; the thick part is what the interval would
+    be without privacy.
+    """
+    rows = {name: {"value": row["mean"], **row} for name, row in parameters.items()}
+    inflated = all("inflation" in row for row in parameters.values())
+    for row in rows.values() if inflated else ():
+        row["inner"] = _COVERED * row["sd"] / row["inflation"]
+    caption = "By feature as scaled" + ("; thick: the interval without privacy." if inflated else ".")
+    return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0)
+
+
+def plot_calibration(bins: Sequence[Told]) -> Figure:
+    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows."""
+    caption = "On the diagonal a probability means what it says. A dot's area: share of rows."
+    figure, (axes,) = panels("Calibration", caption, height=4.2)
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.1, linestyle=DASHES)
+    x, y, low, high, share = (
+        np.array([bin[key] for bin in bins]) for key in ("predicted", "observed", "low", "high", "share")
+    )
+    axes.vlines(x, low, high, color=PALETTE[0], linewidth=1.6)
+    axes.plot(x, y, color=PALETTE[0], linewidth=1.2)
+    axes.scatter(x, y, s=16 + 500 * share, color=PALETTE[0], alpha=0.85, linewidths=0, clip_on=False, zorder=3)
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+    label_axes(axes, "predicted probability", "share that came about")
+    return figure
+
+
+def plot_decision(curve: Told) -> Figure:
+    """Net benefit over thresholds, with its band, beside treating everybody and nobody."""
+    caption = "Higher is better: of use where the model is above both others."
+    figure, (axes,) = panels("Decision curve", caption, height=3.9)
+    x = np.array(curve["thresholds"])
+    model, low, high, everybody = (np.array(curve[key]) for key in ("model", "low", "high", "all"))
+    top = max(float(high.max()), float(everybody.max()), 0.02) * 1.06
+    bottom = -0.25 * top
+    axes.fill_between(x, low.clip(bottom), high.clip(bottom), color=PALETTE[0], alpha=0.16, linewidth=0)
+    axes.plot(x, model.clip(bottom), color=PALETTE[0], linewidth=2.4, label="the model")
+    shown = np.where(everybody < bottom, np.nan, everybody)
+    axes.plot(x, shown, color=PALETTE[1], linewidth=1.6, label="treat everybody")
+    axes.axhline(0, color=MUTED, linewidth=1.1, linestyle=DASHES, label="treat nobody")
+    axes.set(xlim=(0, 1), ylim=(bottom, top))
+    label_axes(axes, "threshold probability of treating", "net benefit per patient")
+    legend(axes)
+    return figure

@@ -1,0 +1,106 @@
+"""What the report says of attacks: a section of its own, from ``attacks.json`` in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from polyclinic.errors import DataError
+from polyclinic.evaluation.figures.attacks import gains, plot_gains, plot_gradients
+from polyclinic.evaluation.page import embedded, render
+
+FILE = "attacks.json"
+
+TEMPLATE = """<h2>What attacks found</h2>
+<p>{{ found.members | count }} patients took part in training, {{ found.non_members | count }} did not and are the baseline: what
+is right of them too, the population tells and no record. An attack that finds nothing proves nothing.
+{% if found.claimed.epsilon is none %}This run claims no epsilon: nothing bounds what a better attack would find.{% else %}
+The bound on all attacks is epsilon, {{ found.claimed.epsilon | figure }}{% if found.allowed %}: whoever guesses
+who took part has an advantage of at most {{ found.allowed.advantage | figure }}{% endif %}.{% endif %}</p>
+
+{% if found.audit or found.membership %}
+<h3>Lower bounds on epsilon</h3>
+<table class="facts"><thead><tr><th>By</th><th class="num">Epsilon is at least</th><th class="num">At delta</th>
+<th>Right guesses</th></tr></thead><tbody>
+{% if found.audit %}<tr><th scope="row">the audit's canaries</th><td class="num">{{ found.audit.epsilon_lower | figure }}</td>
+<td class="num">{{ found.audit.delta }}</td><td>{{ found.audit.correct }} of {{ found.audit.guesses }}</td></tr>{% endif %}
+{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>{% if one.bound %}
+<td class="num">{{ one.bound.epsilon_lower | figure }}</td><td class="num">{{ one.bound.delta }}</td>
+<td>{{ one.bound.correct }} of {{ one.bound.guesses }}</td>{% else %}
+<td class="num undefined">undefined</td><td></td><td>who takes part was published with the dataset</td>{% endif %}</tr>
+{% endfor %}</tbody></table>
+<p class="small muted">With 95 % confidence each. Claimed: {% if found.claimed.epsilon is none %}nothing{% else %}
+{{ found.claimed.epsilon | figure }} at delta {{ found.claimed.delta }}{% endif %}. A bound above the claim would show a mistake;
+one below it shows none.</p>
+{% endif %}
+{% if found.membership %}
+<h3>Who took part?</h3>
+<div class="scroll"><table class="facts"><thead><tr><th>Attack</th><th>AUC</th><th>Advantage</th>
+<th>Found at 1 % false</th><th>Found at 0.1 % false</th></tr></thead><tbody>
+{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th><td class="nowrap">{{ one.auc | span }}</td>
+<td class="nowrap">{{ one.advantage | span }}</td><td class="nowrap">{{ one.tpr_at_1_percent_fpr | span }}</td>
+<td class="nowrap">{{ one.tpr_at_01_percent_fpr | span }}</td></tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">AUC: 0.5 tells nothing, 1 all. Undefined: too few others to show so small a share.</p>
+{% endif %}
+{% if gains %}
+{{ pictures([gains]) }}
+{% endif %}
+{% if found.closest %}
+<h3>Closest records</h3>
+{% set near = found.closest %}
+<p>Of {{ near.rows | count }} synthetic rows the share that is nearer to a patient who took part than to one who did not is
+{{ near.nearer_to_members | span }}; 0.5 where neither is. The closest record is {{ near.median_members | figure }} columns away
+(median) among those who took part and {{ near.median_non_members | figure }} among others; equal to a record are
+{{ near.copies_members | percent }} and {{ near.copies_non_members | percent }}.</p>
+{% endif %}
+{% if found.identification %}
+<h3>Singling out, linking, inferring</h3>
+<div class="scroll"><table class="facts"><thead><tr><th>By the synthetic table</th><th>Of who took part</th><th>Of others</th>
+<th>Naive guess</th><th>Risk</th></tr></thead><tbody>
+{% for one in found.identification %}<tr><th scope="row">{{ one.name }}{% if one.column %}: {{ one.column }}{% endif %}</th>
+<td>{{ one.attack | span }}</td><td>{{ one.control | span }}</td><td>{{ one.naive | span }}</td>
+<td class="nowrap">{{ one.risk | span }}{% if one.weak %} (weak){% endif %}</td></tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">Weak: no better than the naive guess, which tells nothing of the risk.</p>
+{% endif %}
+{% if found.attributes %}
+<h3>Secret columns</h3>
+<div class="scroll"><table class="facts"><thead><tr><th>Column</th><th>Of who took part</th><th>Of others</th>
+<th>Without the model</th><th>Difference</th></tr></thead><tbody>
+{% for one in found.attributes %}<tr><th scope="row">{{ one.column }}</th><td>{{ one.members | span }}</td>
+<td>{{ one.non_members | span }}</td><td>{{ one.without_model | span }}</td><td class="nowrap">{{ one.excess | span }}</td></tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">Shares of right guesses of a column by all others, the label and the model.</p>
+{% endif %}
+{% if gradients %}
+<h3>Records out of gradients</h3>
+<p>What one step tells whoever sees it, such as the server, at the model that the run began with; privacy is gradients clipped to
+{{ found.gradients.clip_norm | figure }} and noise of {{ found.gradients.noise_multiplier | figure }} times that.
+{% for one in found.gradients.trials if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy
+{{ one.recovered | percent }} of the records of single patients are reconstructed.
+{% endfor %}</p>
+{{ pictures([gradients]) }}
+{% endif %}
+{% if found.left_out %}<p class="small muted">Left out:
+{% for one in found.left_out %}{{ one.attack }} ({{ one.why }}){{ "; " if not loop.last }}{% endfor %}.</p>{% endif %}
+"""
+
+
+def attack_section(run_dir: Path) -> str:
+    """The section as escaped HTML; empty where the run was not attacked. Raises DataError for a damaged file."""
+    path = run_dir / FILE
+    if not path.is_file():
+        return ""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        figures = {}
+        if gains(found):
+            alt = "What each attack gains over its baseline; the numbers are in attacks.json."
+            figures["gains"] = embedded(plot_gains(found), alt)
+        if found["gradients"]:
+            alt = "Errors of records made of gradients; the numbers are in attacks.json."
+            figures["gradients"] = embedded(plot_gradients(found["gradients"]["trials"]), alt)
+        return render(TEMPLATE, {"found": found, **figures})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}; attack the run again.") from None

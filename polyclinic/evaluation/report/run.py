@@ -1,0 +1,180 @@
+"""The report of one run: its figures, its sections in their order, and the files that they become.
+
+It only reads what a run left (summary.json, rounds.parquet, config.toml, versions.json, quality.json, attacks.json); it measures
+nothing and touches no record.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from polyclinic.ehr.cohorts import Flow
+from polyclinic.errors import DataError
+from polyclinic.evaluation.figures.canvas import to_png, to_svg
+from polyclinic.evaluation.figures.records import plot_flow
+from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
+from polyclinic.evaluation.figures.utility import plot_posterior
+from polyclinic.evaluation.formats import Summary, finite, part
+from polyclinic.evaluation.page import render, write_page
+from polyclinic.evaluation.report import templates
+from polyclinic.evaluation.report.attacks import attack_section
+from polyclinic.evaluation.report.context import cost, report_context
+from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
+from polyclinic.evaluation.report.utility import UTILITY, utility, utility_figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder as it was read."""
+
+    folder: Path
+    summary: Summary
+    rounds: pd.DataFrame
+
+    @cached_property
+    def quality(self) -> Summary:
+        """What ``quality.json`` holds, empty without one."""
+        return read_quality(self.folder)
+
+    @property
+    def figures(self) -> dict[str, dict[str, Figure]]:
+        """The figures of each section by name."""
+        flow = self.summary.get("flow")
+        return {
+            "training": run_figures(self.summary, self.rounds),
+            "utility": utility_figures(self.summary),
+            "quality": quality_figures(self.quality),
+            "transfer": transfer_figures(self.quality),
+            "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
+        }
+
+
+Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
+
+
+def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
+    """Writes ``report.html`` into a run folder, or ``page``, and returns its path; without figures of tables alone.
+
+    Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
+    """
+    run = read_run(run_dir)
+    return _render(run, _drawn(run, with_figures), page or run.folder / "report.html")
+
+
+def write_plots(run_dir: Path) -> list[Path]:
+    """Writes ``plots/{auroc,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+
+    Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
+    calibration, decision and hospitals, as SVG alone, are there where predictions left. Raises DataError as
+    ``render_report`` does.
+    """
+    run = read_run(run_dir)
+    return _write(run, _drawn(run))
+
+
+def write_report(run_dir: Path, with_figures: bool = True) -> Path:
+    """``write_plots`` and ``render_report`` of figures that are drawn once; without figures a report of tables alone."""
+    run = read_run(run_dir)
+    drawn = _drawn(run, with_figures)
+    _write(run, drawn)
+    return _render(run, drawn, run.folder / "report.html")
+
+
+def read_run(run_dir: Path) -> Run:
+    """The files of a run folder; DataError if its summary or its rounds are missing or cannot be read."""
+    for name in ("summary.json", "rounds.parquet"):
+        if not (run_dir / name).is_file():
+            raise DataError(f"{run_dir} is not a finished run: it has no {name}.")
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        rounds = pd.read_parquet(run_dir / "rounds.parquet")
+    except (ValueError, OSError) as error:  # pyarrow's errors are both
+        raise DataError(f"{run_dir} holds a summary.json or rounds.parquet that cannot be read.") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{run_dir / 'summary.json'} must hold one JSON object.")
+    return Run(Path(run_dir), summary, rounds)
+
+
+def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
+    """The figures of a run by name: auroc and loss where any left, or the posterior; epsilon where some site spent any."""
+    numbers = {
+        name: pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce") for name in ("auroc", "loss", "epsilon")
+    }
+    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
+    posterior, figures = part(summary, "posterior"), {}
+    if posterior and posterior["finished"]:
+        figures["posterior"] = plot_posterior(posterior["parameters"])
+    if not posterior and numbers["auroc"].notna().any():
+        figures["auroc"] = plot_auroc(rounds, finite(floor))
+    if not posterior and numbers["loss"].notna().any():
+        figures["loss"] = plot_loss(rounds)
+    if numbers["epsilon"].gt(0).any():
+        sites = part(part(summary, "metrics"), "sites")
+        figures["epsilon"] = plot_epsilon(rounds, {name: finite(site.get("budget")) for name, site in sites.items()})
+    return figures
+
+
+def _drawn(run: Run, with_figures: bool = True) -> Drawn:
+    """The run's figures by section and name, each as SVG and as it was drawn; without figures its sections, empty."""
+    if not with_figures:
+        return {section: {} for section in ("training", "utility", "quality", "transfer", "patients")}
+    return {
+        section: {name: (to_svg(figure), figure) for name, figure in figures.items()}
+        for section, figures in run.figures.items()
+    }
+
+
+def _render(run: Run, drawn: Drawn, page: Path) -> Path:
+    from markupsafe import Markup
+
+    shown = {name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn.items()}
+    shared = report_context(run.summary, run.rounds) | {"figures": shown}
+    files = {
+        name: _text(run.folder / file) for name, file in (("config", "config.toml"), ("versions", "versions.json"))
+    }
+    sections = [
+        (templates.HEADER, {}),
+        (templates.HOSPITALS, {}),
+        (UTILITY, utility(run.summary)),
+        (templates.POSTERIOR, {}),
+        (templates.SYNTHESIS, {}),
+        (QUALITY, quality(run.quality)),
+        (templates.PATIENTS, {}),
+        (templates.TRAINING, {}),
+        (templates.COST, cost(run.summary, run.rounds)),
+        (templates.DROPOUTS, {}),
+        (templates.PRIVACY, {}),
+        ("{{ attacks }}", {"attacks": attack_section(run.folder)}),
+        (templates.NOTES, {}),
+        (templates.REPEAT, files),
+    ]
+    parts = [render(template, shared | values) for template, values in sections if values is not None]
+    return write_page(page, shared["title"], Markup("\n\n").join(parts))
+
+
+def _write(run: Run, drawn: Drawn) -> list[Path]:
+    folder = run.folder / "plots"
+    folder.mkdir(exist_ok=True)
+    written = []
+    for section, figures in drawn.items():
+        for name, (svg, figure) in figures.items() if section != "patients" else ():
+            written.append(folder / f"{name}.svg")
+            written[-1].write_text(svg, encoding="utf-8")
+            if section == "training":  # a picture in dots takes three times as long as one in lines
+                written.append(folder / f"{name}.png")
+                written[-1].write_bytes(to_png(figure))
+    return written
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"

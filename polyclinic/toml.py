@@ -1,0 +1,95 @@
+"""TOML files read into checked models; what is wrong with one is said in one sentence that names file, key and value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from polyclinic.errors import ConfigError, PolyclinicError, nearest
+from polyclinic.files import reason
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_toml(
+    path: str | Path, what: str, error: type[PolyclinicError] = ConfigError, missing: str = ""
+) -> dict[str, Any]:
+    """The tables and keys of a TOML file.
+
+    Args:
+        what: What the file is called, such as "hospital file".
+        error: What is raised where the file is missing, cannot be read, or is not TOML in UTF-8.
+        missing: The sentence for a file that is missing, where another says more.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(missing or f"There is no {what} {path}.") from None
+    except OSError as problem:
+        raise error(f"The {what} {path} cannot be read: {reason(problem)}.") from None
+    except UnicodeDecodeError as problem:
+        raise error(f"The {what} {path} is not valid TOML: byte {problem.start + 1} is not UTF-8 text.") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise error(f"The {what} {path} is not valid TOML: {problem}.") from None
+
+
+def read_model(
+    model: type[M], path: str | Path, what: str, error: type[PolyclinicError] = ConfigError, *,
+    missing: str = "", secret: bool = False,
+) -> M:  # fmt: skip
+    """The model in a TOML file. Arguments and errors as those of ``read_toml`` and ``checked``."""
+    return checked(model, read_toml(path, what, error, missing), str(path), error, secret=secret)
+
+
+def checked(
+    model: type[M], values: Mapping[str, Any], source: str, error: type[PolyclinicError] = ConfigError, *,
+    within: tuple[str, ...] = (), secret: bool = False,
+) -> M:  # fmt: skip
+    """The values as a model.
+
+    Args:
+        source: What the values are of, which begins the sentence of an error.
+        error: What is raised for a key that is missing, unknown or impossible.
+        within: The keys under which the values stand in the source.
+        secret: Values may be passwords, and no sentence quotes them.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as problems:
+        key, problem = first_problem(problems, model, secret)
+        place = ".".join((*within, *key))
+        raise error(f"{source}: {f'key {place!r}: ' if place else ''}{problem}") from None
+
+
+def first_problem(
+    problems: ValidationError, model: type[BaseModel], secret: bool = False
+) -> tuple[tuple[str, ...], str]:
+    """The key of the first problem and a sentence about it, which names the value and the nearest allowed key."""
+    first, *others = problems.errors(include_url=False)
+    if first["type"] == "missing":  # perhaps because its name is misspelt
+        strangers = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
+        first = next(strangers, first)
+    key, words, value = tuple(map(str, first["loc"])), first["msg"].removeprefix("Value error, "), first["input"]
+    plain = isinstance(value, int | float) or (isinstance(value, str) and repr(value) not in words)
+    hint = nearest(key[-1], _keys_at(model, key[:-1])) if first["type"] == "extra_forbidden" else ""
+    return key, f"{words}{f', got {value!r}' if plain and not secret else ''}.{hint}"
+
+
+def _keys_at(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
+    """The keys that the table under ``key`` may have."""
+    models = [model]
+    for part in key:
+        below = [field for one in models for name, field in one.model_fields.items() if part in (name, field.alias)]
+        # A place in a list, a name in a table of tables and the kind of a union lead to no other field.
+        models = [found for field in below for found in _models(field.annotation)] if below else models
+    return [field.alias or name for found in models for name, field in found.model_fields.items()]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]

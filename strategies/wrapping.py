@@ -1,0 +1,29 @@
+"""A strategy around another, which does all that it does not do itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+
+class Wrapping(Strategy):
+    """Evaluation and the summary are those of ``base``; a subclass trains."""
+
+    base: Strategy
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the base does."""
+        return self.base.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the base does: what hospitals' policies let leave."""
+        return self.base.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log the base's settings."""
+        self.base.summary()

@@ -27,10 +27,10 @@ demo: $(STAMP)
 test slow check: export OMP_NUM_THREADS = 1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow and not compose' -n 2 --dist loadfile --durations 15
+	$(BIN)/python -m pytest tests -m 'not slow and not compose' -n 2 --durations 15
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations 15
+	$(BIN)/python -m pytest -m slow -n 2 --durations 15
 
 compose: $(STAMP)
 	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5

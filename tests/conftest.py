@@ -4,15 +4,16 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import torch
+from xdist.scheduler import LoadFileScheduling
 
-from polyclinic import Federation
-from polyclinic.federation import RunResult
 from tests.nursery import Done, python
+
+if TYPE_CHECKING:
+    from polyclinic.federation import RunResult
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -26,7 +27,25 @@ hypothesis.settings.load_profile("patient")
 Command = Callable[..., Done]
 
 
+# These files import JAX, which takes 130 MB: one process of tests runs both.
+USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/test_marginals.py")
+
+
+class ByFile(LoadFileScheduling):
+    """The tests of a file go to one process, and those of all files that use JAX."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return USE_JAX[0] if file in USE_JAX else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # here, since the process that only hands out tests reads this file too
+
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -63,10 +82,12 @@ def heart_disease() -> None:
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Callable[..., RunResult]:
+def quick(tmp_path: Path) -> "Callable[..., RunResult]":
     """A small private run of the embedded dataset into the test's own folder, whose report is of tables alone."""
 
-    def run(**options: Any) -> RunResult:
+    from polyclinic import Federation
+
+    def run(**options: Any) -> "RunResult":
         return Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
             **{"rounds": 2, "local_steps": 2, "pictures": False} | options
         )

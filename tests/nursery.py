@@ -5,15 +5,18 @@ A fork has its own folder, environment, process group and end, and may be killed
 """
 
 import atexit
+import contextlib
 import gc
 import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -45,27 +48,36 @@ def python(*arguments: str, timeout: float = 300, **more: str) -> Done:
 
 
 class Nursery:
-    """A process that forks, and ends with this one."""
+    """This process's line to the one that forks, which all processes of a run of tests share and the first of them starts."""
 
     def __init__(self) -> None:
         self._one_by_one = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nursery"], cwd=Path(__file__).parent.parent, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        # No longer than a socket's name may be, so not in a test's folder.
+        place = f"/tmp/polyclinic-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+        line = socket.socket(socket.AF_UNIX)
+        tries = 0
+        while line.connect_ex(place):
+            assert tries < 600, f"nobody listens at {place}"
+            if tries % 100 == 0:
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.nursery", place], cwd=Path(__file__).parent.parent,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+            tries += 1
+            time.sleep(0.05)
+        self._line = line
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> Done:
         """As ``subprocess.run`` does, without waiting for what the fork leaves running."""
         with self._one_by_one, tempfile.TemporaryDirectory() as folder:
             streams = [str(Path(folder, name)) for name in ("out", "err")]
             request = {"environment": dict(environment), "folder": str(Path.cwd()), "streams": streams}
-            assert self._process.stdin and self._process.stdout
-            print(json.dumps(request | {"arguments": arguments}), file=self._process.stdin, flush=True)
-            child = int(self._process.stdout.readline())
-            late = not select([self._process.stdout], [], [], timeout)[0]
+            self._line.sendall(json.dumps(request | {"arguments": arguments}).encode() + b"\n")
+            child = number(self._line)
+            late = not select([self._line], [], [], timeout)[0]
             if late:
                 os.killpg(child, signal.SIGKILL)
-            code = int(self._process.stdout.readline())
+            code = number(self._line)
             out, err = (Path(stream).read_text() for stream in streams)
         if late:
             raise subprocess.TimeoutExpired(list(arguments), timeout, out, err)
@@ -77,14 +89,47 @@ def _nursery() -> Nursery:
     return Nursery()
 
 
-def fork_for_each_request() -> dict[str, Any] | None:
-    """Fork for every request on stdin, print its process and then its exit status; returns a request in its fork."""
-    while line := sys.stdin.readline():
+def number(line: socket.socket) -> int:
+    return int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big", signed=True)
+
+
+def fork_for_each_line(place: str) -> socket.socket | None:
+    """Fork for every process that connects, and end when all of them have ended; returns its line in a fork."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(place)
+    except OSError:
+        return None  # another process was quicker
+    try:
+        listening.listen()
+        load()
+        listening.settimeout(1)
+        lines = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                line = listening.accept()[0]
+                if not os.fork():
+                    listening.close()
+                    return line
+                line.close()
+                lines += 1
+            while lines and os.waitpid(-1, os.WNOHANG)[0]:
+                lines -= 1
+                if not lines:
+                    return None
+    finally:
+        if listening.fileno() >= 0:
+            Path(place).unlink()
+
+
+def fork_for_each_request(line: socket.socket) -> dict[str, Any] | None:
+    """Fork for every request, answer its process and then its exit status; returns a request in its fork."""
+    for request in line.makefile():
         if not (child := os.fork()):
             os.setpgid(0, 0)
-            return dict(json.loads(line))
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            return dict(json.loads(request))
+        line.sendall(child.to_bytes(4, "big", signed=True))
+        line.sendall(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]).to_bytes(4, "big", signed=True))
     return None
 
 
@@ -113,7 +158,8 @@ def run(kind: str, what: str, *arguments: str) -> None:
         exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
 
 
-def main() -> None:
+def load() -> None:
+    """Import what the command line may need, out of the garbage collector's sight."""
     gc.disable()
     for name in LOADED:
         import_module(name)
@@ -122,7 +168,11 @@ def main() -> None:
         commands.Lazy()[command]
     gc.freeze()
     gc.enable()
-    if request := fork_for_each_request():
+
+
+def main() -> None:
+    line = fork_for_each_line(sys.argv[1])
+    if line and (request := fork_for_each_request(line)):
         become(request["environment"], request["folder"], request["streams"])
         code = 0
         try:

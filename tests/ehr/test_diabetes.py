@@ -7,6 +7,7 @@ import gzip
 import http.server
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,13 @@ from polyclinic.ehr.datasets import builtin, diabetes, load_shards
 from polyclinic.errors import DataError
 
 DIABETES, FIRST, ALL = (builtin()[name] for name in ("diabetes-130", "diabetes-130-first", "diabetes-130-all"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_table_is_let_go() -> Iterator[None]:
+    """The parsed table takes 200 MB, which later tests of the same process need not carry."""
+    yield
+    diabetes._parsed.cache_clear()
 
 
 def test_the_tables_have_the_published_totals(diabetes_files: Path) -> None:

@@ -15,6 +15,7 @@ from polyclinic.digests import digest
 from polyclinic.messages import StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.statistics import noisy_moments
+from polyclinic.programs import program_of
 from polyclinic.training.preparation import class_contributions, contributions
 
 
@@ -34,7 +35,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
         answers = []
         for call, epsilon in zip(calls, spent, strict=True):
             shard = call.hospital.shard()
-            if call.config.synthesis:
+            if program_of(call.config).counts_classes:
                 sums = class_contributions(shard)
             else:
                 sums = contributions(shard, call.config.standardise == "measured")

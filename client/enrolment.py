@@ -26,10 +26,10 @@ from polyclinic.client.policy import HospitalFile
 from polyclinic.config import train_settings
 from polyclinic.errors import BudgetRefused
 from polyclinic.messages import RECORD, EnrolRequest
-from polyclinic.plugins import build_model, task_of
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger_terms import check_plan
+from polyclinic.programs import program_of
 from polyclinic.training.task import cost_of
 from polyclinic.types import Arrays
 from polyclinic.versions import version_conflict, versions
@@ -96,7 +96,7 @@ def _check_run(call: Call[EnrolRequest]) -> None:
     check_size(hospital, _empty_model(call))
     check_plan(call.request.plan, hospital.policy.relation)
     if config.dp and noise is not None:
-        first: list[DpEvent] = [cost_of(task_of(config), train_settings(config, noise))]
+        first: list[DpEvent] = [cost_of(program_of(config).task(), train_settings(config, noise))]
         if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
             first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
         check_affordable(hospital.ledger_path, hospital.terms, call.request.run, first, call.request.plan)
@@ -106,7 +106,7 @@ def _empty_model(call: Call[EnrolRequest]) -> Arrays:
     """Arrays of the shapes of the run's model that take no memory; none for a model that cannot be built without numbers."""
     try:
         with torch.device("meta"):
-            module = build_model(call.config, call.hospital.schema)()
+            module = program_of(call.config).builder(call.hospital.schema)()
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # training checks the arrays that come
         return {}
     return {name: np.broadcast_to(np.float32(0), tuple(value.shape)) for name, value in module.state_dict().items()}

@@ -29,10 +29,10 @@ from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.evaluation.private_metrics import count_scores, mechanism, noise_for, release
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
-from polyclinic.plugins import build_model, task_named, task_of
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.programs import program_of
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -255,10 +255,7 @@ def _check(call: Call[EvaluateRequest]) -> None:
         fits = False
     if not fits:
         raise ConfigError(f"The message's arrays are no model of {features} features and {classes} classes.")
-    if not config.synthesis:
-        task_of(config, hospital.schema).check(
-            build_model(config, hospital.schema), _arrays(call), features, config.engine
-        )
+    program_of(config).check_evaluated(hospital.schema, _arrays(call))
 
 
 def _identity(call: Call[EvaluateRequest]) -> str:
@@ -286,8 +283,7 @@ def _arrays(call: Call[EvaluateRequest]) -> Arrays:
 
 
 def _score(call: Call[EvaluateRequest], rows: Sequence[Rows]) -> list[np.ndarray]:
-    config, schema = call.config, call.hospital.schema
-    return list(task_named(config.task).evaluate(build_model(config, schema), _arrays(call), rows))
+    return program_of(call.config).scores(call.hospital.schema, _arrays(call), rows)
 
 
 def _scores(shown: Sequence[tuple[Call[EvaluateRequest], Rows]]) -> list[np.ndarray]:

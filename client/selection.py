@@ -20,6 +20,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.privacy.selection import best_few, choice_event
+from polyclinic.programs import program_of
 from polyclinic.types import Arrays
 
 
@@ -31,7 +32,7 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
     def allow(call: Call[SelectRequest]) -> None:
         # Of another task, a policy would be asked about what is not done, and imputation could make patients' rows depend on
         # each other.
-        if not call.config.game:
+        if not program_of(call.config).has_candidates:
             raise ConfigError(
                 f"{call.hospital.site}: a choice among generators is of a game of task 'synthesis' alone."
             )

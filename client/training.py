@@ -41,7 +41,7 @@ from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import CONTROL, LOCAL, QUESTION, RECORD, TrainRequest
-from polyclinic.plugins import build_model, task_of
+from polyclinic.programs import program_of
 from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
@@ -111,7 +111,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
-    task, build = _task(question), build_model(config, question.schema)
+    task, build = _task(question), program_of(config).builder(question.schema)
     _check(question, task, build)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
@@ -158,8 +158,7 @@ def _question(call: Call[TrainRequest]) -> _Question:
 
 def _task(question: _Question) -> Task:
     """Only after the policy was found to allow the names in the configuration, for to make it may load their code."""
-    found: Task = task_of(question.config, question.schema, question.asked)
-    return found
+    return program_of(question.config).task(question.schema, question.asked)
 
 
 def _asked(call: Call[TrainRequest]) -> Arrays:
@@ -208,10 +207,11 @@ _checked: set[tuple[str, str]] = set()
 def _check(question: _Question, task: Task, build: Callable[[], nn.Module]) -> None:
     config, schema = question.config, question.schema
     key = digest(config.decisive()), schema.digest()
-    if key in _checked and not config.sums:
+    program = program_of(config)
+    if key in _checked and program.checked_once:
         load(build, question.arrays)
         return
-    task.check(build, question.arrays, len(feature_names(schema)), config.engine)
+    task.check(build, question.arrays, program.width(schema), config.engine)
     _checked.add(key)
 
 

@@ -30,11 +30,12 @@ from polyclinic.evaluation.attacks.tables import Table, first_rows
 from polyclinic.evaluation.report import render_report
 from polyclinic.evaluation.report.attacks import FILE
 from polyclinic.files import write_file
-from polyclinic.plugins import build_model, dataset_of, layout_of, task_named
+from polyclinic.plugins import dataset_of, task_named
 from polyclinic.privacy.streams import generator, keyed_stream
+from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.model import first_arrays
 from polyclinic.server.run_folder import RunFolder
+from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.preparation import imputed, standardised
@@ -63,7 +64,7 @@ def attack_run(
     private = target.summary["privacy"]["private"]
     at = delta or (target.summary["privacy"]["delta"] if private else None) or _USUAL_DELTA
     left_out: LeftOut = []
-    if target.config.synthesis:
+    if program_of(target.config).draws:
         found = attack_synthetic(target, at, doing)
     else:
         found = attack_model(target, at, shadows, sensitive, left_out, doing)
@@ -121,7 +122,7 @@ class Target:
     @cached_property
     def build(self) -> Callable[[], nn.Module]:
         """Makes an empty module of the run's model."""
-        return build_model(self.config, self.schema)
+        return program_of(self.config).builder(self.schema)
 
     @cached_property
     def settings(self) -> TrainSettings:
@@ -147,7 +148,8 @@ def read_target(path: Path, seed: int = 0) -> Target:
         raise ConfigError(
             f"{path} is a run of real hospitals, whose records are not here; attack its configuration in a simulation."
         )
-    if config.posterior:
+    program = program_of(config)
+    if not program.judged:
         raise ConfigError(f"{path} is a run of task posterior, which none of the attacks is made for.")
     dataset = dataset_of(config)
     partitioner = config.partitioner or dataset.default_partitioner
@@ -158,7 +160,7 @@ def read_target(path: Path, seed: int = 0) -> Target:
     hospitals = []
     for shard in shards:
         train, test = imputed(shard, config.imputation, imputer, config.seed)
-        scaled = [part if config.synthesis else standardised(part, scale) for part in (train, test)]
+        scaled = [part if program.draws else standardised(part, scale) for part in (train, test)]
         hospitals.append((scaled[0], scaled[1]))
     return Target(folder, config, summary, hospitals, arrays, seed)
 
@@ -233,7 +235,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     share = target.members.patients / (target.members.patients + target.non_members.patients)
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
     models = train_shadows(
-        task_named(config.task), target.build, first_arrays(config, target.schema), pools, inside, target.settings,
+        task_named(config.task), target.build, program_of(config).first(target.schema), pools, inside, target.settings,
         target.summary["rounds"], target.seed,
     )  # fmt: skip
     everyone = joined(pools)
@@ -269,7 +271,7 @@ def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
 
 def _gradients(target: Target, left_out: LeftOut) -> dict[str, Any] | None:
     """Steps at the model that the run began with; a run without noise is shown what that of its epsilon would do."""
-    config, arrays = target.config, first_arrays(target.config, target.schema)
+    config, arrays = target.config, program_of(target.config).first(target.schema)
     layer, task = gradients.first_layer(target.build()), task_named(config.task)
     if task.name != "classification" or layer is None:
         why = "it needs steps of gradients, and a model whose first layer is linear with a bias"
@@ -309,7 +311,7 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
-    layout, seed = layout_of(target.config, target.schema), target.seed
+    layout, seed = Layout.of(target.schema, max(target.config.condition_hospitals, 1)), target.seed
     drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))

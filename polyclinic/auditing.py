@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +13,24 @@ from polyclinic.client.hospital import read_imputer
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import (
-    build_for,
-    dataset_of,
-    density_of,
-    game_of,
-    layout_of,
-    strategy_named,
-    sums_method,
-    task_of,
-)
+from polyclinic.plugins import dataset_of, strategy_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
+from polyclinic.programs import Program, program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.training.auditing.densities import of_density
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
-from polyclinic.training.auditing.fixed import Fixed, of_game, of_sums
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import contributions, imputed, standardised
+from polyclinic.training.preparation import imputed, standardised
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
+# The learning rate of an audit where the run's is left to what its rounds find.
+_USUAL_RATE = 0.1
 
 
 def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
@@ -46,25 +38,21 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
-    if not config.dp and not _as_published(config):
+    program, schema = program_of(config), dataset_of(config).schema
+    if not config.dp and not program.published(schema):
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
-    draw = generator(0, "audit", "patients")
-    if config.synthesis or config.posterior:
-        schema, count = dataset_of(config).schema, _PATIENTS
-        x = draw.uniform(-1.0, 1.0, (count, len(feature_names(schema))))
-        made_up = Rows(x, draw.integers(0, schema.num_classes, count), np.arange(count), count)
-        noise = calibrate(config).noise_multiplier if config.dp else None
-        return _synthesis(
-            config, made_up, noise, config.learning_rate or 0.1, config.rounds, config.epsilon, seed, fault
-        )
-    privacy = calibrate(config)
-    rows = Rows(
-        draw.normal(size=(_PATIENTS, _FEATURES)), draw.integers(0, _CLASSES, _PATIENTS), np.arange(_PATIENTS), _PATIENTS
-    )
-    noise, steps = privacy.noise_multiplier, config.rounds * config.local_steps
-    rate = config.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
-    return _subject(config, rows, _CLASSES, noise, rate, config.rounds, config.epsilon, seed, fault)
+    draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.dp else None
+    if program.any_width:
+        classes, steps = _CLASSES, config.rounds * config.local_steps
+        x = draw.normal(size=(_PATIENTS, _FEATURES))
+        rate = config.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
+    else:
+        classes = schema.num_classes
+        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
+        rate = config.learning_rate or _USUAL_RATE
+    rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
+    return _subject(program, schema, rows, classes, noise, rate, config.rounds, config.epsilon, seed, fault)
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -81,7 +69,8 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
             f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
         )
     noise = summary["privacy"]["noise_multiplier"]
-    if not _as_published(config) and (noise is None or summary["privacy"]["epsilon"] is None):
+    program, schema = program_of(config), dataset_of(config).schema
+    if not program.published(schema) and (noise is None or summary["privacy"]["epsilon"] is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )
@@ -90,16 +79,10 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     rows, classes = _rows(folder, config, name)
     rate, rounds, spent = summary["learning_rate"], site["rounds_joined"], site["epsilon"] or 0.0
-    if config.synthesis or config.posterior:
-        subject: Subject = _synthesis(config, rows, noise, rate or 0.1, rounds, spent, seed, fault)
-    else:
-        subject = _subject(config, rows, classes, noise, rate, rounds, spent, seed, fault)
+    if not program.any_width:
+        rate = rate or _USUAL_RATE
+    subject = _subject(program, schema, rows, classes, noise, rate, rounds, spent, seed, fault)
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
-
-
-def _as_published(config: RunConfig) -> bool:
-    """Whether the run is of a game that is trained as somebody published it."""
-    return config.game and game_of(config, layout_of(config, dataset_of(config).schema)).published is not None
 
 
 def _claimed(subject: Subject, delta: float) -> float:
@@ -121,40 +104,14 @@ def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
     return standardised(train, scale), dataset.schema.num_classes
 
 
-def _synthesis(
-    config: RunConfig, rows: Rows, noise_multiplier: float | None, learning_rate: float, rounds: int, epsilon: float,
-    seed: int | None, fault: Fault,
-) -> Fixed:  # fmt: skip
-    _check_noise(config)
-    schema = dataset_of(config).schema
-    settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
-    if config.sums:
-        subject = of_sums(sums_method(config, schema), settings, rows, epsilon, config.delta, seed=seed, fault=fault)
-        return replace(subject, counts=partial(contributions, measured=False)) if config.posterior else subject
-    layout = layout_of(config, schema)
-    if config.density:
-        recipe = density_of(config, layout)
-        return of_density(recipe, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault)
-    return of_game(
-        game_of(config, layout), layout, settings, rounds, rows, epsilon, config.delta, seed=seed, fault=fault
-    )
-
-
-def _check_noise(config: RunConfig) -> None:
-    if config.shared_noise:
+def _subject(
+    program: Program, schema: Schema, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
+    rounds: int, epsilon: float, seed: int | None, fault: Fault,
+) -> Subject:  # fmt: skip
+    if program.config.shared_noise:
         raise ConfigError(
             "Configuration key 'shared-noise' has the value True: the noise is in the sum of all hospitals and not in one's "
             "training, which is what an audit attacks; audit a run without it."
         )
-
-
-def _subject(
-    config: RunConfig, rows: Rows, classes: int, noise_multiplier: float, learning_rate: float, rounds: int, epsilon: float,
-    seed: int | None, fault: Fault,
-) -> Subject:  # fmt: skip
-    _check_noise(config)
-    settings = replace(train_settings(config, noise_multiplier), learning_rate=learning_rate, device="cpu")
-    return Subject(
-        task_of(config), lambda features: build_for(config, features, classes), settings, rounds, rows, classes,
-        epsilon, config.delta, seed, fault,
-    )  # fmt: skip
+    settings = replace(train_settings(program.config, noise_multiplier), learning_rate=learning_rate, device="cpu")
+    return program.subject(schema, rows, classes, settings, rounds, epsilon, seed, fault)

@@ -27,14 +27,15 @@ from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.naming import changeable, check_reach, named
-from polyclinic.plugins import build_model, dataset_of
+from polyclinic.plugins import dataset_of
+from polyclinic.programs import program_of
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.central import central_plan
 from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import check_names
 from polyclinic.server.model import check_model
-from polyclinic.server.posterior import check_budget
+from polyclinic.server.noise import check_noise
 from polyclinic.server.progress import OneLine, Progress, Silent
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
@@ -173,7 +174,7 @@ class RunResult:
     @property
     def model(self) -> nn.Module:
         """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
-        module = build_model(self.config, Schema.from_toml(self.path / "schema.toml"))()
+        module = program_of(self.config).builder(Schema.from_toml(self.path / "schema.toml"))()
         module.load_state_dict({k: v for k, v in self.arrays.items() if not k.startswith("standardiser.")})
         return module.eval()
 
@@ -261,9 +262,10 @@ class Federation:
         config = self.with_options(**options).config
         if isinstance(progress, bool):
             progress = OneLine() if progress else None
-        if comparison and config.posterior:
+        program = program_of(config)
+        if comparison and not program.judged:
             raise ConfigError(
-                "A comparison is of metrics on held-out patients, which task 'posterior' has none of; leave --compare out."
+                f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
         check_reach(config)
         if changeable(config):
@@ -274,12 +276,11 @@ class Federation:
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
-        check_model(config, dataset_of(config).schema)
+        check_model(program, dataset_of(config).schema)
         if config.dp:
             (progress or Silent()).doing("calibrating the noise")
             noise = calibrate(config).noise_multiplier
-            if config.posterior:
-                check_budget(config, dataset_of(config).schema, noise, simulated_patients(config))
+            check_noise(program, dataset_of(config).schema, noise, simulated_patients(config))
         if config.central:
             (progress or Silent()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
@@ -306,7 +307,7 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
-            if (config.game or config.density) and config.baselines:
+            if program_of(config).has_baselines and config.baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 folder.rewrite(summary)
             if folder.awaits_comparison:
@@ -314,7 +315,7 @@ class Federation:
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 folder.add_comparison(summary)
-        if config.synthesis and config.quality and folder.synthesizer.is_file():
+        if program_of(config).draws and config.quality and folder.synthesizer.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
             (progress or Silent()).doing("judging synthetic patients")

@@ -8,21 +8,17 @@ by its name, and at a hospital the policy is asked before that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polyclinic
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
 from polyclinic.config.synthesis import FLOWS, GAMES
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
-from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
@@ -31,19 +27,9 @@ from polyclinic.installed import Plugin, claimed, claims, strays
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
 if TYPE_CHECKING:
-    import numpy as np
     from flwr.serverapp.strategy import Strategy
     from torch import nn
 
-    from polyclinic.synthesis.flows.recipe import Recipe
-    from polyclinic.synthesis.games.game import Game
-    from polyclinic.synthesis.layout import Layout
-    from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
-    from polyclinic.training.density import DensityTask
-    from polyclinic.training.posterior import PosteriorSums
-    from polyclinic.training.synthesis import GameTask, SumsTask
-
-Builder = Callable[[], "nn.Module"]
 #: Each group of names, and where one of it stands.
 GROUPS = {
     "datasets": "Configuration key 'dataset'", "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
@@ -135,7 +121,7 @@ def resolve(group: str, name: str) -> Any:
         if colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
-        raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {_why(error)}.") from error
+        raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {why(error)}.") from error
     # by its name alone a method is no more likely than a game
     groups = ("methods", "games") if group in ("methods", "games") else (group,)
     known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
@@ -150,7 +136,7 @@ def _brought(group: str) -> list[str]:
     return [plugin.name for plugin in claims(group, BUILT_IN[group]) if not plugin.problem]
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
     """What a stranger's code raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
@@ -164,7 +150,7 @@ def dataset_named(name: str) -> Dataset:
             raise
         except Exception as error:
             raise ConfigError(
-                f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset: {_why(error)}."
+                f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset: {why(error)}."
             ) from error
     if not isinstance(found, Dataset):
         raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
@@ -204,48 +190,6 @@ def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
     return found
 
 
-def build_model(config: RunConfig, schema: Schema) -> Builder:
-    """A builder of empty modules of the run's model, as wide as the schema's encoding. A sum has none: one is empty.
-
-    The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
-    """
-    if config.sums:
-        from torch.nn import Sequential
-
-        return Sequential
-    if config.game:
-        layout = layout_of(config, schema)
-        game = game_of(config, layout)
-        return lambda: game.critic(layout)
-    if config.density:
-        return density_of(config, layout_of(config, schema)).module
-    return build_for(config, len(feature_names(schema)), schema.num_classes)
-
-
-def build_for(config: RunConfig, features: int, classes: int) -> Builder:
-    """As ``build_model``, for a number of features and classes."""
-    from torch import nn
-
-    make = model_named(config.model)
-
-    def build() -> nn.Module:
-        try:
-            module = make(features, classes, config.widths)
-        except Exception as error:
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "
-                f"(features, classes, widths): {_why(error)}."
-            ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which must build a torch nn.Module, "
-                f"not a {type(module).__name__}."
-            )
-        return module
-
-    return build
-
-
 def strategy_named(name: str) -> type[Strategy]:
     from flwr.serverapp.strategy import Strategy
 
@@ -273,172 +217,12 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
         try:
             epsilon = float(found(*asked))
         except Exception as error:
-            raise ConfigError(f"The accountant {name!r} failed: {_why(error)}.") from error
+            raise ConfigError(f"The accountant {name!r} failed: {why(error)}.") from error
         if not epsilon >= 0:
             raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is no epsilon.")
         return epsilon
 
     return shown
-
-
-def layout_of(config: RunConfig, schema: Schema) -> Layout:
-    """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
-    from polyclinic.synthesis.layout import Layout
-
-    return Layout.of(schema, max(config.condition_hospitals, 1))
-
-
-def sums_method(config: RunConfig, schema: Schema) -> SumsMethod:
-    """What the run asks sums for. Raises ConfigError as ``synthesis_method`` and ``posterior_method``."""
-    return posterior_method(config, schema) if config.posterior else synthesis_method(config, layout_of(config, schema))
-
-
-def posterior_method(config: RunConfig, schema: Schema) -> PosteriorSums:
-    """The run's posterior as a method of sums.
-
-    Raises ConfigError for an unknown likelihood, column or option, and for a prior of another number of parameters.
-    """
-    from polyclinic.synthesis.layout import Layout
-    from polyclinic.training.posterior import chosen_method, posterior_sums
-
-    make = resolve("likelihoods", config.model)
-    method, options = chosen_method(config.chosen, config.rounds, config.seed)
-    _check_options(config.model, make, options, "columns")
-    with _making(config):
-        return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, method)
-
-
-@contextmanager
-def _making(config: RunConfig) -> Iterator[None]:
-    """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so."""
-    try:
-        yield
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
-            f"{_why(error)}."
-        ) from error
-
-
-def synthesis_method(config: RunConfig, layout: Layout) -> SynthesisMethod:
-    """The run's method of sums. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
-    cannot do."""
-    make, options = resolve("methods", config.model), config.chosen
-    if callable(make) and "rounds" in signature(make).parameters:
-        options = {"rounds": config.rounds} | options
-    _check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
-    with _making(config):
-        found: SynthesisMethod = make(layout, **options)
-    missing = [
-        part for part in ("rounds", "size", "contributions", "absorb", "synthesizer") if not hasattr(found, part)
-    ]
-    if missing:
-        raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which lacks {', '.join(missing)}."
-        )
-    return found
-
-
-def _check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) -> None:
-    """Raises ConfigError for an option that the method does not have, or lacks, before its own TypeError says so in Python's
-    words; ``ours``: what is no option, since it is given by others."""
-    taken = [one for one in signature(make).parameters.values() if one.name != ours] if callable(make) else []
-    names = [one.name for one in taken if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    unknown = [name for name in options if name not in names]
-    if unknown and callable(make) and not any(one.kind is Parameter.VAR_KEYWORD for one in taken):
-        known = [dashed(name) for name in names]
-        raise ConfigError(
-            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
-            f"{nearest(dashed(unknown[0]), known)}"
-        )
-    lacking = [
-        one.name for one in taken if one.name in names and one.default is Parameter.empty and one.name not in options
-    ]
-    if lacking:
-        raise ConfigError(
-            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in method-options, as "
-            f"'{dashed(lacking[0])}=1'."
-        )
-
-
-def game_of(config: RunConfig, layout: Layout) -> Game:
-    """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it cannot do."""
-    from polyclinic.synthesis.games.game import Game
-
-    options = {dashed(key): value for key, value in config.chosen.items()}
-    found = _made("games", config, layout, **options)
-    if not isinstance(found, Game):
-        raise ConfigError(f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game.")
-    if config.dp and found.published:
-        raise ConfigError(
-            f"Configuration key 'dp' is true, but the game {config.model!r} is trained as published, which keeps no epsilon; "
-            "set dp to false."
-        )
-    if config.model in BUILT_IN["games"]:
-        return found
-    # A stranger's game is made again by the stranger's function, though it began as one of ours.
-    point = claimed("games", config.model, BUILT_IN["games"])
-    return replace(found, made_by=point.value if point else config.model, options=options)
-
-
-def _made(group: str, config: RunConfig, layout: Layout, **options: Any) -> Any:
-    """What the run's model of ``group`` makes of the layout and its options."""
-    make = resolve(group, config.model)
-    with _making(config):
-        return make(layout, **options)
-
-
-def density_of(config: RunConfig, layout: Layout) -> Recipe:
-    """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
-    from polyclinic.synthesis.flows.recipe import Recipe
-
-    found = _made("densities", config, layout, **config.chosen)
-    if not isinstance(found, Recipe):
-        raise ConfigError(
-            f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Recipe."
-        )
-    return found
-
-
-def _synthesis(config: RunConfig, layout: Layout | None) -> SumsTask | GameTask | DensityTask:
-    from polyclinic.training.synthesis import GameTask, SumsTask
-
-    if config.sums:
-        return SumsTask(synthesis_method(config, layout) if layout else None)
-    if config.density:
-        from polyclinic.training.density import DensityTask
-
-        return DensityTask(density_of(config, layout) if layout else None)
-    return GameTask(game_of(config, layout) if layout else None, layout, clips=not config.shared_noise)
-
-
-def task_of(config: RunConfig, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Any:
-    """The run's task, as the run's strategy has hospitals do it. Without a ``schema`` one of synthesis or of a posterior knows
-    its price alone; ``question``: what it is asked in a round."""
-    task = task_named(config.task)
-    if config.synthesis:
-        task = _synthesis(config, layout_of(config, schema) if schema else None)
-    if config.posterior:
-        from polyclinic.training.synthesis import SumsTask
-
-        task = SumsTask(posterior_method(config, schema) if schema else None, name=config.task)
-    if question is not None and (config.synthesis or config.posterior):
-        task = task.asked(question)
-    if config.strategy == "scaffold":
-        from polyclinic.training.control import Controlled
-
-        return Controlled(task, config.control_variate)
-    if config.shared_noise:
-        from polyclinic.training.pooled import Pooled
-
-        return Pooled(task)
-    if config.strategy == "ditto":
-        from polyclinic.training.personal import Personal
-
-        return Personal(task, config.personal_mu)
-    return task
 
 
 def task_named(name: str) -> Any:

@@ -23,7 +23,7 @@ from polyclinic.evaluation.report.quality import FILE, write_quality_page
 from polyclinic.evaluation.synthetic.quality import judge
 from polyclinic.evaluation.synthetic.sample import MOST, MOST_FULL, Sample, one_row_each
 from polyclinic.files import write_file, write_outputs
-from polyclinic.plugins import dataset_of, layout_of
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.synthesis.layout import Layout
@@ -47,7 +47,9 @@ def judge_run(
             f"{path} is a run of real hospitals, whose records are not here; each judges at home with --hospital."
         )
     schema = dataset_of(config).schema
-    found = _judged(folder, layout_of(config, schema), simulated_shards(config), full, seed, doing)
+    found = _judged(
+        folder, Layout.of(schema, max(config.condition_hospitals, 1)), simulated_shards(config), full, seed, doing
+    )
     whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
     write_file(folder.path / FILE, _json(whole))
     render_report(folder.path)

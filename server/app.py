@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.errors import PolyclinicError, without_name
 from polyclinic.files import write_file
+from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, Silent, figures
@@ -86,7 +87,7 @@ class _Logged(Silent):
             spent += f", epsilon of a whole hospital {state.hospital_epsilon:.3f}"
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
-        reached = "" if config.posterior else f": {figures(state)}"
+        reached = f": {figures(state)}" if program_of(config).judged else ""
         log(INFO, "Round %d of %d%s%s", state.round, config.rounds, reached, spent)
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:

@@ -8,10 +8,10 @@ from dp_accounting import DpEvent
 
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import task_of
 from polyclinic.privacy.accounting import Charges, PrivacyPlan, plan
 from polyclinic.privacy.ledger_terms import plan_text
 from polyclinic.privacy.selection import choice_event
+from polyclinic.programs import program_of
 from polyclinic.training.task import cost_of
 
 
@@ -42,7 +42,7 @@ def _plan(config: RunConfig) -> PrivacyPlan:
 
 def round_costs(config: RunConfig, noise_multiplier: float | None) -> tuple[DpEvent, DpEvent]:
     """What one round of training costs a hospital: its first, and each later one."""
-    task, settings = task_of(config), train_settings(config, noise_multiplier)
+    task, settings = program_of(config).task(), train_settings(config, noise_multiplier)
     return cost_of(task, settings, False), cost_of(task, settings, True)
 
 

@@ -19,8 +19,6 @@ from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.synthesis import judge, synthesizer_of
-from polyclinic.types import Arrays
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 _LONGEST = 300
@@ -38,7 +36,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number, private_evaluations=releases)
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
-    model = _judged(run, number) if run.config.synthesis or run.config.posterior else state.model
+    model = run.program.evaluated(state.model, run.learning.synthesizer() if run.learning else None)
     state.predictions, state.score_counts, state.withheld = {}, {}, {}
     if model is None:
         return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
@@ -134,12 +132,6 @@ def _predictions(record: object, classes: int) -> Predictions:
     except (KeyError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its predictions of held-out patients cannot be read") from None
     return Predictions(labels, scores, patient, group)
-
-
-def _judged(run: Run, number: int) -> Arrays | None:
-    """The classifier that judges the synthetic rows of this round; None where nothing can be drawn yet."""
-    synthesizer = synthesizer_of(run.strategy)
-    return judge(synthesizer, run.config.synthetic_rows, run.config.seed) if synthesizer else None
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -17,11 +17,12 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, several, without_name
-from polyclinic.plugins import model_named, strategy_named, task_named
+from polyclinic.plugins import strategy_named
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.programs import Program, program_of
 from polyclinic.server.calibration import calibrate, declared_plan, round_costs
 from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
 from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
@@ -30,8 +31,9 @@ from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
-from polyclinic.server.model import check_model, engine_of, first_arrays, local_arrays
-from polyclinic.server.posterior import check_budget
+from polyclinic.server.learning import Learning
+from polyclinic.server.model import check_model, engine_of
+from polyclinic.server.noise import check_noise
 from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
@@ -39,16 +41,13 @@ from polyclinic.server.selection import select
 from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import ask_statistics
-from polyclinic.server.synthesis import synthesis_strategy, synthesizer_of
 from polyclinic.server.tracks import check_tracker
-from polyclinic.strategies.central import CentralDP, check_base
-from polyclinic.strategies.fedgan import FedGAN
+from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.stacked.engines import Engine
-from polyclinic.types import Arrays
 
 
 @dataclass(frozen=True)
@@ -56,27 +55,30 @@ class Outcome:
     """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
 
     ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves, or where the
-    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without. ``synthesizer``:
-    what task synthesis came to; None where it stopped before it could draw. ``strategy``: as it is after the last round.
+    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without. ``learning``:
+    what the program's half at the server has learned, where it has one. ``synthesizer``: what draws synthetic patients; None
+    where the run stopped before it could, and of a run that has none.
     """
 
-    config: RunConfig
+    program: Program
     run: str
     sites: tuple[Site, ...]
     privacy: PrivacyPlan | None
     engine: Engine | None
     state: RunState
     central: dict[str, Any] | None = None
+    learning: Learning | None = None
     synthesizer: Synthesizer | None = None
-    strategy: Strategy | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.program.config
 
 
 def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option, task or tracker does not exist; touches no hospital."""
     check_tracker(config)
-    if not (config.synthesis or config.posterior):
-        model_named(config.model)
-    task_named(config.task)
+    program_of(config).check_names()
     strategy = _strategy(config)
     if config.central:
         check_base(strategy)
@@ -113,141 +115,192 @@ def federate(
     history beside it), from which ``resume`` continues; ``server_ledger``: file charged for what is told of whole
     hospitals; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
     """
-    watcher = progress or Silent()
+    if (resume and checkpoint is None) or ((config.central or config.secure_noise) and server_ledger is None):
+        raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
+    watcher, program = progress or Silent(), program_of(config)
     check_names(config)
-    begun: tuple[RunState, History, Arrays] | None = None
-    if resume:
-        if checkpoint is None:
-            raise ValueError("resume needs a checkpoint.")
-        begun = load_checkpoint(checkpoint)
+    before = load_checkpoint(checkpoint) if resume and checkpoint else None
+    privacy = calibrate(config) if config.dp else None
+    enrolled = _enrol(grid, config, run, home, privacy, before[0] if before else None, choose)
+    base = _strategy(config, len(enrolled.sites))
+    if config.central:
+        central_plan(config, [site.name for site in enrolled.sites])
+    engine = engine_of(program, enrolled.sites)
+    watcher.started(config, enrolled.sites, privacy, engine)
+    if before:
+        state, history = before[:2]
+        told = len(state.dropouts)
+        here = _go_on(state, enrolled, config, run, home, privacy)
+    else:
+        check_model(program, enrolled.sites[0].schema)
+        state, history, told, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
+        if checkpoint is not None:
+            history = History.begin(history_of(checkpoint))
+    taking_part = [site for site in here if site.name not in _gone(state)]
+    plain = Run(grid, taking_part, base, program, run, str(home), privacy=privacy, known=enrolled.nodes(here))
+    begun = _begin(plain, enrolled.sites[0].schema, state, server_ledger)
+    if before:
+        restore_strategy(begun.strategy, before[2])
+    records = _Records(begun, state, watcher, checkpoint, history, told)
+    if not before:
+        records.save()
+    records.tell_dropouts()
+    done = run_rounds(begun, state, records.after_round, records.save)
+    # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
+    away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
+    everyone = _all_of(done.sites, [*away, *here])
+    if config.candidates and done.learning:
+        watcher.doing("choosing among the generators")
+        select(done, state, done.learning)
+    synthesizer = done.learning.synthesizer() if done.learning else None
+    return Outcome(
+        program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, len(everyone)), done.learning,
+        synthesizer,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Enrolled:
+    """Who answered. ``sites``: the hospitals that can take part, in order; ``unused``: those that answered and cannot, or were
+    not chosen; ``absent``: who did not answer or cannot take part, and why."""
+
+    sites: list[Site]
+    unused: list[Site]
+    absent: list[tuple[str, str]]
+
+    def nodes(self, here: Sequence[Site]) -> frozenset[int]:
+        """The nodes that need not be asked again who they are: all but those of hospitals that wait to join."""
+        return frozenset(site.node for site in (*self.unused, *here))
+
+
+def _enrol(
+    grid: Grid, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None, state: RunState | None,
+    choose: Callable[[Site], bool],
+) -> _Enrolled:  # fmt: skip
+    """Ask who is there. ``state``: of a run that goes on. Raises ConfigError where too few can take part."""
     # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
-    own = {int(said["node"]): name for name, said in begun[0].hospitals.items()} if begun else {}
+    own = {int(said["node"]): name for name, said in state.hospitals.items()} if state else {}
     wanted = config.min_sites if own else max(config.sites, config.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
-    privacy = calibrate(config) if config.dp else None
     request = enrol_request(run, str(home), privacy)
-    enrolled, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates)
-    unfit = {site.name: why for site in enrolled if (why := unlike(site, config)) is not None}
-    absent += unfit.items()
-    sites = [site for site in enrolled if choose(site) and site.name not in unfit]
+    answered, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates)
+    unfit = {site.name: why for site in answered if (why := unlike(site, config)) is not None}
+    sites = [site for site in answered if choose(site) and site.name not in unfit]
+    absent = [*absent, *unfit.items()]
     if len(sites) < config.min_sites:
         reasons = several((f" {name}: {without_name(name, why)}" for name, why in absent), between="")
         raise ConfigError(
             f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
-    strategy = _strategy(config, len(sites))
-    if config.central:
-        central_plan(config, [site.name for site in sites])
-    engine = engine_of(config, sites)
-    watcher.started(config, sites, privacy, engine)
-    history: History | None = None
-    kept: Arrays | None = None
-    noted = 0  # dropouts that the watcher knows
-    if begun:
-        state, history, kept = begun
-        noted = len(state.dropouts)
-        simulated = [site.name for site in sites if site.simulated]
-        unbounded = {} if config.dp else dict.fromkeys(state.trained, math.inf)
-        spent = unbounded | state.epsilon
-        check_ledgers(home / "ledger.sqlite", {name: spent[name] for name in simulated if name in spent})
-        if privacy:
-            noise = privacy.statistics_noise_multiplier
-            counting = gaussian_event(noise) if noise else PAID_BEFORE
-            state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
-        if config.keeps_state:
-            check_states(home, simulated, run, state)
-        here = _returned(sites, state, dict(absent))
-    else:
-        here = sites
-        check_model(config, sites[0].schema)
-        state = _first_state(grid, sites, config, run, home, privacy)
-        state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in absent]
-        if checkpoint is not None:
-            history = History.begin(history_of(checkpoint))
-        state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
-    taking_part = [site for site in here if site.name not in _gone(state)]
-    if config.synthesis or config.posterior:
-        strategy = synthesis_strategy(strategy, config, sites[0].schema, state)
-    sums: Ledger | None = None
-    if config.central or config.secure_noise:
-        if server_ledger is None:
-            raise ValueError("privacy of whole hospitals needs a server_ledger.")
-        if state.hospital_epsilon is not None:
-            check_ledgers(server_ledger, {FEDERATION: state.hospital_epsilon})
-        if config.central:
-            strategy = central_strategy(strategy, config, taking_part, server_ledger, run)
-        else:
-            sums = secure_ledger(config, server_ledger)
-    if kept is not None:
-        restore_strategy(strategy, kept)
+    used = {site.name for site in sites}
+    return _Enrolled(sites, [site for site in answered if site.name not in used], absent)
 
-    def save(now: RunState) -> None:
-        if checkpoint is not None and history is not None:
-            save_checkpoint(checkpoint, now, strategy, history, config.checkpoints_kept)
 
-    def tell_dropouts() -> None:
-        nonlocal noted
-        if len(state.dropouts) > noted:
-            watcher.dropped(state.dropouts[noted:])
-            noted = len(state.dropouts)
+def _go_on(
+    state: RunState, enrolled: _Enrolled, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+) -> list[Site]:
+    """Check what hospitals kept against ``state``; returns those of the run that enrolled again."""
+    simulated = [site.name for site in enrolled.sites if site.simulated]
+    unbounded = {} if config.dp else dict.fromkeys(state.trained, math.inf)
+    spent = unbounded | state.epsilon
+    check_ledgers(home / "ledger.sqlite", {name: spent[name] for name in simulated if name in spent})
+    if privacy:
+        noise = privacy.statistics_noise_multiplier
+        counting = gaussian_event(noise) if noise else PAID_BEFORE
+        state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
+    if config.keeps_state:
+        check_states(home, simulated, run, state)
+    return _returned(enrolled.sites, state, dict(enrolled.absent))
 
-    def after_round(now: RunState) -> None:
-        tell_dropouts()
-        due = now.round % config.checkpoint_every == 0 or now.round == config.rounds or watcher.stopping()
+
+def _begin(run: Run, schema: Schema, state: RunState, server_ledger: Path | None) -> Run:
+    """The run with what is around its strategy: the program's half, and what protects whole hospitals."""
+    config = run.config
+    if half := run.program.half(schema, state.classes, state.learning_rate or 0.0):
+        learning = Learning(run.strategy, half)
+        run = replace(run, strategy=learning, learning=learning)
+    if server_ledger is None or not (config.central or config.secure_noise):
+        return run
+    if state.hospital_epsilon is not None:
+        check_ledgers(server_ledger, {FEDERATION: state.hospital_epsilon})
+    if not config.central:
+        return replace(run, ledger=secure_ledger(config, server_ledger))
+    central = central_strategy(run.strategy, config, run.sites, server_ledger, run.name)
+    return replace(run, strategy=central, central=central)
+
+
+def _whole_hospitals(run: Run, state: RunState, hospitals: int) -> dict[str, Any] | None:
+    """The guarantee to whole hospitals; None without."""
+    if run.ledger is not None:
+        return secure_statement(run.config, run.ledger, cohort_size(run.config, hospitals), state.model)
+    return central_statement(run.central, state.model) if run.central else None
+
+
+@dataclass
+class _Records:
+    """What is written and said after each round. ``told``: of how many dropouts the watcher knows."""
+
+    run: Run
+    state: RunState
+    watcher: Progress
+    checkpoint: Path | None
+    history: History | None
+    told: int
+
+    def save(self, state: RunState | None = None) -> None:
+        if self.checkpoint is not None and self.history is not None:
+            kept = self.run.config.checkpoints_kept
+            save_checkpoint(self.checkpoint, state or self.state, self.run.strategy, self.history, kept)
+
+    def tell_dropouts(self) -> None:
+        dropouts = self.state.dropouts
+        if len(dropouts) > self.told:
+            self.watcher.dropped(dropouts[self.told :])
+            self.told = len(dropouts)
+
+    def after_round(self, state: RunState) -> None:
+        config = self.run.config
+        self.tell_dropouts()
+        due = state.round % config.checkpoint_every == 0 or state.round == config.rounds or self.watcher.stopping()
         if due:
-            save(now)
+            self.save(state)
         try:
-            watcher.round_done(config, now)
+            self.watcher.round_done(config, state)
         except KeyboardInterrupt:  # it was asked for after the question above
-            if watcher.stopping() and not due:
-                save(now)
+            if self.watcher.stopping() and not due:
+                self.save(state)
             raise
-
-    if not resume:
-        save(state)
-    tell_dropouts()
-    left_out = {site.name for site in sites} - {site.name for site in here}
-    asked = frozenset(site.node for site in enrolled if site.name not in left_out)
-    whole = Run(grid, taking_part, strategy, config, run, str(home), sums, privacy, asked)
-    whole = run_rounds(whole, state, after_round, save)
-    # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
-    everyone = [Site.away(told, enrolled[0].schema) for told in state.hospitals.values()]
-    sites = _all_of(whole.sites, [*everyone, *here])
-    if config.candidates and isinstance(strategy, FedGAN):
-        watcher.doing("choosing among the generators")
-        select(whole, state, strategy)
-    central = central_statement(strategy, state.model) if isinstance(strategy, CentralDP) else None
-    if sums is not None:
-        central = secure_statement(config, sums, cohort_size(config, len(sites)), state.model)
-    return Outcome(config, run, tuple(sites), privacy, engine, state, central, synthesizer_of(strategy), strategy)
 
 
 def _first_state(
-    grid: Grid, sites: Sequence[Site], config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+    grid: Grid, enrolled: _Enrolled, program: Program, run: str, home: Path, privacy: PrivacyPlan | None
 ) -> RunState:
-    arrays: Arrays = {} if config.sums else first_arrays(config, sites[0].schema)
+    """What round 1 starts from, after statistics that were paid for."""
+    config, sites = program.config, enrolled.sites
+    schema = sites[0].schema
     noise = privacy.noise_multiplier if privacy else None
     state = RunState(
-        arrays, noise_multiplier=noise, local=local_arrays(config, sites[0].schema), run=run, plan=declared_plan(privacy)
+        {}, noise_multiplier=noise, local=program.local(schema), run=run, plan=declared_plan(privacy)
     )  # fmt: skip
     if config.standardise == "public":
-        state.standardiser = public_standardiser(sites[0].schema)
+        state.standardiser = public_standardiser(schema)
     if config.asks_statistics:
-        ask_statistics(grid, sites, state, config, run, home, privacy)
+        ask_statistics(grid, sites, state, program, run, home, privacy)
     elif privacy:
         state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
-    if config.posterior and noise:
+    if noise:
         try:
-            check_budget(config, sites[0].schema, noise, list(state.public_patients.values()))
+            check_noise(program, schema, noise, list(state.public_patients.values()))
         except ConfigError as error:
             spent = "the numbers of patients were" if config.asks_statistics else "nothing was"
             raise ConfigError(f"{error} Of the hospitals' budgets {spent} spent.") from None
-    if config.sums:  # how many numbers the first sum has may depend on how common classes are
-        state.arrays = first_arrays(config, sites[0].schema, state.classes)
+    state.arrays = program.first(schema, state.classes)
     state.learning_rate = config.learning_rate or _learning_rate(config, state)
-    if not (config.one_release or config.synthesis or config.shared_noise):
+    if program.stepwise and program.tells_rate and not config.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
+    state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
+    state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
     return state
 
 

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from polyclinic.config import RunConfig, put_aside, train_settings
-from polyclinic.config.posterior import by_flow
+from polyclinic.config import put_aside, train_settings
 from polyclinic.errors import several
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger_terms import Terms
 from polyclinic.privacy.noise import warning
+from polyclinic.programs import Program
 from polyclinic.server.accounts import doubts
 from polyclinic.server.cohort import cohort_size
 from polyclinic.server.federate import Outcome
-from polyclinic.strategies.fedgan import FedGAN
 
 _MOST_UNCHANGED = 5
-_POSTERIOR = (
-    "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
-    "their mean. Held-out patients were not asked for."
-)
-_FLOW = (
-    "This posterior is a flow's by noisy gradient steps (Algorithm 2): its intervals do not count the noise of the steps and may "
-    "be far too wide or too narrow; method gauss-newton counts it. A patient's rows count as one, by their mean gradient."
-)
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
@@ -45,8 +36,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     elif outcome.privacy is None:
         said.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
     else:
-        asked = outcome.config.asks_statistics and _asked(outcome.config)
-        updates = _updates(outcome.config)
+        asked = outcome.config.asks_statistics and _asked(outcome.program)
+        updates = _updates(outcome.program)
         said.append(
             "Epsilon covers the training patients' records in everything that "
             f"{'the server learned' if outcome.config.shared_noise else 'the hospitals sent'}: "
@@ -83,17 +74,10 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             "knows it, so the guarantee is that of the method, not of these very numbers. Patients were computed together; "
             "a real hospital computes each apart."
         )
-    if outcome.config.posterior:
-        said.append(_FLOW if by_flow(outcome.config.method_options) else _POSTERIOR)
-    elif state.released:
+    if state.released:
         said += _metrics_notes(outcome, simulated)
-    if outcome.config.synthesis:
-        said += _synthesis_notes(outcome)
-    if outcome.config.one_release and not outcome.config.sums and outcome.config.rounds > 1:
-        said.append(
-            f"Each of the {outcome.config.rounds} rounds was a release of its own, with its share of epsilon: one round "
-            "would have needed less noise."
-        )
+    learned = outcome.learning.state if outcome.learning else {}
+    said += outcome.program.notes(learned, scored=any(state.released.values()))
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if outcome.privacy:
@@ -143,47 +127,16 @@ def terms_of(outcome: Outcome) -> dict[str, Terms]:
     }  # fmt: skip
 
 
-def _asked(config: RunConfig) -> str:
-    return (
-        "the noised number of training patients of each class"
-        if config.synthesis
-        else _STATISTICS[config.standardise == "measured"]
-    )
+def _asked(program: Program) -> str:
+    if program.counts_classes:
+        return "the noised number of training patients of each class"
+    return _STATISTICS[program.config.standardise == "measured"]
 
 
-def _updates(config: RunConfig) -> str:
+def _updates(program: Program) -> str:
     """What else left the hospitals, or was learned of them."""
-    if config.sums:
-        what = "every sum"
-    elif config.game:
-        what = "every critic" if not config.shared_noise else "each round's sum of gradients"
-    else:
-        what = "each round's sum of updates" if config.shared_noise else "every model update"
-    return f"{what} and the choice among the generators" if config.candidates else what
-
-
-def _synthesis_notes(outcome: Outcome) -> list[str]:
-    """What the metrics of such a run are of, and what became of its rounds."""
-    found = []
-    if any(outcome.state.released.values()):
-        found.append(
-            "AUROC and accuracy are of a logistic regression that was fitted to synthetic rows and judged on held-out real "
-            "patients."
-        )
-    strategy = outcome.strategy
-    if isinstance(strategy, FedGAN) and strategy.diverged:
-        rounds = ", ".join(map(str, strategy.diverged[:_MOST_UNCHANGED]))
-        count = "round" if len(strategy.diverged) == 1 else "rounds"
-        found.append(
-            f"In {len(strategy.diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was; what "
-            "the round's critics cost was spent once."
-        )
-    if isinstance(strategy, FedGAN) and strategy.selected:
-        found.append(
-            f"Rows are drawn from the generators of rounds {', '.join(map(str, strategy.selected))}, which the hospitals "
-            f"chose of {len(strategy.candidates)}."
-        )
-    return found
+    what = program.released_together if program.config.shared_noise else program.released
+    return f"{what} and the choice among the generators" if program.config.candidates else what
 
 
 def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
@@ -205,7 +158,7 @@ def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list
 
 def _noise_warning(outcome: Outcome) -> str | None:
     """A sentence where the noise of the hospitals' steps is worse than independent noise at how often a patient takes part."""
-    if outcome.privacy is None or outcome.config.one_release:
+    if outcome.privacy is None or not outcome.program.stepwise:
         return None
     settings = train_settings(outcome.config, outcome.privacy.noise_multiplier)
     return warning(settings.noise, settings.participation) if settings.noise else None

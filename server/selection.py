@@ -8,31 +8,32 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from polyclinic.arrays import from_record, to_record
 from polyclinic.messages import QUESTION, SELECT, SelectRequest
 from polyclinic.privacy.selection import choice_event
+from polyclinic.programs.synthetic import judge
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.evaluation import evaluate_again
+from polyclinic.server.learning import Learning
 from polyclinic.server.replies import accept, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.synthesis import judge
-from polyclinic.strategies.fedgan import FedGAN
 
 
-def select(run: Run, state: RunState, strategy: FedGAN) -> None:
-    """Choose among the strategy's candidates, and judge the last round anew."""
-    _choose(run, state, strategy)
+def select(run: Run, state: RunState, learning: Learning) -> None:
+    """Choose among the candidates that were learned, and judge the last round anew."""
+    _choose(run, state, learning)
     evaluate_again(run, state)
 
 
-def _choose(run: Run, state: RunState, strategy: FedGAN) -> None:
-    """Have the hospitals choose ``selected`` of the strategy's candidates; it then draws from those.
+def _choose(run: Run, state: RunState, learning: Learning) -> None:
+    """Have the hospitals choose ``selected`` of the candidates; rows are then drawn from those.
 
     A hospital's first choice weighs most, and a hospital by its patients that were paid for. Without any reply, or fewer
     candidates than are to be chosen (rounds that diverged), the last generator stays.
     """
-    config, rounds = run.config, sorted(strategy.candidates)
+    config, candidates = run.config, learning.half.candidates(learning.state)
+    rounds = [*candidates]
     if len(rounds) <= config.selected:
         return
-    judges = [judge(strategy.candidate(number), config.synthetic_rows, config.seed) for number in rounds]
+    judges = [judge(candidate, config.synthetic_rows, config.seed) for candidate in candidates.values()]
     beside = to_record({
         "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
     })  # fmt: skip
@@ -57,7 +58,7 @@ def _choose(run: Run, state: RunState, strategy: FedGAN) -> None:
         weight = state.public_patients.get(site.name, 1.0)
         votes[chosen] += weight * (config.selected - np.arange(len(chosen)))
     if votes.any():
-        strategy.selected = [rounds[index] for index in np.argsort(-votes, kind="stable")[: config.selected]]
+        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: config.selected]])
 
 
 def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:

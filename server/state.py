@@ -23,8 +23,11 @@ from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
+from polyclinic.programs import Program
 from polyclinic.server.accounts import LOST, Account
+from polyclinic.server.learning import Learning
 from polyclinic.server.sites import Exchange, Site, node_title
+from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
 
 
@@ -33,18 +36,25 @@ class Run:
     """What all rounds have in common. ``home``: where simulated hospitals keep what they keep; ``ledger``: charged for what
     secure sums tell of whole hospitals, None where they tell nothing that is paid for; ``privacy``: None without noise;
     ``known``: nodes that told who they are and are not asked again; ``pending``: messages to others that may yet be answered,
-    by node."""
+    by node; ``learning``: what the program's half at the server has learned, where it has one; ``central``: what
+    adds noise for whole hospitals, where the run has that."""
 
     grid: Grid
     sites: Sequence[Site]
     strategy: Strategy
-    config: RunConfig
+    program: Program
     name: str
     home: str
     ledger: Ledger | None = None
     privacy: PrivacyPlan | None = None
     known: frozenset[int] = frozenset()
     pending: Mapping[int, str] = field(default_factory=dict)
+    learning: Learning | None = None
+    central: CentralDP | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.program.config
 
 
 @dataclass

@@ -10,16 +10,15 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
-from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import CONTROL, STATISTICS, StatisticsRequest
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
+from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.merging import arrays_of
 from polyclinic.server.replies import accept, problem, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import RunState
-from polyclinic.server.synthesis import class_counts
 from polyclinic.training.preparation import contribution_size, measured_standardiser, patient_counts
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
@@ -30,33 +29,34 @@ Sums = list[tuple[Site, np.ndarray]]
 
 
 def ask_statistics(
-    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: Path, privacy: PrivacyPlan | None
 ) -> None:  # fmt: skip
     """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
-    exchange, found = _sums(grid, sites, state, config, run, str(home), privacy, 0)
+    exchange, found = _sums(grid, sites, state, program, run, str(home), privacy, 0)
+    config = program.config
     if len(found) < config.min_sites:
         raise too_few(exchange, "Statistics", len(found), config)
     totals = [total for _, total in found]
     if config.standardise == "measured":
         noise = privacy.statistics_noise_multiplier if privacy else None
         state.standardiser = measured_standardiser(totals, sites[0].schema, noise)
-    if config.synthesis:
-        state.classes = class_counts(config, [site for site, _ in found], totals)
-    _count(found, state, config)
+    if program.counts_classes:
+        state.classes = program.class_counts([site.index for site, _ in found], totals)
+    _count(found, state, program)
 
 
 def count_patients(
-    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: str,
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
     privacy: PrivacyPlan | None, round: int,
 ) -> list[Site]:  # fmt: skip
     """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used."""
-    _, found = _sums(grid, sites, state, config, run, home, privacy, round)
-    _count(found, state, config)
+    _, found = _sums(grid, sites, state, program, run, home, privacy, round)
+    _count(found, state, program)
     return [site for site, _ in found]
 
 
 def _sums(
-    grid: Grid, sites: Sequence[Site], state: RunState, config: RunConfig, run: str, home: str,
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
     privacy: PrivacyPlan | None, round: int,
 ) -> tuple[Exchange, Sums]:  # fmt: skip
     noise, plan = privacy.statistics_noise_multiplier if privacy else None, declared_plan(privacy)
@@ -65,9 +65,10 @@ def _sums(
         return StatisticsRequest(run=run, site=site.index, home=home, noise_multiplier=noise, plan=plan)
 
     view = SiteGrid(grid, sites, request, {})
-    exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], config.timeout)
-    schema, measured = sites[0].schema, config.standardise == "measured"
-    like = {"sums": np.zeros(schema.num_classes if config.synthesis else contribution_size(schema, measured))}
+    exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], program.config.timeout)
+    config, schema = program.config, sites[0].schema
+    measured = config.standardise == "measured"
+    like = {"sums": np.zeros(schema.num_classes if program.counts_classes else contribution_size(schema, measured))}
     found: dict[int, np.ndarray] = {}
 
     def wrong(reply: Message) -> str | None:
@@ -75,7 +76,7 @@ def _sums(
             return why
         total = next(from_record(record) for name, record in arrays_of(reply) if name != CONTROL)["sums"]
         found[reply.metadata.src_node_id] = total
-        return _impossible(total, schema, config)
+        return _impossible(total, schema, program)
 
     if noise is not None:
         event = gaussian_event(noise)
@@ -84,25 +85,25 @@ def _sums(
     return exchange, [(site, found[site.id]) for site, _ in replies]
 
 
-def _impossible(total: np.ndarray, schema: Schema, config: RunConfig) -> str | None:
+def _impossible(total: np.ndarray, schema: Schema, program: Program) -> str | None:
     """Why these can be no hospital's sums, or None."""
-    count = _counts([total], schema, config)[0]
+    count = _counts([total], schema, program)[0]
     if np.abs(total).max() > _MOST_PATIENTS or count > _MOST_PATIENTS:
         return f"its sums are not those of {_MOST_PATIENTS:g} patients or fewer"
-    if not config.dp and count < 1:
+    if not program.config.dp and count < 1:
         return f"it says that it has {count:g} patients"
     return None
 
 
-def _counts(totals: list[np.ndarray], schema: Schema, config: RunConfig) -> list[float]:
-    if config.synthesis:
+def _counts(totals: list[np.ndarray], schema: Schema, program: Program) -> list[float]:
+    if program.counts_classes:
         return [float(total.sum()) for total in totals]
-    return patient_counts(totals, schema, config.standardise == "measured")
+    return patient_counts(totals, schema, program.config.standardise == "measured")
 
 
-def _count(found: Sums, state: RunState, config: RunConfig) -> None:
+def _count(found: Sums, state: RunState, program: Program) -> None:
     if not found:
         return
-    counts = _counts([total for _, total in found], found[0][0].schema, config)
+    counts = _counts([total for _, total in found], found[0][0].schema, program)
     for (site, _), count in zip(found, counts, strict=True):
-        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if config.dp else count
+        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if program.config.dp else count

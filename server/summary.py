@@ -18,9 +18,7 @@ from polyclinic.privacy.statements import statements
 from polyclinic.server.accounts import bound
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of
-from polyclinic.server.posterior import posterior_statement
 from polyclinic.server.sites import Site
-from polyclinic.server.synthesis import synthesis_statement
 from polyclinic.server.tracking import tracker_note
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
@@ -28,7 +26,7 @@ _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
 
 def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str, Any] | None = None) -> dict[str, Any]:
     """The summary of a finished run; ``home`` holds the ledgers of simulated hospitals."""
-    config, state, privacy = outcome.config, outcome.state, outcome.privacy
+    config, state, privacy, stepwise = outcome.config, outcome.state, outcome.privacy, outcome.program.stepwise
     simulated = all(site.simulated for site in outcome.sites)
     last = {row["site"]: row for row in state.newest_rows()}
     private = privacy is not None
@@ -38,7 +36,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     unchanged = _unchanged(outcome, statement)
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
-        "engine": outcome.engine, "learning_rate": None if config.one_release else state.learning_rate,
+        "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "flow": _flow(config.dataset) if simulated else None,
         "metrics": {
@@ -46,7 +44,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "macro": _metrics(last.get("macro")) | {"released": _if_asked(outcome, any(state.released.values()))},
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged) for found in outcome.sites},
         },
-        "evaluation": None if config.posterior else _evaluation(outcome),
+        "evaluation": _evaluation(outcome) if outcome.program.judged else None,
         "private_metrics": _private_metrics(outcome),
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
@@ -55,18 +53,24 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "overlap": overlap, "composition": composition(overlap, site.schema.unit),
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
             "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
-            "sample_rate": None if config.one_release else config.sample_rate,
-            "steps": config.rounds * (1 if config.one_release else config.local_steps),
+            "sample_rate": config.sample_rate if stepwise else None,
+            "steps": config.rounds * (config.local_steps if stepwise else 1),
             "central": outcome.central and _without_ledger(outcome.central),
         },
-        "synthesis": synthesis_statement(config, outcome.synthesizer, [*state.patients.values()]) if config.synthesis else None,
-        "posterior": posterior_statement(config, outcome.strategy, state) if config.posterior else None,
+        "synthesis": None, "posterior": None, **statement_of(outcome),
         "model_sha256": digest(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.shared_noise,
         "statement": statement, "notes": notes(outcome, unchanged, comparison) + tracker_note(run_dir),
     }  # fmt: skip
+
+
+def statement_of(outcome: Outcome) -> dict[str, Any]:
+    """The program's own part of the summary, by its key."""
+    learning, state = outcome.learning, outcome.state
+    half, learned = (learning.half, learning.state) if learning else (None, {})
+    return outcome.program.statement(half, learned, outcome.synthesizer, [*state.patients.values()], state.stopped)
 
 
 def _flow(dataset: str) -> list[dict[str, Any]] | None:

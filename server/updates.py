@@ -14,13 +14,11 @@ from flwr.app import ArrayRecord, Message
 from polyclinic.compression import Compression
 from polyclinic.config import compression
 from polyclinic.server.merging import merge
+from polyclinic.server.noise import tell_noise
 from polyclinic.server.replies import alike, problem, unpack
 from polyclinic.server.secure import SecureSum, begin
 from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.synthesis import tell_noise
-from polyclinic.strategies.central import CentralDP
-from polyclinic.strategies.fedsums import FedSums
 from polyclinic.strategies.registry import merge_by
 from polyclinic.types import Arrays
 
@@ -59,7 +57,7 @@ def updates_of(run: Run, state: RunState, cohort: Sequence[Site], number: int) -
 
 def never_skips(run: Run) -> bool:
     """Whether a round counts though too few took part: central privacy counts on its noise, or on nobody knowing who did."""
-    return isinstance(run.strategy, CentralDP) and run.strategy.plan.never_skips
+    return run.central is not None and run.central.plan.never_skips
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +74,7 @@ class _Clear:
     fewest = 1
 
     def asked(self, site: Site) -> dict[str, Any]:
-        # A sum is in float64, where the order of hospitals would show; so workers do not average it before the server does.
-        merges = getattr(self.run.grid, "merges", False) and not isinstance(self.run.strategy, FedSums)
+        merges = getattr(self.run.grid, "merges", False) and self.run.program.merges_early
         return {"merge_by": self.key if merges else ""}
 
     def problem(self, reply: Message) -> str | None:
@@ -85,10 +82,12 @@ class _Clear:
 
     def aggregate(self, replies: Replies) -> ArrayRecord | None:
         strategy, models = self.run.strategy, [reply for _, reply in replies]
-        tell_noise(strategy, self.run.config, self.state, [site for site, _ in replies], len(self.parties))
+        if self.run.learning:
+            arrived = [site for site, _ in replies]
+            tell_noise(self.run.learning, self.run.config, self.state, arrived, len(self.parties))
         arrays, _ = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
-        if isinstance(strategy, CentralDP):
-            self.state.hospital_epsilon = strategy.epsilon
+        if self.run.central:
+            self.state.hospital_epsilon = self.run.central.epsilon
         return arrays
 
 
@@ -120,7 +119,8 @@ class _Masked:
         opened = self.total.open(replies, self.given, str(merge_by(self.run.strategy)))
         self.state.drop(self.number, opened.dropped)
         self.state.hospital_epsilon = opened.epsilon
-        arrived, peers = [site for site, _ in replies], len(self.total.peers)
-        tell_noise(self.run.strategy, self.run.config, self.state, arrived, peers)
+        if self.run.learning:
+            arrived, peers = [site for site, _ in replies], len(self.total.peers)
+            tell_noise(self.run.learning, self.run.config, self.state, arrived, peers)
         arrays, _ = self.run.strategy.aggregate_train(self.number, [opened.reply])
         return arrays

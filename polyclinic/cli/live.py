@@ -94,9 +94,12 @@ class LiveProgress:
     def started(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
     ) -> None:
+        from polyclinic.programs import program_of  # only a run needs it
+
         self._sites, self._in_rounds = sites, True
         self._bar.update(self._task, description="Round", total=config.rounds)
-        batches = "" if config.one_release else f"sample rate {config.sample_rate:g}, "
+        program = program_of(config)
+        batches = "" if not program.stepwise else f"sample rate {config.sample_rate:g}, "
         promise = (
             f"ε = {config.epsilon:g}, δ = {config.delta:g} for each hospital; noise multiplier {privacy.noise_multiplier:.3f}, "
             f"{batches}clip {config.max_grad_norm:g}"
@@ -110,9 +113,9 @@ class LiveProgress:
                 f"\ncentral noise: ε = {config.central_epsilon:g}, δ = {config.central_delta:g} for a whole hospital"
             )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
-        what += f", {config.task}" if config.one_release else ""
+        what += f", {config.task}" if not program.stepwise else ""
         what += f", engine {engine}" if engine else ""
-        what += ", each a release of its own" if config.one_release and config.rounds > 1 else ""
+        what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
                 (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central else "yellow")
@@ -136,6 +139,7 @@ class LiveProgress:
             raise KeyboardInterrupt
 
     def _say(self, config: RunConfig, state: RunState) -> None:
+        from polyclinic.programs import program_of
         from polyclinic.server.progress import figures  # only a run needs the server
 
         spent = (
@@ -145,7 +149,7 @@ class LiveProgress:
         )
         if state.hospital_epsilon is not None:
             spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
-        reached = "" if config.posterior else f": {figures(state)}"
+        reached = f": {figures(state)}" if program_of(config).judged else ""
         self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:

@@ -130,6 +130,15 @@ class RunConfig(
         return self.task == "posterior"
 
     @property
+    def kind(self) -> str:
+        """Which of ``polyclinic.programs`` the run is."""
+        if self.posterior:
+            return "posterior"
+        if self.synthesis:
+            return "game" if self.game else "density" if self.density else "sums"
+        return "convex" if self.one_release else "supervised"
+
+    @property
     def selection_cost(self) -> float:
         """Pure epsilon of the choice among candidates; 0 without a choice, or without privacy."""
         return (self.selection_epsilon or self.epsilon / 10) if self.candidates and self.dp else 0.0

@@ -125,7 +125,9 @@ def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:
 class Task(Protocol):
     """The functions of a task. ``build`` makes an empty module into which arrays are loaded."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As in the configuration."""
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """What one call of ``train`` spends at each site (add/remove one patient).

@@ -20,10 +20,11 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model, task_named
+from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
@@ -69,7 +70,7 @@ def message(request: Any, kind: str, arrays: dict[str, np.ndarray] | None = None
 
 
 def model() -> dict[str, np.ndarray]:
-    build = build_model(CONFIG, Schema.from_dict(SCHEMA))
+    build = program_of(CONFIG).builder(Schema.from_dict(SCHEMA))
     return {name: value.numpy() for name, value in initialise(build, 0).items()}
 
 

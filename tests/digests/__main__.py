@@ -28,21 +28,21 @@ def main() -> int:
     if unknown := set(asked.runs) - set(RUNS):
         parser.error(f"there is no run named {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     table, here, changed = Table.read(), arithmetic(), []
+    anew = bool(asked.why) and table.arithmetic not in ("", here)
+    if anew and asked.runs:
+        parser.error(
+            "this processor computes otherwise than the one that the table was made on: name no runs, and all are written anew"
+        )
     for name in asked.runs or RUNS:
         with tempfile.TemporaryDirectory() as folder:
             now = results(run(RUNS[name], Path(folder)))
         before = table.results(name)
         unlike = differences(before, now, exact=table.arithmetic == here)
         print(f"{name}: {'differs in ' + ', '.join(unlike) if unlike else 'as before'}", flush=True)
-        if unlike:
+        if unlike or anew:
             changed.append(name)
             table.runs[name] = {"results": now, "why": [*table.why(name), line(now, asked.why or "")]}
     if asked.why:
-        if table.arithmetic not in ("", here) and set(changed) != set(RUNS):
-            print(
-                "This processor computes otherwise than the one that the table was made on; write all of the table anew."
-            )
-            return 2
         table.arithmetic = here
         table.write()
         return 0

@@ -19,7 +19,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.messages import RECORD, STANDARDISER, Request, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model
+from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from tests.memory import peak_bytes
@@ -54,7 +54,7 @@ def main(hospital: Path) -> None:
     asked(StatisticsRequest(run="r", site=0, noise_multiplier=20.0), "query.statistics", hospital)
     width = len(feature_names(SCHEMA))
     arrays = {
-        "arrays": {name: value.numpy() for name, value in initialise(build_model(CONFIG, SCHEMA), 0).items()},
+        "arrays": {name: value.numpy() for name, value in initialise(program_of(CONFIG).builder(SCHEMA), 0).items()},
         STANDARDISER: {"mean": np.full(width, 0.1), "std": np.full(width, 0.5)},
     }
     task = TrainRequest(run="r", site=0, round=1, noise_multiplier=5.0, public_patients=700_000.0, learning_rate=0.5)

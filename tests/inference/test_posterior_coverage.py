@@ -13,7 +13,7 @@ from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.federation import Federation
 from polyclinic.server.federate import federate
-from polyclinic.server.posterior import posterior_statement
+from polyclinic.server.summary import statement_of
 
 TRUTH = np.array([-0.5, 0.8, -0.6, 0.5])
 PATIENTS = {"a": 1500, "b": 900, "c": 600}
@@ -62,7 +62,7 @@ def posterior(seed: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as home, Federation._grid(config) as grid:
         outcome = federate(grid, config, "run", Path(home))
-    return posterior_statement(config, outcome.strategy, outcome.state)
+    return dict(statement_of(outcome)["posterior"])
 
 
 @pytest.mark.slow

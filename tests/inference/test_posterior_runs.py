@@ -21,11 +21,12 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inference.gauss_newton import fit
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.messages import QUESTION, TrainRequest
-from polyclinic.plugins import dataset_named, posterior_method
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import clipped_total
+from polyclinic.programs.sums import Posterior
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import federate
 from polyclinic.server.progress import Silent
@@ -49,7 +50,7 @@ def run(tmp_path: Path) -> Run:
 def tables(config: RunConfig) -> list[np.ndarray]:
     """The records of each hospital's training patients, as the likelihood reads them."""
     dataset = dataset_named(config.dataset)
-    method = posterior_method(config, dataset.schema)
+    method = Posterior(config).method(dataset.schema)
     shards = load_shards(dataset, config.sites, config.partitioner or "natural", config.seed, config.alpha)
     return [method.layout.rows(shard.train.x, shard.train.y)[:, method.places] for shard in shards]
 
@@ -62,7 +63,7 @@ def numbers(result: RunResult) -> np.ndarray:
 def test_it_is_the_librarys_and_one_hospital_split_in_three_gives_the_same(run: Run) -> None:
     for options in ({}, {"model": "linear", "columns": "age, male, intensive", "method_options": "deviation=0.3"}):
         whole, split = (run(dp=False, sites=sites, partitioner="iid", **options) for sites in (1, 3))
-        method = posterior_method(split.config, dataset_named("trial").schema).method
+        method = Posterior(split.config).method(dataset_named("trial").schema).method
         found = fit(method, tables(split.config), 0.0, generator(0, "none"))
         expected = np.column_stack([found.posterior.mean, found.posterior.deviations])
         np.testing.assert_allclose(numbers(split), expected, rtol=1e-9)
@@ -138,7 +139,7 @@ def test_hospitals_that_are_away_leave_the_mean_of_those_that_are_there(run: Run
     away.write_text("round,site\n" + "".join(f"{number},hospital-3\n" for number in (5, 6, 7, 8)))
     found = run(dp=False, availability=str(away))
     config = found.config
-    method = posterior_method(config, dataset_named("trial").schema).method
+    method = Posterior(config).method(dataset_named("trial").schema).method
     others = fit(method, tables(config)[:2], 0.0, generator(0, "none")).posterior
     np.testing.assert_allclose(numbers(found)[:, 1], others.deviations, rtol=0.02)
     assert (np.abs(numbers(found)[:, 0] - others.mean) < 0.1 * others.deviations).all()
@@ -286,7 +287,7 @@ def test_a_real_hospital_answers_one_sum_and_refuses_a_lying_servers_question_un
 
 
 def test_a_patients_rows_count_once_and_a_missing_number_stands_at_its_public_centre() -> None:
-    method = posterior_method(RunConfig.build({"task": "posterior"}), Schema.from_dict(SCHEMA))
+    method = Posterior(RunConfig.build({"task": "posterior"})).method(Schema.from_dict(SCHEMA))
     question, rng = method.question(1, {}), generator(3, "rows")
     x, y, patient = rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9), np.array([0, 0, 0, 0, 1, 2, 2, 3, 4])
     z = method.layout.rows(x, y)
@@ -305,8 +306,8 @@ def test_a_patients_rows_count_once_and_a_missing_number_stands_at_its_public_ce
     )
     x[:, 1] = np.nan
     assert (method.layout.rows(x, y)[:, method.places[1]] == 0).all()
-    named = posterior_method(
-        RunConfig.build({"task": "posterior", "columns": "sbp missing, died"}), Schema.from_dict(SCHEMA)
+    named = Posterior(RunConfig.build({"task": "posterior", "columns": "sbp missing, died"})).method(
+        Schema.from_dict(SCHEMA)
     )
     assert (named.layout.rows(x, y)[:, named.places[0]] == 1).all()
 

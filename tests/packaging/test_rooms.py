@@ -20,7 +20,7 @@ IMPORTS = {name: {*filter(None, listed.split(", "))} for name, listed in ROW.fin
 ROOMS = [name for name in IMPORTS if not name.endswith(".py")]
 # An object that the registry names as text and imports when it is asked for; Flower's entries are loaded by Flower.
 PLACE = re.compile(r"polyclinic\.(?!client_app|server_app)[\w.]+:\w*")
-FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "evaluation")
+FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "programs", "evaluation")
 
 
 def imports(path: Path) -> set[str]:
@@ -67,6 +67,17 @@ def test_a_room_imports_what_the_page_says(room: str) -> None:
 def test_the_library_knows_nothing_of_flower(room: str) -> None:
     for path in files(room):
         assert not any(name.split(".")[0] in ("flwr", "ray") for name in imports(path)), path.relative_to(ROOT)
+
+
+# What a configuration says of the kind of its run.
+KIND = re.compile(r"\bconfig\.(kind|game|density|posterior|synthesis|sums|one_release)\b")
+
+
+@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"programs", "config"}))
+def test_only_programs_know_which_kind_a_run_is(room: str) -> None:
+    for path in files(room):
+        code = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if " import " not in line)
+        assert not KIND.search(code), path.relative_to(ROOT)
 
 
 def called(path: Path) -> set[str]:

@@ -34,6 +34,7 @@ from polyclinic.messages import (
     read_request,
 )
 from polyclinic.privacy.signatures import public_identity
+from polyclinic.programs import program_of
 from polyclinic.server.secure import Opened, SecureSum, begin
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run
@@ -128,9 +129,9 @@ class Ward(Grid):
     def begin(self, weights: dict[str, float] | None = None, round: int = 1) -> SecureSum:
         """Keys and shares."""
         model = {"w": np.zeros(self.updates.shape[1])}
-        return begin(Run(self, self.sites, FedAvg(), self.config, "run", ""), self.sites, model, weights or {}, round)[
-            0
-        ]
+        return begin(
+            Run(self, self.sites, FedAvg(), program_of(self.config), "run", ""), self.sites, model, weights or {}, round
+        )[0]
 
     def upload(self, found: SecureSum) -> Exchange:
         """The masked updates of the sum's parties."""

@@ -20,11 +20,12 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.models.tabular import initialise, mlp
-from polyclinic.plugins import dataset_named, task_of
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.programs import program_of
 from polyclinic.server.progress import Silent
 from polyclinic.server.replies import problem
 from polyclinic.training import classification
@@ -225,7 +226,7 @@ def test_option_i_costs_one_gaussian_sum_over_all_patients_more() -> None:
 def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, values: dict[str, Any]) -> None:
     result = quick(rounds=3, **values)
     noise = result.privacy["noise_multiplier"]
-    once = task_of(result.config).event(train_settings(result.config, noise))
+    once = program_of(result.config).task().event(train_settings(result.config, noise))
     for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
         rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
         whole = epsilon(SelfComposedDpEvent(once, 3), 1e-3)

@@ -14,9 +14,8 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest
-from polyclinic.plugins import game_of
 from polyclinic.privacy import sums
-from polyclinic.server.synthesis import synthesis_statement
+from polyclinic.programs.games import Games
 from polyclinic.synthesis.certificate import NO_GUARANTEE, SHARED, certificate, guarantee_of
 from polyclinic.synthesis.games.builders import make as make_game
 from polyclinic.synthesis.games.game import Game
@@ -121,7 +120,7 @@ def test_noise_on_averages_is_never_called_private() -> None:
         {"task": "synthesis", "model": "tests.synthesis.test_attacks:published", "method-kind": "game"}
     )
     with pytest.raises(ConfigError, match="keeps no epsilon"):
-        game_of(config, LAYOUT)
+        Games(config).game(LAYOUT)
 
 
 def published(layout: Layout) -> Game:
@@ -136,7 +135,7 @@ def narrow(layout: Layout, bias: float = 0.0) -> Game:
 def test_a_strangers_game_is_made_again_by_the_stranger() -> None:
     name = "tests.synthesis.test_attacks:narrow"
     config = RunConfig.build({"task": "synthesis", "model": name, "method-kind": "game", "method-options": "bias=0.5"})
-    game = game_of(config, LAYOUT)
+    game = Games(config).game(LAYOUT)
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
     assert drawn.options()["game"] == name
     again = GeneratedRows.load(LAYOUT, drawn.arrays(), drawn.options())
@@ -191,8 +190,8 @@ def test_a_published_game_says_in_the_summary_what_it_really_guarantees() -> Non
     config = RunConfig.build({"task": "synthesis", "model": "wgan-paper", "dp": False})
     game = wgan(LAYOUT)
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
-    said = synthesis_statement(config, drawn, [100])["guarantee"]
-    assert said.startswith("None is claimed.") and "nobody is guaranteed anything" in said
+    said = Games(config).guarantee(drawn, [100])
+    assert said and said.startswith("None is claimed.") and "nobody is guaranteed anything" in said
 
 
 def test_a_patient_with_very_many_rows_takes_no_more_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

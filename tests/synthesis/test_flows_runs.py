@@ -13,9 +13,10 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import dataset_named, density_of
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import keyed_stream, torch_seed
+from polyclinic.programs.densities import Densities
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
@@ -56,7 +57,7 @@ def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
     result = run(sites=1, patients_per_site=150)
     config = result.config
     shard = load_shards(dataset_named("trial"), 1, "natural", 0, 1.0)[0]
-    recipe = density_of(config, Layout.of(shard.schema))
+    recipe = Densities(config).recipe(Layout.of(shard.schema))
     settings = train_settings(config, calibrate(config).noise_multiplier)
     arrays = {name: value.numpy() for name, value in initialise(recipe.module, torch_seed(0, "model")).items()}
     kept: dict[str, np.ndarray] = {}

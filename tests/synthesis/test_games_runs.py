@@ -22,10 +22,11 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, SelectRequest, TrainRequest
 from polyclinic.models.gan_dpgan import dpgan_generator
 from polyclinic.models.tabular import initialise
-from polyclinic.plugins import build_model, dataset_named, game_of
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.programs.games import Games
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.game import Game
@@ -79,7 +80,7 @@ def test_one_hospital_is_the_central_trainer_bit_for_bit(run: Run, options: dict
     config = result.config
     shard = load_shards(dataset_named("trial"), 1, "natural", 0, 1.0)[0]
     layout = Layout.of(shard.schema)
-    game = game_of(config, layout)
+    game = Games(config).game(layout)
     settings = train_settings(config, calibrate(config).noise_multiplier)
     played = train_centrally(
         game, layout, shard.train, settings, 3, class_frequencies(np.ones(2)), public_patients=150.0,
@@ -207,9 +208,9 @@ def test_a_real_hospital_trains_a_critic_and_refuses_what_generates_nothing(tmp_
     config = RunConfig.build(GAN | {"rounds": 2, "sample-rate": 1.0, "local-steps": 1, "momentum": 0.0})
     schema = Schema.from_dict(SCHEMA)
     layout = Layout.of(schema)
-    game = game_of(config, layout)
+    game = Games(config).game(layout)
     weights = first_state(game, layout, 0).weights
-    critic = {name: value.numpy() for name, value in initialise(build_model(config, schema), 0).items()}
+    critic = {name: value.numpy() for name, value in initialise(Games(config).builder(schema), 0).items()}
 
     def ask(generator: dict[str, np.ndarray], critic: dict[str, np.ndarray]) -> Any:
         request = TrainRequest(run="r", site=0, round=1, noise_multiplier=3.0, public_patients=150.0, learning_rate=1.0)
@@ -267,9 +268,11 @@ def test_the_generator_learns_a_mean_from_critics_alone() -> None:
     schema = Schema.from_dict(SCHEMA)
     layout = Layout.of(schema)
     config = RunConfig.build(GAN)
-    game = game_of(config, layout)
+    game = Games(config).game(layout)
     state = first_state(game, layout, 0)
-    critic = {name: np.zeros_like(value.numpy()) for name, value in initialise(build_model(config, schema), 0).items()}
+    critic = {
+        name: np.zeros_like(value.numpy()) for name, value in initialise(Games(config).builder(schema), 0).items()
+    }
     moved = generator_steps(game, layout, critic, state, np.ones(2), 3, 0, 1, 3)
     # A critic that says the same of every row moves nothing.
     for name, value in moved.weights.items():

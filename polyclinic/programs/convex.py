@@ -1,0 +1,24 @@
+"""A convex model of labelled records, released once a round with noise on its minimiser or on its objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from polyclinic.programs.program import State
+from polyclinic.programs.supervised import Supervised
+
+
+@dataclass(frozen=True)
+class Convex(Supervised):
+    """The tasks ``output-perturbation`` and ``objective-perturbation``: a round is one release, without steps and batches."""
+
+    stepwise: ClassVar[bool] = False
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        if self.config.rounds == 1:
+            return []
+        return [
+            f"Each of the {self.config.rounds} rounds was a release of its own, with its share of epsilon: one round would "
+            "have needed less noise."
+        ]

@@ -1,0 +1,90 @@
+"""Synthetic patients by a density: hospitals' flows are averaged as classifiers are, and draw the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
+from polyclinic.programs.program import Builder, Collected, Half, State
+from polyclinic.programs.synthetic import Synthetic, made
+from polyclinic.synthesis.flows.recipe import Recipe
+from polyclinic.synthesis.flows.synthesizer import FlowRows
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training.density import DensityTask
+from polyclinic.types import Arrays
+
+if TYPE_CHECKING:
+    from polyclinic.ehr.shard import Rows
+    from polyclinic.training.auditing.faults import Fault
+    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.task import TrainSettings
+
+
+@dataclass(frozen=True)
+class Densities(Synthetic):
+    """Synthetic patients by a normalizing flow, trained in private steps."""
+
+    has_baselines: ClassVar[bool] = True
+
+    def recipe(self, layout: Layout) -> Recipe:
+        """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
+        recipe = made("densities", self.config, layout, self.config.chosen)
+        if not isinstance(recipe, Recipe):
+            raise ConfigError(
+                f"Configuration key 'model' has the value {self.config.model!r}, which makes no polyclinic Recipe."
+            )
+        return recipe
+
+    def width(self, schema: Schema) -> int:
+        return self.layout(schema).width
+
+    def builder(self, schema: Schema) -> Builder:
+        return self.recipe(self.layout(schema)).module
+
+    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> DensityTask:
+        return DensityTask(self.recipe(self.layout(schema)) if schema else None)
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
+        return DensityHalf(self.recipe(self.layout(schema)), self.frequencies(schema, classes))
+
+    def subject(
+        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        seed: int | None, fault: Fault,
+    ) -> Subject:  # fmt: skip
+        from polyclinic.training.auditing.densities import of_density
+
+        recipe = self.recipe(self.layout(schema))
+        return of_density(recipe, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault)
+
+
+@dataclass(frozen=True, eq=False)
+class DensityHalf(Half):
+    """Rows are drawn by the newest flow, or by an average over rounds (``recipe.ema``).
+
+    classes: (K,) frequencies of the label. The state's ``averaged`` is not yet corrected for its beginning at zero.
+    """
+
+    recipe: Recipe
+    classes: np.ndarray
+
+    def first(self) -> State:
+        return {"averaged": {}, "rounds": 0}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        """The mean flow goes on as it is, and into the average."""
+        stays, before = self.recipe.ema, state["averaged"]
+        averaged = {name: stays * before.get(name, 0.0) + (1 - stays) * value for name, value in collected.mean.items()}
+        return {"averaged": averaged, "rounds": state["rounds"] + 1}, collected.mean
+
+    def synthesizer(self, state: State) -> Synthesizer | None:
+        if not state["rounds"]:
+            return None
+        share = 1 - self.recipe.ema ** state["rounds"]  # as Adam corrects for a mean that begins at zero
+        flow = {name: np.asarray(value / share, dtype=np.float32) for name, value in state["averaged"].items()}
+        return FlowRows(self.recipe, flow, self.classes)

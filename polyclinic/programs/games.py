@@ -1,0 +1,198 @@
+"""Synthetic patients by an adversarial game: hospitals train critics, the server their mean's generator.
+
+Only critics see records, so that the generator's steps are post-processing of what hospitals paid for. In a secure sum the
+hospitals' noised gradients are added up instead, which is the pooled critic's own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+
+from polyclinic.config.keys import dashed
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
+from polyclinic.installed import claimed
+from polyclinic.plugins import BUILT_IN
+from polyclinic.programs.program import Builder, Collected, Half, State
+from polyclinic.programs.synthetic import Synthetic, made
+from polyclinic.synthesis.games.adaptive import due
+from polyclinic.synthesis.games.game import Game
+from polyclinic.synthesis.games.generator import generator_steps, penalised
+from polyclinic.synthesis.games.state import GeneratorState, first_state
+from polyclinic.synthesis.games.synthesizer import GeneratedRows
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training.synthesis import GameTask
+from polyclinic.types import Arrays
+
+if TYPE_CHECKING:
+    from polyclinic.ehr.shard import Rows
+    from polyclinic.training.auditing.faults import Fault
+    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.task import TrainSettings
+
+_MOST_ROUNDS_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Games(Synthetic):
+    """Synthetic patients by a game of generator and critic."""
+
+    has_baselines: ClassVar[bool] = True
+    has_candidates: ClassVar[bool] = True
+    released: ClassVar[str] = "every critic"
+    released_together: ClassVar[str] = "each round's sum of gradients"
+
+    def game(self, layout: Layout) -> Game:
+        """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
+        cannot do."""
+        config = self.config
+        options = {dashed(key): value for key, value in config.chosen.items()}
+        game = made("games", config, layout, options)
+        if not isinstance(game, Game):
+            raise ConfigError(
+                f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game."
+            )
+        if config.dp and game.published:
+            raise ConfigError(
+                f"Configuration key 'dp' is true, but the game {config.model!r} is trained as published, which keeps no "
+                "epsilon; set dp to false."
+            )
+        if config.model in BUILT_IN["games"]:
+            return game
+        # A stranger's game is made again by the stranger's function, though it began as one of ours.
+        point = claimed("games", config.model, BUILT_IN["games"])
+        return replace(game, made_by=point.value if point else config.model, options=options)
+
+    def check(self, schema: Schema) -> None:
+        layout = self.layout(schema)
+        first_state(self.game(layout), layout, self.config.seed)
+        super().check(schema)
+
+    def width(self, schema: Schema) -> int:
+        return self.layout(schema).width
+
+    def builder(self, schema: Schema) -> Builder:
+        layout = self.layout(schema)
+        game = self.game(layout)
+        return lambda: game.critic(layout)
+
+    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> GameTask:
+        layout = self.layout(schema) if schema else None
+        game = self.game(layout) if layout else None
+        task = GameTask(game, layout, clips=not self.config.shared_noise)
+        return task if question is None else task.asked(question)
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
+        config, layout = self.config, self.layout(schema)
+        return GameHalf(
+            self.game(layout), layout, self.frequencies(schema, classes), rounds=config.rounds,
+            critic_steps=config.local_steps, rate=learning_rate,
+            decay=learning_rate * config.weight_decay if config.shared_noise else 0.0, kept=config.candidates,
+            seed=config.seed,
+        )  # fmt: skip
+
+    def published(self, schema: Schema) -> bool:
+        return self.game(self.layout(schema)).published is not None
+
+    def subject(
+        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        seed: int | None, fault: Fault,
+    ) -> Subject:  # fmt: skip
+        from polyclinic.training.auditing.fixed import of_game
+
+        layout = self.layout(schema)
+        return of_game(
+            self.game(layout), layout, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault
+        )
+
+    def guarantee(self, synthesizer: Synthesizer | None, patients: Sequence[int]) -> str | None:
+        if synthesizer is None or not patients:
+            return None
+        published = cast(GeneratedRows, synthesizer).game.published
+        if not published:
+            return None
+        config = self.config
+        return (
+            published.guarantee(patients, config.sample_rate, config.local_steps, config.rounds, config.delta) or None
+        )
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        found, diverged, selected = super().notes(state, scored), state["diverged"], state["selected"]
+        if diverged:
+            rounds = ", ".join(map(str, diverged[:_MOST_ROUNDS_NAMED]))
+            count = "round" if len(diverged) == 1 else "rounds"
+            found.append(
+                f"In {len(diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was; what the "
+                "round's critics cost was spent once."
+            )
+        if selected:
+            found.append(
+                f"Rows are drawn from the generators of rounds {', '.join(map(str, selected))}, which the hospitals chose of "
+                f"{len(state['candidates'])}."
+            )
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class GameHalf(Half):
+    """The generator steps against the hospitals' mean critic.
+
+    classes: (K,) frequencies of the label. rounds: of the run. critic_steps: a hospital's in a round. rate: the critics' learning
+    rate, by which a penalty is stepped, and ``decay`` the weight decay that is left to the server (0 where hospitals have it).
+    kept: how many generators are kept over the rounds, to choose among. A generator or critic that diverges is taken
+    back to what it was before the round; the state's ``diverged`` has the rounds.
+    """
+
+    game: Game
+    layout: Layout
+    classes: np.ndarray
+    rounds: int
+    critic_steps: int = 1
+    rate: float = 0.0
+    decay: float = 0.0
+    kept: int = 0
+    seed: int = 0
+
+    def first(self) -> State:
+        generator = first_state(self.game, self.layout, self.seed).flat()
+        return {"generator": generator, "candidates": {}, "selected": [], "diverged": []}
+
+    def question(self, number: int, state: State) -> Arrays:
+        """The generator."""
+        return GeneratorState.from_flat(state["generator"]).weights
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        """The generator after its steps, and the mean critic; the critic that was sent, where either diverges."""
+        critic = {name: value.astype(sent[name].dtype) for name, value in collected.mean.items()}
+        if self.decay:
+            critic = {name: value - value.dtype.type(self.decay) * sent[name] for name, value in critic.items()}
+        critic = self.game.clipped(critic)
+        made = GeneratorState.from_flat(state["generator"])
+        critic = penalised(self.game, self.layout, critic, made, self.classes, self.seed, number, self.rate)
+        steps, made = due(self.game, made, self.critic_steps)
+        made = generator_steps(
+            self.game, self.layout, critic, made, self.classes, steps, self.seed, number, self.rounds
+        )
+        if made.diverged:
+            return state | {"diverged": [*state["diverged"], number]}, sent
+        candidates = state["candidates"]
+        if number in {-(-self.rounds * (place + 1) // self.kept) for place in range(self.kept)}:
+            candidates = candidates | {number: made.drawn_from(self.game)}
+        return state | {"generator": made.flat(), "candidates": candidates}, critic
+
+    def synthesizer(self, state: State) -> Synthesizer:
+        """What draws rows: the selected generators, or the last one."""
+        chosen = [state["candidates"][number] for number in state["selected"]]
+        last = GeneratorState.from_flat(state["generator"]).drawn_from(self.game)
+        return GeneratedRows(self.layout, self.game, tuple(chosen or [last]), self.classes)
+
+    def candidates(self, state: State) -> dict[int, Synthesizer]:
+        return {
+            number: GeneratedRows(self.layout, self.game, (arrays,), self.classes)
+            for number, arrays in sorted(state["candidates"].items())
+        }

@@ -1,0 +1,251 @@
+"""Rounds of sums over patients: synthetic patients by a method of sums, and posteriors of a named likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+
+from polyclinic.config.posterior import by_flow
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.plugins import resolve
+from polyclinic.programs.program import Builder, Collected, Half, Program, State
+from polyclinic.programs.synthetic import Synthetic, check_options, making
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training.synthesis import ROUND, SUM, SumsTask
+from polyclinic.types import Arrays
+
+if TYPE_CHECKING:
+    from polyclinic.ehr.shard import Rows
+    from polyclinic.training.auditing.faults import Fault
+    from polyclinic.training.auditing.fixed import Fixed
+    from polyclinic.training.posterior import PosteriorSums
+    from polyclinic.training.task import TrainSettings
+
+_POSTERIOR = (
+    "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
+    "their mean. Held-out patients were not asked for."
+)
+_FLOW = (
+    "This posterior is a flow's by noisy gradient steps (Algorithm 2): its intervals do not count the noise of the steps and may "
+    "be far too wide or too narrow; method gauss-newton counts it. A patient's rows count as one, by their mean gradient."
+)
+
+
+@dataclass(frozen=True)
+class Sums(Program):
+    """A round is one sum of clipped vectors over all patients, of which hospitals send their parts."""
+
+    stepwise: ClassVar[bool] = False
+    merges_early: ClassVar[bool] = False
+    checked_once: ClassVar[bool] = False
+    any_width: ClassVar[bool] = False
+    released: ClassVar[str] = "every sum"
+    released_together: ClassVar[str] = "every sum"
+
+    def method(self, schema: Schema) -> SumsMethod:
+        """What the run asks sums for. Raises ConfigError for an unknown name or option, or a schema that it cannot do."""
+        raise NotImplementedError
+
+    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        """(K,) frequencies of the label with which the sums begin."""
+        raise NotImplementedError
+
+    def check(self, schema: Schema) -> None:
+        config, method = self.config, self.method(schema)
+        if method.rounds != config.rounds:
+            raise ConfigError(
+                f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for "
+                f"{method.rounds} sums, one a round; set rounds to {method.rounds}."
+            )
+        if config.secure_aggregation and getattr(method, "separate", False):
+            raise ConfigError(
+                f"Configuration key 'model' has the value {config.model!r}, which keeps hospitals' sums apart, but "
+                "secure-aggregation opens their total alone; set secure-aggregation to false, or take model 'moments'."
+            )
+        super().check(schema)
+
+    def builder(self, schema: Schema) -> Builder:
+        """An empty module: a sum has no model."""
+        from torch.nn import Sequential
+
+        return Sequential
+
+    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> SumsTask:
+        task = SumsTask(self.method(schema) if schema else None, name=self.config.task)
+        return task if question is None else task.asked(question)
+
+    def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
+        return {SUM: np.zeros(self.method(schema).size(1, {"classes": self.classes(schema, classes)}))}
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
+        return SumsHalf(self.method(schema), self.classes(schema, classes))
+
+    def subject(
+        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        seed: int | None, fault: Fault,
+    ) -> Fixed:  # fmt: skip
+        from polyclinic.training.auditing.fixed import of_sums
+
+        return of_sums(self.method(schema), settings, rows, epsilon, self.config.delta, seed=seed, fault=fault)
+
+
+@dataclass(frozen=True)
+class SyntheticSums(Sums, Synthetic):
+    """Synthetic patients by a method of sums."""
+
+    def method(self, schema: Schema) -> SynthesisMethod:
+        config, layout = self.config, self.layout(schema)
+        make, options = resolve("methods", config.model), config.chosen
+        if callable(make) and "rounds" in signature(make).parameters:
+            options = {"rounds": config.rounds} | options
+        check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
+        with making(config):
+            method: SynthesisMethod = make(layout, **options)
+        missing = [
+            part for part in ("rounds", "size", "contributions", "absorb", "synthesizer") if not hasattr(method, part)
+        ]
+        if missing:
+            raise ConfigError(
+                f"Configuration key 'model' has the value {config.model!r}, which lacks {', '.join(missing)}."
+            )
+        return method
+
+    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        return self.frequencies(schema, classes)
+
+
+@dataclass(frozen=True)
+class Posterior(Sums):
+    """A posterior of a named likelihood's parameters under a public normal prior."""
+
+    judged: ClassVar[bool] = False
+    limits_noise: ClassVar[bool] = True
+
+    def method(self, schema: Schema) -> PosteriorSums:
+        from polyclinic.training.posterior import chosen_method, posterior_sums
+
+        config = self.config
+        make = resolve("likelihoods", config.model)
+        method, options = chosen_method(config.chosen, config.rounds, config.seed)
+        check_options(config.model, make, options, "columns")
+        with making(config):
+            return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, method)
+
+    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        return np.ones(1)
+
+    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
+        """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
+        config, method = self.config, self.method(schema)
+        method.method.check_noise(noise)
+        longest = 1.0 + 2.0 * noise_multiplier * math.sqrt(method.method.width) / fewest
+        if config.secure_aggregation and not config.shared_noise and config.secure_clip_norm < longest:
+            raise ConfigError(
+                f"Configuration key 'secure-clip-norm' has the value {config.secure_clip_norm:g}, but a hospital's sum by its "
+                f"number of patients may be as long as {longest:.3g}; a shorter one would be cut and the posterior false: set "
+                "it to that."
+            )
+
+    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
+        """Nothing scores a patient."""
+
+    def subject(
+        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        seed: int | None, fault: Fault,
+    ) -> Fixed:  # fmt: skip
+        from polyclinic.training.preparation import contributions
+
+        subject = super().subject(schema, rows, classes, settings, rounds, epsilon, seed, fault)
+        return replace(subject, counts=partial(contributions, measured=False))
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        return [_FLOW if by_flow(self.config.method_options) else _POSTERIOR]
+
+    def statement(
+        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        """The posterior's numbers, or in ``refused`` why there are none."""
+        config, method = self.config, cast("PosteriorSums", cast(SumsHalf, half).method)
+        refused, numbers = stopped, {}
+        if not stopped:
+            try:
+                numbers = method.result(state["arrays"])
+            except DataError as error:
+                refused = f"No posterior: {error}"
+        return {
+            "posterior": {
+                "method": method.name, "model": config.model, "options": config.method_options,
+                "names": list(method.method.likelihood.names), "finished": not refused, "refused": refused,
+                "patients": state["patients"], "rows": "mean of a patient's", "missing": config.imputation,
+                "prior": method.prior(), "columns": method.scales(), **numbers,
+            }
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SumsHalf(Half):
+    """Asks each round of ``method`` for its sum, and absorbs the hospitals' mean.
+
+    classes: (K,) frequencies of the label. The state has in ``arrays`` what the method made of the sums, of a method that
+    keeps hospitals apart in ``each`` by node with their ``weights``, the ``rounds`` done, and of how many ``patients`` the
+    last sum is.
+    """
+
+    method: SumsMethod
+    classes: np.ndarray
+
+    @property
+    def separate(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.method, "separate", False))
+
+    def first(self) -> State:
+        arrays = {"classes": np.asarray(self.classes, dtype=np.float64)}
+        return {"arrays": arrays, "each": {}, "weights": {}, "rounds": 0, "patients": 1.0}
+
+    def question(self, number: int, state: State) -> Arrays:
+        asked = {ROUND: np.array([number]), **self.method.question(number, state["arrays"])}
+        return {name: np.ascontiguousarray(value) for name, value in asked.items()}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        """The next state, and zeros for the next round's sum."""
+        arrays: Arrays = state["arrays"]
+        each, weights = dict(state["each"]), dict(state["weights"])
+        if self.separate:
+            for node, reply in collected.replies.items():
+                before = each.get(node, arrays)
+                each[node] = self.method.absorb(number, before, _sum_of(reply.arrays), reply.noise)
+                weights[node] = reply.weight
+        else:
+            known = arrays | {"patients": np.array([collected.patients])}
+            arrays = self.method.absorb(number, known, _sum_of(collected.mean), collected.noise)
+        size = self.method.size(min(number + 1, self.method.rounds), arrays)
+        after = {"arrays": arrays, "each": each, "weights": weights, "rounds": number, "patients": collected.patients}
+        return after, {SUM: np.zeros(size)}
+
+    def synthesizer(self, state: State) -> Synthesizer | None:
+        make: Callable[[Arrays], Synthesizer] | None = getattr(self.method, "synthesizer", None)
+        if make is None or state["rounds"] < self.method.rounds:
+            return None
+        if not self.separate:
+            return make(state["arrays"])
+        from polyclinic.synthesis.methods.mixture import Mixture
+
+        nodes = sorted(state["each"], key=int)
+        total = math.fsum(state["weights"][node] for node in nodes)
+        parts = [make(state["each"][node]) for node in nodes]
+        mixed: Synthesizer = Mixture.of(parts, [state["weights"][node] / total for node in nodes])
+        return mixed
+
+
+def _sum_of(arrays: Arrays) -> np.ndarray:
+    """The mean sum over a patient: hospitals send zeros less theirs."""
+    return -arrays[SUM].astype(np.float64)

@@ -1,0 +1,165 @@
+"""What all programs that end in synthetic patients have in common: how rows are laid out, and how their rows are judged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polyclinic.config import RunConfig
+from polyclinic.config.keys import dashed
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError, PolyclinicError, nearest
+from polyclinic.plugins import resolve, why
+from polyclinic.privacy.streams import generator
+from polyclinic.programs.program import Half, Program, State
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.sums import class_frequencies
+from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training.synthesis import judged
+from polyclinic.types import Arrays
+
+
+@dataclass(frozen=True)
+class Synthetic(Program):
+    """A run of task synthesis. Hospitals judge it by a classifier that was fitted to synthetic rows."""
+
+    draws: ClassVar[bool] = True
+    counts_classes: ClassVar[bool] = True
+    any_width: ClassVar[bool] = False
+    tells_rate: ClassVar[bool] = False
+
+    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
+        return judge(synthesizer, self.config.synthetic_rows, self.config.seed) if synthesizer else None
+
+    def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        return judged(arrays, rows)
+
+    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
+        """A linear classifier scores every patient apart."""
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        if not scored:
+            return []
+        return [
+            "AUROC and accuracy are of a logistic regression that was fitted to synthetic rows and judged on held-out real "
+            "patients."
+        ]
+
+    def statement(
+        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        config = self.config
+        return {
+            "synthesis": {
+                "method": config.model, "options": config.method_options, "game": config.kind == "game",
+                "finished": synthesizer is not None, "guarantee": self.guarantee(synthesizer, patients),
+            }
+        }  # fmt: skip
+
+    def guarantee(self, synthesizer: Synthesizer | None, patients: Sequence[int]) -> str | None:
+        """What the method guarantees beside epsilon, with this run's settings; None where that is all."""
+        return None
+
+    def class_counts(self, places: Sequence[int], totals: Sequence[np.ndarray]) -> list[float]:
+        """Raises ConfigError where the run conditions on another number of hospitals than there are."""
+        hospitals = self.config.condition_hospitals
+        if not hospitals:
+            return super().class_counts(places, totals)
+        if max(places) >= hospitals:
+            raise ConfigError(
+                f"Configuration key 'condition-hospitals' has the value {hospitals}, but {len(places)} hospitals take part; "
+                "give their number."
+            )
+        counts = np.zeros((len(totals[0]), hospitals))
+        for place, total in zip(places, totals, strict=True):
+            counts[:, place] = total
+        return [float(count) for count in counts.ravel()]
+
+    def layout(self, schema: Schema) -> Layout:
+        """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
+        return Layout.of(schema, max(self.config.condition_hospitals, 1))
+
+    def frequencies(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        """(K,) of the label, from counts that were paid for; where there are none, all alike."""
+        return class_frequencies(np.array(classes or [1.0] * self.layout(schema).classes))
+
+
+def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
+    """A logistic regression fitted to ``rows`` synthetic rows, as the arrays of ``models.tabular.logistic``.
+
+    Hospitals evaluate it on held-out patients: how well what is learned on synthetic rows holds on real ones (TSTR).
+    """
+    layout = synthesizer.layout
+    z = synthesizer.sample(rows, generator(seed, "judge"))
+    # As hospitals hold it: whole numbers, categories, public bounds.
+    encoded = encode(layout.decode(z), layout.schema)
+    assert encoded.y is not None
+    x, y = np.nan_to_num(encoded.x, nan=0.0), encoded.y
+    labels = layout.schema.num_classes
+    weight, bias = np.zeros((labels, layout.features)), np.zeros(labels)
+    present = np.unique(y)
+    if len(present) > 1:
+        from sklearn.linear_model import LogisticRegression  # a second to load, which other runs need not wait for
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how far it converged hardly moves a metric
+            model = LogisticRegression(max_iter=1000).fit(x, y)
+        if len(present) == 2:
+            weight[present[1]], bias[present[1]] = model.coef_[0], model.intercept_[0]
+        else:
+            weight[present], bias[present] = model.coef_, model.intercept_
+        bias[[label for label in range(labels) if label not in present]] = -50.0
+    return {"0.weight": weight.astype(np.float32), "0.bias": bias.astype(np.float32)}
+
+
+@contextmanager
+def making(config: RunConfig) -> Iterator[None]:
+    """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so."""
+    try:
+        yield
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
+            f"{why(error)}."
+        ) from error
+
+
+def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, Any]) -> Any:
+    """What the run's model of ``group`` makes of the layout and the options."""
+    make = resolve(group, config.model)
+    with making(config):
+        return make(layout, **options)
+
+
+def check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) -> None:
+    """Raises ConfigError for an option that the method does not have, or lacks, before its own TypeError says so in Python's
+    words; ``ours``: what is no option, since it is given by others."""
+    taken = [part for part in signature(make).parameters.values() if part.name != ours] if callable(make) else []
+    names = [part.name for part in taken if part.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    unknown = [name for name in options if name not in names]
+    if unknown and callable(make) and not any(part.kind is Parameter.VAR_KEYWORD for part in taken):
+        known = [dashed(name) for name in names]
+        raise ConfigError(
+            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
+            f"{nearest(dashed(unknown[0]), known)}"
+        )
+    lacking = [
+        part.name
+        for part in taken
+        if part.name in names and part.default is Parameter.empty and part.name not in options
+    ]
+    if lacking:
+        raise ConfigError(
+            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in method-options, as "
+            f"'{dashed(lacking[0])}=1'."
+        )

@@ -1,0 +1,51 @@
+"""How noisy a round's mean over hospitals is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
+from polyclinic.programs import Program
+from polyclinic.server.cohort import cohort_size, secure_threshold
+from polyclinic.server.learning import Learning
+from polyclinic.server.sites import Site
+from polyclinic.server.state import RunState
+
+# Hospitals beside the one that may look on share the noise (``config.derived.secure_terms``).
+_ONLOOKERS = 1
+
+
+def tell_noise(learning: Learning, config: RunConfig, state: RunState, sites: Sequence[Site], cohort: int) -> None:
+    """Say how noisy the mean over ``sites`` is, of ``cohort`` that were asked, and over how many patients."""
+    if not state.public_patients:
+        return
+    noise, patients = state.noise_multiplier or 0.0, [state.public_patients[site.name] for site in sites]
+    learning.noise, learning.patients = noise_of_mean(config, noise, patients, cohort), sum(patients)
+    learning.noises = {str(site.id): noise / count for site, count in zip(sites, patients, strict=True)}
+
+
+def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence[float], cohort: int) -> float:
+    """Standard deviation in each entry of the mean over hospitals of so many ``patients``, of ``cohort`` that were asked.
+
+    With what a secure sum rounds off: a hospital's entries go to the grid at random, or its sum's to the nearest point.
+    """
+    total, shares = sum(patients), float(len(patients))
+    if config.shared_noise:
+        shares /= secure_threshold(config, cohort) - _ONLOOKERS
+    noise = noise_multiplier * math.sqrt(shares) / total
+    if not config.secure_aggregation:
+        return noise
+    largest = config.max_grad_norm if config.shared_noise else config.secure_clip_norm * max(patients)
+    rounding = largest / 2 ** (config.secure_bits + 1) * math.sqrt(len(patients)) / total
+    return math.hypot(noise, rounding)
+
+
+def check_noise(program: Program, schema: Schema, noise_multiplier: float, patients: Sequence[float]) -> None:
+    """Raises ConfigError where the noise would leave nothing to learn of hospitals with so many ``patients``."""
+    if program.limits_noise:
+        cohort = cohort_size(program.config, len(patients))
+        asked = sorted(patients)[-cohort:] if cohort else list(patients)
+        noise = noise_of_mean(program.config, noise_multiplier, asked, cohort)
+        program.check_noise(schema, noise_multiplier, noise, min(patients))

@@ -1,0 +1,103 @@
+"""Programs: which one a configuration is of, and halves at the server that change nothing but what they return."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyclinic.config import RunConfig
+from polyclinic.plugins import dataset_named
+from polyclinic.programs import Program, program_of
+from polyclinic.programs.program import Collected, Reply
+from polyclinic.server.learning import Learning
+from polyclinic.strategies.state import restore_strategy, strategy_state
+from polyclinic.synthesis.synthesizer import Synthesizer
+
+SCHEMA = dataset_named("trial").schema
+SYNTHESIS = {"task": "synthesis", "dataset": "trial"}
+# Short runs whose half at the server learns something, with what a hospital's reply may hold.
+HALVES: dict[str, dict[str, Any]] = {
+    "moments": SYNTHESIS,
+    "mixture": SYNTHESIS | {"model": "mixture"},
+    "posterior": {"task": "posterior", "dataset": "trial", "columns": "intensive, age, male, controlled"},
+    "gan": SYNTHESIS | {"model": "gan", "rounds": 2, "candidates": 2},
+    "maf": SYNTHESIS | {"model": "maf", "rounds": 2},
+}
+
+
+def program(name: str) -> Program:
+    return program_of(RunConfig.build(HALVES[name]))
+
+
+def begun(name: str) -> tuple[Learning, dict[str, np.ndarray]]:
+    """The half of a run around FedAvg, and what hospitals are sent first."""
+    from flwr.serverapp.strategy import FedAvg
+
+    found = program(name)
+    half = found.half(SCHEMA, [], 0.1)
+    assert half is not None
+    return Learning(FedAvg(), half), found.first(SCHEMA)
+
+
+def collected(learning: Learning, sent: dict[str, np.ndarray]) -> Collected:
+    rng = np.random.default_rng(1)
+    mean = {name: value + 0.01 * rng.standard_normal(value.shape) for name, value in sent.items()}
+    each = {"7": Reply(mean, 50.0, 0.01), "12": Reply(mean, 30.0, 0.02)} if learning.half.separate else {}
+    return Collected({} if each else mean, 0.001, 80.0, each)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "Supervised"), ({"task": "output-perturbation"}, "Convex"), ({"task": "synthesis"}, "SyntheticSums"),
+        ({"task": "posterior"}, "Posterior"), ({"task": "synthesis", "model": "gan"}, "Games"),
+        ({"task": "synthesis", "model": "maf"}, "Densities"), ({"task": "tests.client.test_hospital:OWN"}, "Supervised"),
+    ],
+)  # fmt: skip
+def test_a_configuration_is_of_one_program(options: dict[str, Any], kind: str) -> None:
+    assert type(program_of(RunConfig.build(options))).__name__ == kind
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_half_changes_nothing_but_what_it_returns(name: str) -> None:
+    learning, sent = begun(name)
+    half, state = learning.half, learning.state
+    before, given = copy.deepcopy(state), copy.deepcopy(sent)
+    half.question(1, state)
+    arrived = collected(learning, sent)
+    first, following = half.absorb(1, state, sent, arrived)
+    again, _ = half.absorb(1, state, sent, arrived)
+    np.testing.assert_equal(state, before)
+    np.testing.assert_equal(sent, given)
+    np.testing.assert_equal(first, again)
+    assert {key: value.shape for key, value in following.items()}.keys() == sent.keys()
+    with pytest.raises(AssertionError):
+        np.testing.assert_equal(first, before)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_checkpoint_holds_all_that_was_learned(name: str) -> None:
+    learning, sent = begun(name)
+    learning.state, _ = learning.half.absorb(1, learning.state, sent, collected(learning, sent))
+    other, _ = begun(name)
+    restore_strategy(other, strategy_state(learning))
+    np.testing.assert_equal(other.state, learning.state)
+
+
+def test_rows_are_drawn_from_the_generators_that_were_chosen() -> None:
+    learning, sent = begun("gan")
+    for number in (1, 2):
+        learning.state, sent = learning.half.absorb(number, learning.state, sent, collected(learning, sent))
+    candidates = learning.half.candidates(learning.state)
+    assert [*candidates] == [1, 2]
+
+    def rows(synthesizer: Synthesizer | None) -> np.ndarray:
+        assert synthesizer is not None
+        return synthesizer.sample(20, np.random.default_rng(0))
+
+    assert not np.array_equal(rows(candidates[1]), rows(learning.synthesizer()))
+    learning.choose([1])
+    np.testing.assert_array_equal(rows(candidates[1]), rows(learning.synthesizer()))

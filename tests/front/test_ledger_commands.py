@@ -21,6 +21,7 @@ from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.ledger_export import export
 from polyclinic.privacy.ledger_terms import entry_of, to_text
+from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome
 from polyclinic.server.sites import Site
@@ -127,7 +128,7 @@ def outcome(sites: int, elsewhere: int, charged: list[int], **config: Any) -> Ou
         past = ran([entry_of(ROUND)] * count)
         spent = epsilon(dpsgd_event(0.1, 1.2, 5 * count), chosen.delta) if count else 0.0
         state.hear(site.name, ConfigRecord({"epsilon": spent, "charged": to_text(past)}))
-    return Outcome(chosen, "r", found, calibrate(chosen), None, state)
+    return Outcome(program_of(chosen), "r", found, calibrate(chosen), None, state)
 
 
 def privacy(found: Outcome, folder: Path) -> dict[str, Any]:

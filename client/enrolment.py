@@ -30,7 +30,6 @@ from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger_terms import check_plan
 from polyclinic.programs import program_of
-from polyclinic.training.task import cost_of
 from polyclinic.types import Arrays
 from polyclinic.versions import version_conflict, versions
 
@@ -96,7 +95,7 @@ def _check_run(call: Call[EnrolRequest]) -> None:
     check_size(hospital, _empty_model(call))
     check_plan(call.request.plan, hospital.policy.relation)
     if config.dp and noise is not None:
-        first: list[DpEvent] = [cost_of(program_of(config).task(), train_settings(config, noise))]
+        first: list[DpEvent] = [program_of(config).price(train_settings(config, noise))]
         if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
             first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
         check_affordable(hospital.ledger_path, hospital.terms, call.request.run, first, call.request.plan)

@@ -45,7 +45,7 @@ from polyclinic.programs import program_of
 from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, cost_of, own_arrays
+from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
 
 # What compression left out of a site's last upload, among what the site keeps.
@@ -137,7 +137,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
-        return cost_of(task, question.settings, goes_on)
+        return program_of(config).price(question.settings, goes_on)
 
     once = config.secure_aggregation
     return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))

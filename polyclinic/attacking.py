@@ -150,7 +150,7 @@ def read_target(path: Path, seed: int = 0) -> Target:
         )
     program = program_of(config)
     if not program.judged:
-        raise ConfigError(f"{path} is a run of task posterior, which none of the attacks is made for.")
+        raise ConfigError(f"{path} is a run of task {config.task}, which none of the attacks is made for.")
     dataset = dataset_of(config)
     partitioner = config.partitioner or dataset.default_partitioner
     shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
@@ -311,7 +311,7 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
-    layout, seed = Layout.of(target.schema, max(target.config.condition_hospitals, 1)), target.seed
+    layout, seed = Layout.of(target.schema, target.config.condition_hospitals), target.seed
     drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))

@@ -13,7 +13,6 @@ from polyclinic.client.hospital import read_imputer
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import feature_names
-from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, strategy_named
@@ -38,8 +37,8 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
-    program, schema = program_of(config), dataset_of(config).schema
-    if not config.dp and not program.published(schema):
+    program = program_of(config)
+    if not config.dp and not program.published():
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.dp else None
@@ -48,11 +47,12 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         x = draw.normal(size=(_PATIENTS, _FEATURES))
         rate = config.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
     else:
+        schema = dataset_of(config).schema
         classes = schema.num_classes
         x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
         rate = config.learning_rate or _USUAL_RATE
     rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
-    return _subject(program, schema, rows, classes, noise, rate, config.rounds, config.epsilon, seed, fault)
+    return _subject(program, rows, classes, noise, rate, config.rounds, config.epsilon, seed, fault)
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -69,8 +69,8 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
             f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
         )
     noise = summary["privacy"]["noise_multiplier"]
-    program, schema = program_of(config), dataset_of(config).schema
-    if not program.published(schema) and (noise is None or summary["privacy"]["epsilon"] is None):
+    program = program_of(config)
+    if not program.published() and (noise is None or summary["privacy"]["epsilon"] is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )
@@ -81,7 +81,7 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     rate, rounds, spent = summary["learning_rate"], site["rounds_joined"], site["epsilon"] or 0.0
     if not program.any_width:
         rate = rate or _USUAL_RATE
-    subject = _subject(program, schema, rows, classes, noise, rate, rounds, spent, seed, fault)
+    subject = _subject(program, rows, classes, noise, rate, rounds, spent, seed, fault)
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
 
 
@@ -105,7 +105,7 @@ def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
 
 
 def _subject(
-    program: Program, schema: Schema, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
+    program: Program, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
     rounds: int, epsilon: float, seed: int | None, fault: Fault,
 ) -> Subject:  # fmt: skip
     if program.config.shared_noise:
@@ -114,4 +114,4 @@ def _subject(
             "training, which is what an audit attacks; audit a run without it."
         )
     settings = replace(train_settings(program.config, noise_multiplier), learning_rate=learning_rate, device="cpu")
-    return program.subject(schema, rows, classes, settings, rounds, epsilon, seed, fault)
+    return program.subject(rows, classes, settings, rounds, epsilon, seed, fault)

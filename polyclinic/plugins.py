@@ -65,8 +65,8 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "classification": "polyclinic.training.classification:",
         "output-perturbation": "polyclinic.training.convex:OUTPUT",
         "objective-perturbation": "polyclinic.training.convex:OBJECTIVE",
-        "synthesis": "polyclinic.training.synthesis:SYNTHESIS",
-        "posterior": "polyclinic.training.synthesis:POSTERIOR",
+        "synthesis": "polyclinic.training.synthesis:SumsTask",
+        "posterior": "polyclinic.training.synthesis:SumsTask",
     },
 }
 # One function makes all of these; it is told which.

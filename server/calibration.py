@@ -12,7 +12,6 @@ from polyclinic.privacy.accounting import Charges, PrivacyPlan, plan
 from polyclinic.privacy.ledger_terms import plan_text
 from polyclinic.privacy.selection import choice_event
 from polyclinic.programs import program_of
-from polyclinic.training.task import cost_of
 
 
 @lru_cache(maxsize=8)
@@ -42,8 +41,8 @@ def _plan(config: RunConfig) -> PrivacyPlan:
 
 def round_costs(config: RunConfig, noise_multiplier: float | None) -> tuple[DpEvent, DpEvent]:
     """What one round of training costs a hospital: its first, and each later one."""
-    task, settings = program_of(config).task(), train_settings(config, noise_multiplier)
-    return cost_of(task, settings, False), cost_of(task, settings, True)
+    program, settings = program_of(config), train_settings(config, noise_multiplier)
+    return program.price(settings), program.price(settings, begun=True)
 
 
 def _training(config: RunConfig, noise_multiplier: float) -> Charges:

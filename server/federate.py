@@ -141,6 +141,8 @@ def federate(
     begun = _begin(plain, enrolled.sites[0].schema, state, server_ledger)
     if before:
         restore_strategy(begun.strategy, before[2])
+        if begun.learning:
+            begun.learning.check()
     records = _Records(begun, state, watcher, checkpoint, history, told)
     if not before:
         records.save()

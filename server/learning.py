@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.arrays import from_record
+from polyclinic.errors import DataError
 from polyclinic.messages import QUESTION
 from polyclinic.programs.program import Collected, Half, Reply, State
 from polyclinic.strategies.registry import merge_by
@@ -21,7 +22,7 @@ class Learning(Wrapping):
     """``base`` averages what hospitals send, and ``half`` absorbs the mean into ``state``, which checkpoints hold.
 
     Before ``aggregate_train`` the loop says in ``noise`` the standard deviation of the noise in each entry of the mean, in
-    ``patients`` of how many it is, and in ``noises`` the first by node.
+    ``patients`` of how many it is, and in ``noises`` the standard deviation in each node's own reply.
     """
 
     def __init__(self, base: Strategy, half: Half) -> None:
@@ -50,6 +51,7 @@ class Learning(Wrapping):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What hospitals are sent next; the mean has become part of the state."""
         sent, self._sent = self._sent, None
+        assert sent is not None, "a round begins with configure_train"
         answers = [reply for reply in replies if not reply.has_error()]
         metrics: MetricRecord | None = MetricRecord()
         if self.half.separate:
@@ -60,8 +62,6 @@ class Learning(Wrapping):
             if mean is None:
                 return None, metrics
             collected = Collected(from_record(mean), self.noise, self.patients)
-        if sent is None:
-            return None, metrics
         self.state, arrays = self.half.absorb(server_round, self.state, from_record(sent), collected)
         return _record(arrays), metrics
 
@@ -69,6 +69,12 @@ class Learning(Wrapping):
         record = next(part for part in reply.content.values() if isinstance(part, ArrayRecord))
         weight = next(float(part[self.weighted_by_key]) for part in reply.content.metric_records.values())  # type: ignore[arg-type]
         return Reply(from_record(record), weight, self.noises.get(str(reply.metadata.src_node_id), self.noise))
+
+    def check(self) -> None:
+        """Raises DataError where the state that was put back from a checkpoint is not one of this half."""
+        fresh = Learning(self.base, self.half)
+        if vars(self).keys() != vars(fresh).keys() or self.state.keys() != fresh.state.keys():
+            raise DataError("The checkpoint was written by another version of Polyclinic; begin the run anew.")
 
     def synthesizer(self) -> Synthesizer | None:
         """What draws synthetic patients; None before it can."""

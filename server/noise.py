@@ -17,23 +17,26 @@ from polyclinic.server.state import RunState
 _ONLOOKERS = 1
 
 
-def tell_noise(learning: Learning, config: RunConfig, state: RunState, sites: Sequence[Site], cohort: int) -> None:
-    """Say how noisy the mean over ``sites`` is, of ``cohort`` that were asked, and over how many patients."""
-    if not state.public_patients:
+def tell_noise(
+    learning: Learning | None, config: RunConfig, state: RunState, sites: Sequence[Site], threshold: int = 0
+) -> None:
+    """Say how noisy the mean over ``sites`` is, and over how many patients. ``threshold``: of a secure sum, as agreed."""
+    if learning is None or not learning.half.wants_noise or not state.public_patients:
         return
     noise, patients = state.noise_multiplier or 0.0, [state.public_patients[site.name] for site in sites]
-    learning.noise, learning.patients = noise_of_mean(config, noise, patients, cohort), sum(patients)
+    learning.noise, learning.patients = noise_of_mean(config, noise, patients, threshold), sum(patients)
     learning.noises = {str(site.id): noise / count for site, count in zip(sites, patients, strict=True)}
 
 
-def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence[float], cohort: int) -> float:
-    """Standard deviation in each entry of the mean over hospitals of so many ``patients``, of ``cohort`` that were asked.
+def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence[float], threshold: int) -> float:
+    """Standard deviation in each entry of the mean over hospitals of so many ``patients``.
 
     With what a secure sum rounds off: a hospital's entries go to the grid at random, or its sum's to the nearest point.
+    threshold: how many hospitals open the secure sum, which says how large each one's share of a common noise is.
     """
     total, shares = sum(patients), float(len(patients))
     if config.shared_noise:
-        shares /= secure_threshold(config, cohort) - _ONLOOKERS
+        shares /= threshold - _ONLOOKERS
     noise = noise_multiplier * math.sqrt(shares) / total
     if not config.secure_aggregation:
         return noise
@@ -47,5 +50,6 @@ def check_noise(program: Program, schema: Schema, noise_multiplier: float, patie
     if program.limits_noise:
         cohort = cohort_size(program.config, len(patients))
         asked = sorted(patients)[-cohort:] if cohort else list(patients)
-        noise = noise_of_mean(program.config, noise_multiplier, asked, cohort)
+        threshold = secure_threshold(program.config, cohort) if program.config.secure_aggregation else 0
+        noise = noise_of_mean(program.config, noise_multiplier, asked, threshold)
         program.check_noise(schema, noise_multiplier, noise, min(patients))

@@ -82,9 +82,7 @@ class _Clear:
 
     def aggregate(self, replies: Replies) -> ArrayRecord | None:
         strategy, models = self.run.strategy, [reply for _, reply in replies]
-        if self.run.learning:
-            arrived = [site for site, _ in replies]
-            tell_noise(self.run.learning, self.run.config, self.state, arrived, len(self.parties))
+        tell_noise(self.run.learning, self.run.config, self.state, [site for site, _ in replies])
         arrays, _ = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
         if self.run.central:
             self.state.hospital_epsilon = self.run.central.epsilon
@@ -119,8 +117,7 @@ class _Masked:
         opened = self.total.open(replies, self.given, str(merge_by(self.run.strategy)))
         self.state.drop(self.number, opened.dropped)
         self.state.hospital_epsilon = opened.epsilon
-        if self.run.learning:
-            arrived, peers = [site for site, _ in replies], len(self.total.peers)
-            tell_noise(self.run.learning, self.run.config, self.state, arrived, peers)
+        arrived = [site for site, _ in replies]
+        tell_noise(self.run.learning, self.run.config, self.state, arrived, self.total.terms.threshold)
         arrays, _ = self.run.strategy.aggregate_train(self.number, [opened.reply])
         return arrays

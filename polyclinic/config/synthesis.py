@@ -156,7 +156,8 @@ def check_synthesis(config: RunConfig) -> None:
         )
     if config.sums:
         for key, wanted in (
-            ("strategy", "fedavg"), ("local-steps", 1), ("sample-rate", 1.0), ("learning-rate", 1.0), ("weight-decay", 0.0),
+            ("strategy", "fedavg"), ("strategy-options", ""), ("local-steps", 1), ("sample-rate", 1.0),
+            ("learning-rate", 1.0), ("weight-decay", 0.0),
             ("max-grad-norm", 1.0),
         ):  # fmt: skip
             value = getattr(config, key.replace("-", "_"))

@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_of
 from polyclinic.programs.program import Builder, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training import classification
 from polyclinic.training.density import DensityTask
+from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
 if TYPE_CHECKING:
     from polyclinic.ehr.shard import Rows
     from polyclinic.training.auditing.faults import Fault
     from polyclinic.training.auditing.subject import Subject
-    from polyclinic.training.task import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,22 @@ class Densities(Synthetic):
     def builder(self, schema: Schema) -> Builder:
         return self.recipe(self.layout(schema)).module
 
-    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> DensityTask:
-        return DensityTask(self.recipe(self.layout(schema)) if schema else None)
+    def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        return classification.event(settings, begun)
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> DensityTask:
+        return DensityTask(self.recipe(self.layout(schema)))
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         return DensityHalf(self.recipe(self.layout(schema)), self.frequencies(schema, classes))
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Subject:  # fmt: skip
         from polyclinic.training.auditing.densities import of_density
 
-        recipe = self.recipe(self.layout(schema))
+        recipe = self.recipe(self.layout(dataset_of(self.config).schema))
         return of_density(recipe, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault)
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.config.keys import dashed
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.installed import claimed
-from polyclinic.plugins import BUILT_IN
+from polyclinic.plugins import BUILT_IN, dataset_of
 from polyclinic.programs.program import Builder, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.games.adaptive import due
@@ -26,14 +27,15 @@ from polyclinic.synthesis.games.state import GeneratorState, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training import classification
 from polyclinic.training.synthesis import GameTask
+from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
 if TYPE_CHECKING:
     from polyclinic.ehr.shard import Rows
     from polyclinic.training.auditing.faults import Fault
     from polyclinic.training.auditing.subject import Subject
-    from polyclinic.training.task import TrainSettings
 
 _MOST_ROUNDS_NAMED = 5
 
@@ -81,10 +83,12 @@ class Games(Synthetic):
         game = self.game(layout)
         return lambda: game.critic(layout)
 
-    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> GameTask:
-        layout = self.layout(schema) if schema else None
-        game = self.game(layout) if layout else None
-        task = GameTask(game, layout, clips=not self.config.shared_noise)
+    def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        return classification.event(settings, begun)
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> GameTask:
+        layout = self.layout(schema)
+        task = GameTask(self.game(layout), layout, clips=not self.config.shared_noise)
         return task if question is None else task.asked(question)
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
@@ -96,16 +100,16 @@ class Games(Synthetic):
             seed=config.seed,
         )  # fmt: skip
 
-    def published(self, schema: Schema) -> bool:
-        return self.game(self.layout(schema)).published is not None
+    def published(self) -> bool:
+        return self.game(self.layout(dataset_of(self.config).schema)).published is not None
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Subject:  # fmt: skip
         from polyclinic.training.auditing.fixed import of_game
 
-        layout = self.layout(schema)
+        layout = self.layout(dataset_of(self.config).schema)
         return of_game(
             self.game(layout), layout, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault
         )

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import task_named
+from polyclinic.privacy.events import merged
+from polyclinic.training import control, personal, pooled
 from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Arrays
 
@@ -42,8 +46,8 @@ class Collected:
     """What a round brought.
 
     mean: The hospitals' mean, by name. Empty where the half wants each reply.
-    noise: The standard deviation of the noise in each entry of the mean of a sum.
-    patients: Of how many patients it is, by what is public.
+    noise, patients: Where the half wants them, the standard deviation of the noise in each entry of the mean, and of how many
+        patients it is, by what is public.
     replies: By node, where the half wants each reply.
     """
 
@@ -62,6 +66,8 @@ class Half:
 
     #: Whether it wants every hospital's reply, in place of their mean.
     separate: bool = False
+    #: Whether it asks how noisy the mean is, which is known of sums alone.
+    wants_noise: bool = False
 
     def first(self) -> State:
         """The state before round 1."""
@@ -143,29 +149,47 @@ class Program:
         """A function that makes an empty module of the run's model. Raises ConfigError where nothing can."""
         raise NotImplementedError
 
-    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        """The hospital's half, without what the strategy adds. Without a schema it knows its price alone."""
+    def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """The price of ``plain_task``."""
         raise NotImplementedError
 
-    def task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Task:
+    def price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """What one round spends at each hospital (add or remove one patient), from public settings alone.
+
+        begun: the hospital goes on with a release that it paid for, as a whole, when that began; nothing else may be free.
+        Raises ConfigError for a task that calls a look at the records free, or states what cannot be accounted.
+        """
+        event = self.plain_price(settings, begun)
+        if self.config.strategy == "scaffold":
+            event = control.price(event, settings, self.config.control_variate)
+        elif self.config.shared_noise:
+            event = pooled.price(settings)
+        elif self.config.strategy == "ditto":
+            event = personal.price(event, settings)
+        if not begun and not merged(event):
+            raise ConfigError(
+                f"The task {self.config.task!r} states an event that costs nothing, which no look at records does."
+            )
+        return event
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
+        """The hospital's half, without what the strategy adds."""
+        raise NotImplementedError
+
+    def task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         """The hospital's half, as the run's strategy has hospitals do it. ``question``: what a round asks beside the model.
 
         Raises ConfigError for a question that cannot be answered.
         """
-        found = self.plain_task(schema, question)
+        return self.by_strategy(self.plain_task(schema, question))
+
+    def by_strategy(self, task: Task) -> Task:
+        """The task with what the strategy has hospitals do beside it."""
         if self.config.strategy == "scaffold":
-            from polyclinic.training.control import Controlled
-
-            return Controlled(found, self.config.control_variate)
+            return control.Controlled(task, self.config.control_variate)
         if self.config.shared_noise:
-            from polyclinic.training.pooled import Pooled
-
-            return Pooled(found)
-        if self.config.strategy == "ditto":
-            from polyclinic.training.personal import Personal
-
-            return Personal(found, self.config.personal_mu)
-        return found
+            return pooled.Pooled(task)
+        return personal.Personal(task, self.config.personal_mu) if self.config.strategy == "ditto" else task
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
         """What hospitals are sent in round 1. ``classes``: counts of the label that were paid for."""
@@ -189,18 +213,18 @@ class Program:
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
-        return self.plain_task().evaluate(self.builder(schema), arrays, rows)
+        return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
     def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
         """Raises ConfigError for arrays by which one patient's scores would depend on another's."""
         self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.engine)
 
-    def published(self, schema: Schema) -> bool:
+    def published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""
         return False
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Subject:  # fmt: skip
         """The run's training at one hospital with these ``rows``, for an audit of the epsilon that it claims."""

@@ -10,17 +10,19 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.config.posterior import by_flow
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.plugins import resolve
+from polyclinic.plugins import dataset_of, resolve
 from polyclinic.programs.program import Builder, Collected, Half, Program, State
 from polyclinic.programs.synthetic import Synthetic, check_options, making
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
-from polyclinic.training.synthesis import ROUND, SUM, SumsTask
+from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
+from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from polyclinic.training.auditing.faults import Fault
     from polyclinic.training.auditing.fixed import Fixed
     from polyclinic.training.posterior import PosteriorSums
-    from polyclinic.training.task import TrainSettings
 
 _POSTERIOR = (
     "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
@@ -79,8 +80,11 @@ class Sums(Program):
 
         return Sequential
 
-    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> SumsTask:
-        task = SumsTask(self.method(schema) if schema else None, name=self.config.task)
+    def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        return sum_event(settings)
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> SumsTask:
+        task = SumsTask(self.method(schema), name=self.config.task)
         return task if question is None else task.asked(question)
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
@@ -90,12 +94,13 @@ class Sums(Program):
         return SumsHalf(self.method(schema), self.classes(schema, classes))
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Fixed:  # fmt: skip
         from polyclinic.training.auditing.fixed import of_sums
 
-        return of_sums(self.method(schema), settings, rows, epsilon, self.config.delta, seed=seed, fault=fault)
+        method = self.method(dataset_of(self.config).schema)
+        return of_sums(method, settings, rows, epsilon, self.config.delta, seed=seed, fault=fault)
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,12 @@ class Posterior(Sums):
         """Nothing scores a patient."""
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Fixed:  # fmt: skip
         from polyclinic.training.preparation import contributions
 
-        subject = super().subject(schema, rows, classes, settings, rounds, epsilon, seed, fault)
+        subject = super().subject(rows, classes, settings, rounds, epsilon, seed, fault)
         return replace(subject, counts=partial(contributions, measured=False))
 
     def notes(self, state: State, scored: bool) -> list[str]:
@@ -202,6 +207,7 @@ class SumsHalf(Half):
 
     method: SumsMethod
     classes: np.ndarray
+    wants_noise = True
 
     @property
     def separate(self) -> bool:  # type: ignore[override]

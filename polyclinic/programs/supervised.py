@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
@@ -15,13 +16,12 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import model_named, task_named, why
 from polyclinic.programs.program import Builder, Program
-from polyclinic.training.task import Task
+from polyclinic.training.task import Task, TrainSettings
 
 if TYPE_CHECKING:
     from polyclinic.ehr.shard import Rows
     from polyclinic.training.auditing.faults import Fault
     from polyclinic.training.auditing.subject import Subject
-    from polyclinic.training.task import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,27 @@ class Supervised(Program):
     def builder(self, schema: Schema) -> Builder:
         return build_for(self.config, len(feature_names(schema)), schema.num_classes)
 
-    def plain_task(self, schema: Schema | None = None, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        found: Task = task_named(self.config.task)
-        return found
+    def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        event: DpEvent = task_named(self.config.task).event(settings, begun)
+        return event
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
+        task: Task = task_named(self.config.task)
+        return task
 
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)
 
     def subject(
-        self, schema: Schema, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
+        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Subject:  # fmt: skip
         from polyclinic.training.auditing.subject import Subject
 
         return Subject(
-            self.task(), lambda features: build_for(self.config, features, classes), settings, rounds, rows, classes, epsilon,
-            self.config.delta, seed, fault,
+            self.by_strategy(task_named(self.config.task)), lambda features: build_for(self.config, features, classes), settings,
+            rounds, rows, classes, epsilon, self.config.delta, seed, fault,
         )  # fmt: skip
 
     def local(self, schema: Schema) -> list[str]:

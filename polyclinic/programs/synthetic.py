@@ -85,7 +85,7 @@ class Synthetic(Program):
 
     def layout(self, schema: Schema) -> Layout:
         """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
-        return Layout.of(schema, max(self.config.condition_hospitals, 1))
+        return Layout.of(schema, self.config.condition_hospitals)
 
     def frequencies(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         """(K,) of the label, from counts that were paid for; where there are none, all alike."""

@@ -34,7 +34,9 @@ class Layout:
 
     @classmethod
     def of(cls, schema: Schema, hospitals: int = 1) -> Layout:
-        """Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, or features of missingness."""
+        """The layout of rows that say of which of so many ``hospitals`` they are; 0 or 1: they are of all alike.
+
+        Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, or features of missingness."""
         for column in schema.features:
             if column.is_open:
                 raise ConfigError(
@@ -46,7 +48,7 @@ class Layout:
                     f"Schema column {column.name!r} has a feature that says where it is missing; task synthesis keeps track of "
                     "that itself: leave imputation at 'mean' and indicator out of the schema."
                 )
-        return cls(schema, *public_standardiser(schema), nullable_mask(schema), hospitals)
+        return cls(schema, *public_standardiser(schema), nullable_mask(schema), max(hospitals, 1))
 
     @property
     def features(self) -> int:

@@ -23,6 +23,13 @@ _KEPT = "control."
 Variate = Literal["update", "gradient"]
 
 
+def price(steps: DpEvent, settings: TrainSettings, variate: Variate) -> DpEvent:
+    """What a round costs whose own ``steps`` cost so much."""
+    if variate == "update" or settings.noise_multiplier is None:
+        return steps
+    return ComposedDpEvent([steps, gaussian_event(settings.noise_multiplier / settings.sample_rate)])
+
+
 @dataclass(frozen=True)
 class Controlled:
     """``task`` with SCAFFOLD's correction; plain SGD only, since a step must be the learning rate times a gradient.
@@ -41,10 +48,7 @@ class Controlled:
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """What the task spends, and with "gradient" one Gaussian sum over all patients more (add/remove one patient)."""
-        steps = self.task.event(settings, begun)
-        if self.variate == "update" or settings.noise_multiplier is None:
-            return steps
-        return ComposedDpEvent([steps, gaussian_event(settings.noise_multiplier / settings.sample_rate)])
+        return price(self.task.event(settings, begun), settings, self.variate)
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """As the task does."""

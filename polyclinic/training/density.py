@@ -6,7 +6,7 @@ round, row by row, of nothing but the site's own stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,6 @@ from dp_accounting import DpEvent
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
@@ -30,18 +29,14 @@ def own_noise(site: SiteWork) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class DensityTask:
-    """A round is steps of a flow at each site. ``recipe`` is None where only the price is asked.
+    """A round is steps of a flow at each site.
 
     noise: of a site, what spreads its cells; an audit's draws nothing.
     """
 
-    recipe: Recipe | None = None
+    recipe: Recipe
     noise: Callable[[SiteWork], np.random.Generator] = own_noise
     name: str = "synthesis"
-
-    def asked(self, question: Mapping[str, np.ndarray]) -> DensityTask:
-        """Itself: a flow needs no question."""
-        return self
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """The flow's steps: those of private classification."""
@@ -49,7 +44,7 @@ class DensityTask:
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
-        classification.check(build, arrays, self._known().layout.width, engine)
+        classification.check(build, arrays, self.recipe.layout.width, engine)
 
     def train(
         self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
@@ -59,17 +54,12 @@ class DensityTask:
 
     def shown(self, work: Sequence[SiteWork]) -> list[SiteWork]:
         """The sites with rows as the flow sees them."""
-        recipe = self._known()
+        recipe = self.recipe
         return [replace(site, rows=spread(recipe, site.rows, self.noise(site), site.number)) for site in work]
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
         return judged(arrays, rows)
-
-    def _known(self) -> Recipe:
-        if self.recipe is None:
-            raise ConfigError("The flow of this task is not known: the task was made without a schema.")
-        return self.recipe
 
 
 def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0) -> Rows:

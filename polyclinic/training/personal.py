@@ -20,6 +20,11 @@ from polyclinic.types import Arrays
 _KEPT = "personal."
 
 
+def price(once: DpEvent, settings: TrainSettings) -> DpEvent:
+    """What a round costs in which the shared model alone costs so much."""
+    return once if settings.noise_multiplier is None else SelfComposedDpEvent(once, 2)
+
+
 @dataclass(frozen=True)
 class Personal:
     """``task`` done twice: for the shared model, and for the site's own, which ``mu`` (the paper's lambda) pulls to the model
@@ -35,8 +40,7 @@ class Personal:
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """Twice what the task spends (add/remove one patient): both models are trained on the same patients."""
-        once = self.task.event(settings, begun)
-        return once if settings.noise_multiplier is None else SelfComposedDpEvent(once, 2)
+        return price(self.task.event(settings, begun), settings)
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """As the task does."""

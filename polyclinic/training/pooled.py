@@ -20,6 +20,12 @@ from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays
 
 
+def price(settings: TrainSettings) -> DpEvent:
+    """What one opened sum costs each patient in it."""
+    noise = settings.noise_multiplier
+    return NonPrivateDpEvent() if noise is None else zcdp_event(patient_rho(noise))
+
+
 @dataclass(frozen=True)
 class Pooled:
     """``task``, of which a hospital computes one clipped gradient sum and takes no step of its own."""
@@ -32,8 +38,7 @@ class Pooled:
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """What one opened sum spends of each patient in it (add/remove one patient), by concentrated differential privacy."""
-        noise = settings.noise_multiplier
-        return NonPrivateDpEvent() if noise is None else zcdp_event(patient_rho(noise))
+        return price(settings)
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """As the task does."""

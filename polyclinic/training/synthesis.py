@@ -47,11 +47,17 @@ def judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
     return classification.evaluate(judge_of(arrays), arrays, rows)
 
 
+def sum_event(settings: TrainSettings) -> DpEvent:
+    """What one sum of clipped vectors costs."""
+    noise = settings.noise_multiplier
+    return NonPrivateDpEvent() if noise is None else gaussian_event(noise)
+
+
 @dataclass(frozen=True, eq=False)
 class SumsTask:
-    """A round is one sum of patients' vectors. ``method`` is None where only the price is asked."""
+    """A round is one sum of patients' vectors."""
 
-    method: SumsMethod | None = None
+    method: SumsMethod
     question: Mapping[str, np.ndarray] = field(default_factory=dict)
     name: str = "synthesis"
 
@@ -64,8 +70,7 @@ class SumsTask:
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """One sum of clipped vectors, with Gaussian noise or everything without."""
-        noise = settings.noise_multiplier
-        return NonPrivateDpEvent() if noise is None else gaussian_event(noise)
+        return sum_event(settings)
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError unless ``arrays`` are the one sum that the question asks for."""
@@ -73,7 +78,7 @@ class SumsTask:
             raise ConfigError(f"A sum begins with one array {SUM!r} of zeros, not with {', '.join(sorted(arrays))}.")
         if self.question and (size := self._probe()) != len(arrays[SUM]):
             raise ConfigError(
-                f"Array {SUM!r} has {len(arrays[SUM])} numbers; the method {self._known().name} sums {size}."
+                f"Array {SUM!r} has {len(arrays[SUM])} numbers; the method {self.method.name} sums {size}."
             )
 
     def train(
@@ -96,7 +101,7 @@ class SumsTask:
         return [SUM]
 
     def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-        method, rows = self._known(), site.rows
+        method, rows = self.method, site.rows
         z = method.layout.rows(rows.x, rows.y, site.number)
         given = {name: value for name, value in self.question.items() if name != ROUND}
         total = settings.max_grad_norm * clipped_total(
@@ -111,15 +116,10 @@ class SumsTask:
     def _round(self) -> int:
         return int(self.question[ROUND][0])
 
-    def _known(self) -> SumsMethod:
-        if self.method is None:
-            raise ConfigError("The method of this sum is not known: the task was made without a schema.")
-        return self.method
-
     def _check_question(self) -> None:
         number = self.question.get(ROUND)
-        if number is None or number.shape != (1,) or not 1 <= int(number[0]) <= self._known().rounds:
-            raise ConfigError(f"The question's {ROUND!r} must be one number from 1 to {self._known().rounds}.")
+        if number is None or number.shape != (1,) or not 1 <= int(number[0]) <= self.method.rounds:
+            raise ConfigError(f"The question's {ROUND!r} must be one number from 1 to {self.method.rounds}.")
         for name, value in self.question.items():
             if not np.isfinite(value).all():
                 raise ConfigError(f"Array {name!r} of the question holds values that are not finite.")
@@ -127,7 +127,7 @@ class SumsTask:
 
     def _probe(self) -> int:
         """The size of the sum, of made-up records, whose vectors must be the same together as alone."""
-        method = self._known()
+        method = self.method
         layout, rng = method.layout, np.random.default_rng(0)
         z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), np.arange(3) % layout.schema.num_classes)
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
@@ -147,10 +147,6 @@ class SumsTask:
         return int(found.shape[1])
 
 
-#: Both as far as a name alone tells: their price.
-SYNTHESIS, POSTERIOR = SumsTask(), SumsTask(name="posterior")
-
-
 @dataclass(frozen=True, eq=False)
 class GameTask:
     """A round is steps of a game's critic on every patient's real rows and as many generated ones of the same labels.
@@ -159,8 +155,8 @@ class GameTask:
     kept within the game's bound here; where hospitals send gradients, the server does it.
     """
 
-    game: Game | None = None
-    layout: Layout | None = None
+    game: Game
+    layout: Layout
     question: Mapping[str, np.ndarray] = field(default_factory=dict)
     clips: bool = True
     name: str = "synthesis"
@@ -169,7 +165,7 @@ class GameTask:
         """The task of a round with this generator. Raises ConfigError, before anything is charged, for one that generates
         nothing here."""
         found = replace(self, question={name: value for name, value in question.items() if name != ROUND})
-        game, layout = found._known()
+        game, layout = found.game, found.layout
         labels = np.zeros(1, dtype=np.int64)
         try:
             generator = generator_of(game, layout, found.question)
@@ -189,7 +185,7 @@ class GameTask:
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
-        game, layout = self._known()
+        game, layout = self.game, self.layout
         classification.check(build, arrays, layout.width, engine)
         with torch.no_grad():
             outputs = load(build, arrays)(torch.zeros(1, layout.width)).shape[1]
@@ -200,7 +196,7 @@ class GameTask:
     ) -> list[SiteUpdate]:
         """Each site's critic after its steps. A patient's rows and the generated ones beside them are in a batch together,
         and their summed gradient is clipped once."""
-        game, layout = self._known()
+        game, layout = self.game, self.layout
         generator = generator_of(game, layout, self.question)
         if game.published:
             own = game if self.clips else replace(game, weight_clip=None)
@@ -239,8 +235,3 @@ class GameTask:
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
         return judged(arrays, rows)
-
-    def _known(self) -> tuple[Game, Layout]:
-        if self.game is None or self.layout is None:
-            raise ConfigError("The game of this task is not known: the task was made without a schema.")
-        return self.game, self.layout

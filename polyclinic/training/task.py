@@ -16,8 +16,6 @@ from dp_accounting import DpEvent
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError
-from polyclinic.privacy.events import merged
 from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
@@ -145,14 +143,3 @@ class Task(Protocol):
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities."""
-
-
-def cost_of(task: Task, settings: TrainSettings, begun: bool = False) -> DpEvent:
-    """``task.event``, of which only what goes on with a release that was paid for may be free.
-
-    Raises ConfigError for a task that calls a look at the records free, or states what cannot be accounted.
-    """
-    event = task.event(settings, begun)
-    if not begun and not merged(event):
-        raise ConfigError(f"The task {task.name!r} states an event that costs nothing, which no look at records does.")
-    return event

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_named
 from polyclinic.programs import Program, program_of
 from polyclinic.programs.program import Collected, Reply
 from polyclinic.server.learning import Learning
+from polyclinic.server.noise import noise_of_mean
 from polyclinic.strategies.state import restore_strategy, strategy_state
 from polyclinic.synthesis.synthesizer import Synthesizer
 
@@ -85,6 +88,35 @@ def test_a_checkpoint_holds_all_that_was_learned(name: str) -> None:
     other, _ = begun(name)
     restore_strategy(other, strategy_state(learning))
     np.testing.assert_equal(other.state, learning.state)
+
+
+def test_a_checkpoint_of_another_half_is_refused() -> None:
+    learning, other = begun("moments")[0], begun("maf")[0]
+    restore_strategy(other, strategy_state(learning))
+    with pytest.raises(DataError, match="another version"):
+        other.check()
+    older = begun("gan")[0]
+    vars(older)["generator"] = {}
+    with pytest.raises(DataError, match="another version"):
+        older.check()
+
+
+def test_shared_noise_is_measured_by_the_threshold_that_was_agreed() -> None:
+    """Four hospitals are asked and three must open the sum; the one that is lost early does not make it two."""
+    options = {"secure_aggregation": True, "shared_noise": True, "secure_dropouts": 1, "secure_bits": 28}
+    config = RunConfig.build({"task": "synthesis", **options})
+    shares = 3 / (3 - 1)  # of three hospitals, of which one may look on
+    assert noise_of_mean(config, 2.0, [50.0] * 3, threshold=3) == pytest.approx(2.0 * shares**0.5 / 150, rel=1e-4)
+
+
+def test_an_audit_of_a_classifier_loads_no_records() -> None:
+    config = RunConfig.build({"dataset": "nowhere.to.be:found"})
+    assert subject_of_config(config, seed=0).patients.patients == 200
+
+
+def test_sums_take_no_options_of_the_strategy() -> None:
+    with pytest.raises(ConfigError, match="strategy-options"):
+        RunConfig.build(SYNTHESIS | {"strategy-options": "weighted-by-key=train-loss"})
 
 
 def test_rows_are_drawn_from_the_generators_that_were_chosen() -> None:

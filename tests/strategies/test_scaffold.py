@@ -226,7 +226,7 @@ def test_option_i_costs_one_gaussian_sum_over_all_patients_more() -> None:
 def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, values: dict[str, Any]) -> None:
     result = quick(rounds=3, **values)
     noise = result.privacy["noise_multiplier"]
-    once = program_of(result.config).task().event(train_settings(result.config, noise))
+    once = program_of(result.config).price(train_settings(result.config, noise))
     for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
         rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
         whole = epsilon(SelfComposedDpEvent(once, 3), 1e-3)

@@ -151,7 +151,7 @@ class Unclipped(SumsTask):
     """A sum of vectors as they are."""
 
     def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-        method, rows = self._known(), site.rows
+        method, rows = self.method, site.rows
         z = method.layout.rows(rows.x, rows.y)
         total = method.contributions(1, dict(self.question), z, rows.patient, rows.patients).sum(axis=0)
         total = total + settings.noise_scale * site.noise.normal(len(total))
@@ -179,7 +179,7 @@ class Apart(GameTask):
     """Generated rows are backpropagated apart from real ones, so that a patient is clipped twice."""
 
     def train(self, build: Any, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
-        game, layout = self._known()
+        game, layout = self.game, self.layout
         both = []
         for site in work:
             z = layout.rows(site.rows.x, site.rows.y)

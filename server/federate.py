@@ -129,11 +129,11 @@ def federate(
     watcher.started(config, enrolled.sites, privacy, engine)
     if before:
         state, history = before[:2]
-        told = len(state.dropouts)
+        shown = len(state.dropouts)
         here = _go_on(state, enrolled, config, run, home, privacy)
     else:
         check_model(program, enrolled.sites[0].schema)
-        state, history, told, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
+        state, history, shown, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in here if site.name not in _gone(state)]
@@ -143,7 +143,7 @@ def federate(
         restore_strategy(begun.strategy, before[2])
         if begun.learning:
             begun.learning.check()
-    records = _Records(begun, state, watcher, checkpoint, history, told)
+    records = _Records(begun, state, watcher, checkpoint, history, shown)
     if not before:
         records.save()
     records.tell_dropouts()
@@ -241,25 +241,25 @@ def _whole_hospitals(run: Run, state: RunState, hospitals: int) -> dict[str, Any
 
 @dataclass
 class _Records:
-    """What is written and said after each round. ``told``: of how many dropouts the watcher knows."""
+    """What is written and said after each round. ``shown``: of how many dropouts the watcher knows."""
 
     run: Run
     state: RunState
     watcher: Progress
     checkpoint: Path | None
     history: History | None
-    told: int
+    shown: int
 
     def save(self, state: RunState | None = None) -> None:
         if self.checkpoint is not None and self.history is not None:
-            kept = self.run.config.checkpoints_kept
-            save_checkpoint(self.checkpoint, state or self.state, self.run.strategy, self.history, kept)
+            newest = state or self.state
+            save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints_kept)
 
     def tell_dropouts(self) -> None:
         dropouts = self.state.dropouts
-        if len(dropouts) > self.told:
-            self.watcher.dropped(dropouts[self.told :])
-            self.told = len(dropouts)
+        if len(dropouts) > self.shown:
+            self.watcher.dropped(dropouts[self.shown :])
+            self.shown = len(dropouts)
 
     def after_round(self, state: RunState) -> None:
         config = self.run.config

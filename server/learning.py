@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -80,9 +80,9 @@ class Learning(Wrapping):
         """What draws synthetic patients; None before it can."""
         return self.half.synthesizer(self.state)
 
-    def choose(self, rounds: list[int]) -> None:
+    def choose(self, rounds: Sequence[int]) -> None:
         """Draw from the candidates of these rounds from now on."""
-        self.state = self.state | {"selected": rounds}
+        self.state = self.half.chosen(self.state, rounds)
 
 
 def _record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -96,7 +96,7 @@ class Games(Synthetic):
         return GameHalf(
             self.game(layout), layout, self.frequencies(schema, classes), rounds=config.rounds,
             critic_steps=config.local_steps, rate=learning_rate,
-            decay=learning_rate * config.weight_decay if config.shared_noise else 0.0, kept=config.candidates,
+            decay=learning_rate * config.weight_decay if config.shared_noise else 0.0, most=config.candidates,
             seed=config.seed,
         )  # fmt: skip
 
@@ -126,20 +126,20 @@ class Games(Synthetic):
         )
 
     def notes(self, state: State, scored: bool) -> list[str]:
-        found, diverged, selected = super().notes(state, scored), state["diverged"], state["selected"]
+        notes, diverged, selected = super().notes(state, scored), state["diverged"], state["selected"]
         if diverged:
             rounds = ", ".join(map(str, diverged[:_MOST_ROUNDS_NAMED]))
             count = "round" if len(diverged) == 1 else "rounds"
-            found.append(
+            notes.append(
                 f"In {len(diverged)} {count} ({rounds}) the generator diverged and was taken back to what it was; what the "
                 "round's critics cost was spent once."
             )
         if selected:
-            found.append(
+            notes.append(
                 f"Rows are drawn from the generators of rounds {', '.join(map(str, selected))}, which the hospitals chose of "
                 f"{len(state['candidates'])}."
             )
-        return found
+        return notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class GameHalf(Half):
 
     classes: (K,) frequencies of the label. rounds: of the run. critic_steps: a hospital's in a round. rate: the critics' learning
     rate, by which a penalty is stepped, and ``decay`` the weight decay that is left to the server (0 where hospitals have it).
-    kept: how many generators are kept over the rounds, to choose among. A generator or critic that diverges is taken
+    most: how many generators stay over the rounds, to choose among. A generator or critic that diverges is taken
     back to what it was before the round; the state's ``diverged`` has the rounds.
     """
 
@@ -159,7 +159,7 @@ class GameHalf(Half):
     critic_steps: int = 1
     rate: float = 0.0
     decay: float = 0.0
-    kept: int = 0
+    most: int = 0
     seed: int = 0
 
     def first(self) -> State:
@@ -185,7 +185,7 @@ class GameHalf(Half):
         if made.diverged:
             return state | {"diverged": [*state["diverged"], number]}, sent
         candidates = state["candidates"]
-        if number in {-(-self.rounds * (place + 1) // self.kept) for place in range(self.kept)}:
+        if number in {-(-self.rounds * (place + 1) // self.most) for place in range(self.most)}:
             candidates = candidates | {number: made.drawn_from(self.game)}
         return state | {"generator": made.flat(), "candidates": candidates}, critic
 
@@ -194,6 +194,9 @@ class GameHalf(Half):
         chosen = [state["candidates"][number] for number in state["selected"]]
         last = GeneratorState.from_flat(state["generator"]).drawn_from(self.game)
         return GeneratedRows(self.layout, self.game, tuple(chosen or [last]), self.classes)
+
+    def chosen(self, state: State, rounds: Sequence[int]) -> State:
+        return state | {"selected": [*rounds]}
 
     def candidates(self, state: State) -> dict[int, Synthesizer]:
         return {

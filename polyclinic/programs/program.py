@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,7 +58,7 @@ class Collected:
     replies: Mapping[str, Reply] = field(default_factory=dict)
 
 
-class Half:
+class Half(ABC):
     """The server's half of a program that makes more of the hospitals' mean than the next model.
 
     Its functions change nothing: what they learn is in the ``State`` that they return. All of it is post-processing of what
@@ -66,20 +67,20 @@ class Half:
 
     #: Whether it wants every hospital's reply, in place of their mean.
     separate: bool = False
-    #: Whether it asks how noisy the mean is, which is known of sums alone.
+    #: Whether it asks how noisy the mean is, which the server can say of sums alone.
     wants_noise: bool = False
 
+    @abstractmethod
     def first(self) -> State:
         """The state before round 1."""
-        raise NotImplementedError
 
     def question(self, number: int, state: State) -> Arrays:
         """What hospitals are told in round ``number``, from 1, beside the model; nothing where this is empty."""
         return {}
 
+    @abstractmethod
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
         """The next state, and what hospitals are sent next. ``sent``: what they were sent in this round."""
-        raise NotImplementedError
 
     def synthesizer(self, state: State) -> Synthesizer | None:
         """What draws synthetic patients; None before it can, and of a program that draws none."""
@@ -89,9 +90,13 @@ class Half:
         """By round, in order, what hospitals may choose among in the end."""
         return {}
 
+    def chosen(self, state: State, rounds: Sequence[int]) -> State:
+        """The state after hospitals chose the candidates of these rounds, which draw from now on."""
+        return state
+
 
 @dataclass(frozen=True)
-class Program:
+class Program(ABC):
     """A kind of run with its configuration. What is said here holds for programs that train a model in steps."""
 
     config: RunConfig
@@ -136,6 +141,7 @@ class Program:
 
         noise: standard deviation in each entry of the mean. fewest: the patients of the smallest hospital.
         """
+        return  # most programs learn something under any noise
 
     def class_counts(self, places: Sequence[int], totals: Sequence[np.ndarray]) -> list[float]:
         """Noisy counts of the classes of all rows, from each hospital's of the label. ``places``: the hospitals' numbers."""
@@ -145,13 +151,13 @@ class Program:
         """How many numbers of a row the model sees."""
         return len(feature_names(schema))
 
+    @abstractmethod
     def builder(self, schema: Schema) -> Builder:
         """A function that makes an empty module of the run's model. Raises ConfigError where nothing can."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """The price of ``plain_task``."""
-        raise NotImplementedError
 
     def price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """What one round spends at each hospital (add or remove one patient), from public settings alone.
@@ -172,9 +178,9 @@ class Program:
             )
         return event
 
+    @abstractmethod
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         """The hospital's half, without what the strategy adds."""
-        raise NotImplementedError
 
     def task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         """The hospital's half, as the run's strategy has hospitals do it. ``question``: what a round asks beside the model.
@@ -223,12 +229,12 @@ class Program:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""
         return False
 
+    @abstractmethod
     def subject(
         self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
         seed: int | None, fault: Fault,
     ) -> Subject:  # fmt: skip
         """The run's training at one hospital with these ``rows``, for an audit of the epsilon that it claims."""
-        raise NotImplementedError
 
     def notes(self, state: State, scored: bool) -> list[str]:
         """What a reader must know beside the result. ``scored``: whether some hospital let metrics leave."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,13 +53,13 @@ class Sums(Program):
     released: ClassVar[str] = "every sum"
     released_together: ClassVar[str] = "every sum"
 
+    @abstractmethod
     def method(self, schema: Schema) -> SumsMethod:
         """What the run asks sums for. Raises ConfigError for an unknown name or option, or a schema that it cannot do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         """(K,) frequencies of the label with which the sums begin."""
-        raise NotImplementedError
 
     def check(self, schema: Schema) -> None:
         config, method = self.config, self.method(schema)
@@ -231,8 +232,8 @@ class SumsHalf(Half):
                 each[node] = self.method.absorb(number, before, _sum_of(reply.arrays), reply.noise)
                 weights[node] = reply.weight
         else:
-            known = arrays | {"patients": np.array([collected.patients])}
-            arrays = self.method.absorb(number, known, _sum_of(collected.mean), collected.noise)
+            counted = arrays | {"patients": np.array([collected.patients])}
+            arrays = self.method.absorb(number, counted, _sum_of(collected.mean), collected.noise)
         size = self.method.size(min(number + 1, self.method.rounds), arrays)
         after = {"arrays": arrays, "each": each, "weights": weights, "rounds": number, "patients": collected.patients}
         return after, {SUM: np.zeros(size)}

@@ -148,10 +148,10 @@ def check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) 
     names = [part.name for part in taken if part.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     unknown = [name for name in options if name not in names]
     if unknown and callable(make) and not any(part.kind is Parameter.VAR_KEYWORD for part in taken):
-        known = [dashed(name) for name in names]
+        options_taken = [dashed(name) for name in names]
         raise ConfigError(
-            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(known) or 'none'}."
-            f"{nearest(dashed(unknown[0]), known)}"
+            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(options_taken) or 'none'}."
+            f"{nearest(dashed(unknown[0]), options_taken)}"
         )
     lacking = [
         part.name

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
 
 from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.federation import Federation
+from polyclinic.messages import SECURE_KEYS
+from polyclinic.passing import PassingGrid
 from polyclinic.plugins import dataset_named
 from polyclinic.programs import Program, program_of
 from polyclinic.programs.program import Collected, Reply
+from polyclinic.server.federate import federate
 from polyclinic.server.learning import Learning
 from polyclinic.server.noise import noise_of_mean
 from polyclinic.strategies.state import restore_strategy, strategy_state
@@ -107,6 +114,38 @@ def test_shared_noise_is_measured_by_the_threshold_that_was_agreed() -> None:
     config = RunConfig.build({"task": "synthesis", **options})
     shares = 3 / (3 - 1)  # of three hospitals, of which one may look on
     assert noise_of_mean(config, 2.0, [50.0] * 3, threshold=3) == pytest.approx(2.0 * shares**0.5 / 150, rel=1e-4)
+
+
+class OneGivesNoKeys(PassingGrid):
+    """The last of four hospitals fails where it is asked for its keys."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        return [
+            Message(Error(0, "no keys"), reply_to=reply)
+            if (reply.metadata.message_type, reply.metadata.group_id) == (SECURE_KEYS, "3")
+            else reply
+            for reply in replies
+        ]
+
+
+def test_a_run_of_sums_outlives_a_hospital_that_is_lost_before_it_shares_keys(tmp_path: Path) -> None:
+    options = {
+        "secure_aggregation": True,
+        "shared_noise": True,
+        "secure_dropouts": 1,
+        "secure_bits": 28,
+        "min_sites": 3,
+    }
+    config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, **options})
+    with Federation._grid(config) as grid:
+        outcome = federate(OneGivesNoKeys(grid), config, "run", tmp_path)
+    assert [drop["site"] for drop in outcome.state.dropouts] == ["hospital-4"] and outcome.synthesizer is not None
+    assert outcome.learning is not None and outcome.privacy is not None
+    patients = sum(outcome.state.public_patients[f"hospital-{number}"] for number in (1, 2, 3))
+    # Three shares, each large enough that two of them are the noise that was paid for.
+    expected = outcome.privacy.noise_multiplier * (3 / 2) ** 0.5 / patients
+    assert outcome.learning.noise == pytest.approx(expected, rel=1e-3)
 
 
 def test_an_audit_of_a_classifier_loads_no_records() -> None:

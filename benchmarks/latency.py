@@ -78,8 +78,9 @@ def measured(way: str, rounds: int, idle: float) -> dict[str, float]:
         waiting = median(spent(pid) - before for before, pid in waits) / idle * 60
         before = {site: (spent(node.pid), made.messages(site)) for site, node in made.nodes.items()}
         bundle = [] if way == "ours" else ["--app", made.folder / "plain"]
-        keys = {"sites": 2, "min-sites": 2, "epsilon": 1.5, "delta": 1e-3, "rounds": rounds, "local-steps": 2,
-                "patients-per-site": 150, "timeout": 300.0}  # fmt: skip
+        keys = {"sites": 2, "participation.min-sites": 2, "privacy.epsilon": 1.5, "privacy.delta": 1e-3,
+        "rounds": rounds, "training.local-steps": 2,
+                "privacy.patients-per-site": 150, "timeout": 300.0}  # fmt: skip
         began = time.perf_counter()
         made.call("coordinator", "submit", made.folder / "coordinator", "--stream", *bundle,
                   *(part for key, value in keys.items() for part in ("-c", f"{key}={value}")))  # fmt: skip

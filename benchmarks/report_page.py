@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(folder: Path, sites: int, rounds: int, turns: int) -> dict[str, Any]:
     """Seconds and bytes of the page of a run of so many hospitals and rounds, and of its share of what is allowed."""
     config = RunConfig.build({
-        "dataset": "trial", "sites": sites, "rounds": rounds, "groups": "male", "epsilon": 4.0, "delta": 1e-3, "out": str(folder),
+        "dataset": "trial", "sites": sites, "rounds": rounds, "evaluation.groups": "male", "privacy.epsilon": 4.0,
+        "privacy.delta": 1e-3, "out": str(folder),
     })  # fmt: skip
     began = time.perf_counter()
     run = Federation.from_config(config).run().path

@@ -18,8 +18,10 @@ def epsilon_for(rounds: int) -> float:
 def options(sites: int, rounds: int, dp: bool, patients: int, budget: float) -> dict[str, Any]:
     """Keys of a run: no evaluation but the one after the last round, nothing private spent but on training."""
     return {
-        "sites": sites, "rounds": rounds, "model": "mlp", "hidden": ",".join(map(str, HIDDEN)), "dp": dp,
-        "epsilon": budget, "delta": DELTA, "sample_rate": RATE, "local_steps": STEPS, "max_grad_norm": CLIP,
-        "learning_rate": LEARNING_RATE, "momentum": 0.0, "standardise": "none", "patients_per_site": patients,
-        "evaluate_every": rounds + 1,
+        "sites": sites, "rounds": rounds, "model": "mlp", "hidden": ",".join(map(str, HIDDEN)), "privacy.dp": dp,
+        "privacy.epsilon": budget, "privacy.delta": DELTA, "training.sample-rate": RATE,
+        "training.local-steps": STEPS, "privacy.max-grad-norm": CLIP,
+        "training.learning-rate": LEARNING_RATE, "training.momentum": 0.0, "data.standardise": "none",
+        "privacy.patients-per-site": patients,
+        "evaluation.every": rounds + 1,
     }  # fmt: skip

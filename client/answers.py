@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import Release, charged
-from polyclinic.client.checks import check_policy, check_terms
+from polyclinic.client.checks import check_policy, check_terms, planned_settings
 from polyclinic.digests import digest
 from polyclinic.messages import StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
@@ -29,7 +29,9 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
 
     def allow(call: Call[StatisticsRequest]) -> None:
         check_policy(call.hospital, "statistics", call.request.noise_multiplier)
-        check_terms(call.hospital, call.config, math.inf if call.config.dp else None)
+        noise = math.inf if call.config.privacy.dp else None
+        settings = planned_settings(call.hospital, call.config, noise, call.request.local_half)
+        check_terms(call.hospital, call.config, settings)
 
     def compute(calls: Sequence[Call[StatisticsRequest]], spent: Sequence[float]) -> list[RecordDict]:
         answers = []
@@ -38,7 +40,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
             if program_of(call.config).counts_classes:
                 sums = class_contributions(shard)
             else:
-                sums = contributions(shard, call.config.standardise == "measured")
+                sums = contributions(shard, call.config.data.standardise == "measured")
             total = noisy_moments(sums, noise, call.hospital.stream("statistics-noise", 0))
             answers.append(reply(call.hospital, {"sums": total}, {}, epsilon))
         return answers

@@ -111,7 +111,7 @@ def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
                 if release.once or not call.hospital.simulated:
                     write_release(
                         call.hospital.home, call.request.run, release.purpose, release.round, release.identify(call), reply,
-                        call.config.rounds_kept, durable=not call.hospital.simulated,
+                        call.config.checkpoints.rounds_kept, durable=not call.hospital.simulated,
                     )  # fmt: skip
         answers |= zip(paid, replies, strict=True)
     return [answers[index] for index in range(len(calls))]
@@ -123,7 +123,7 @@ def check_same_records(call: Call[R]) -> None:
     Cyclic batches are dealt by the patients' order, which must then be the same too. A query of its own is one message, and a
     simulation's records are a dataset's.
     """
-    hospital, cyclic = call.hospital, call.config.batching == "cyclic"
+    hospital, cyclic = call.hospital, call.config.training.batching == "cyclic"
     if not isinstance(call.request, AskRequest) and (cyclic or not hospital.simulated):
         shard = hospital.shard()
         contents = shard.digest if cyclic else shard.contents

@@ -13,7 +13,10 @@ from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.messages import BESIDE, CONTROL, LOCAL, STANDARDISER, TrainRequest
+from polyclinic.messages import LOCAL, STANDARDISER, TrainRequest, is_model
+from polyclinic.programs import program_of
+from polyclinic.strategies.fedprox import Proximal
+from polyclinic.training.local import BESIDE, PLAIN, LocalHalf
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
@@ -57,23 +60,48 @@ def check_policy(hospital: Hospital, task: str, noise_multiplier: float | None, 
         )
     if policy.most_local_steps is not None and local_steps > policy.most_local_steps:
         raise BudgetRefused(
-            f"{hospital.site}: local-steps {local_steps} is above the policy's most-local-steps {policy.most_local_steps}."
+            f"{hospital.site}: training.local-steps {local_steps} is above the policy's most-local-steps "
+            f"{policy.most_local_steps}."
         )
 
 
-def check_terms(hospital: Hospital, config: RunConfig, noise_multiplier: float | None) -> None:
-    """Raises BudgetRefused when the policy refuses a run of this configuration, whatever its messages will hold.
+def local_half(hospital: Hospital, config: RunConfig, wanted: bool) -> LocalHalf:
+    """What the strategy has the hospital do in a round; plain steps unless the coordinator says that there is more.
+
+    Raises BudgetRefused, before any code of it is loaded, where the policy does not allow the strategy.
+    """
+    if not wanted:
+        return PLAIN
+    if config.strategy not in hospital.policy.allowed_strategies:
+        raise BudgetRefused(
+            f"{hospital.site}: the policy allows the local halves of the strategies "
+            f"{', '.join(hospital.policy.allowed_strategies) or 'none'}, not of {config.strategy!r}."
+        )
+    return program_of(config).local_half
+
+
+def planned_settings(
+    hospital: Hospital, config: RunConfig, noise_multiplier: float | None, with_half: bool
+) -> TrainSettings:
+    """The settings of the run's rounds as they are known before the first; raises as ``local_half`` does."""
+    return replace(config_settings(config, noise_multiplier), local=local_half(hospital, config, with_half))
+
+
+def check_terms(hospital: Hospital, config: RunConfig, settings: TrainSettings) -> None:
+    """Raises BudgetRefused when the policy refuses a run of this configuration, whatever its messages will hold; ConfigError
+    where the strategy's local half does not go with the rest of it.
 
     A hospital checks it when it enrols, so that nothing is charged for a run that it will refuse, and again before each
-    charge. ``noise_multiplier``: of the steps; infinite where it is not known yet, None without privacy.
+    charge. The noise multiplier of ``settings`` is infinite where it is not known yet.
     """
     check_names(hospital, config)
-    models = 2 if config.strategy == "ditto" else 1
-    check_policy(hospital, config.task, noise_multiplier, models * config.local_steps)
-    if hospital.policy.only_secure_aggregation and not config.secure_aggregation:
+    half, noise_multiplier = settings.local, settings.noise_multiplier
+    check_policy(hospital, config.task, noise_multiplier, sum(one.gradients for one in half.passes(settings)))
+    if hospital.policy.only_secure_aggregation and not config.secure.aggregation:
         raise BudgetRefused(f"{hospital.site}: the policy allows secure aggregation only.")
-    if config.shared_noise:
+    if config.secure.shared_noise:
         check_shared_noise(hospital)
+    program_of(config).check_local_half(settings)
 
 
 def check_shared_noise(hospital: Hospital) -> None:
@@ -111,8 +139,12 @@ def check_size(hospital: Hospital, arrays: Arrays) -> None:
         )
 
 
-def train_settings(config: RunConfig, request: TrainRequest, content: RecordDict, real: bool) -> TrainSettings:
-    """The run's settings; a strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does, and ``lr``.
+def train_settings(
+    config: RunConfig, request: TrainRequest, content: RecordDict, real: bool, half: LocalHalf = PLAIN
+) -> TrainSettings:
+    """The run's settings, with what the strategy has hospitals do.
+
+    A strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does, and ``lr``.
 
     The request has the learning rate where the run leaves it to the noise. Neither is of any weight to epsilon.
     real: compute in float64 and every patient apart, as a real hospital does, so that a patient's contribution is the same bit
@@ -120,16 +152,20 @@ def train_settings(config: RunConfig, request: TrainRequest, content: RecordDict
     """
     told = content.get("config")
     said = told if isinstance(told, ConfigRecord) else {}
-    mu = said.get("proximal-mu", config.proximal_mu)
-    rate = said.get("lr", config.learning_rate or request.learning_rate or 0.0)
+    mu = said.get("proximal-mu", 0.0)
+    rate = said.get("lr", config.training.learning_rate or request.learning_rate or 0.0)
     if not isinstance(rate, int | float) or not (0 < rate <= LARGEST or "lr" not in said):
         raise ConfigError(f"Message field 'lr' is {rate!r}; allowed are numbers above 0 and at most {LARGEST:g}.")
     if not isinstance(mu, int | float) or not 0 <= mu <= LARGEST:
         raise ConfigError(f"Message field 'proximal-mu' is {mu!r}; allowed are numbers from 0 to {LARGEST:g}.")
+    if mu and half != PLAIN:
+        raise ConfigError(
+            f"Message field 'proximal-mu' is {mu!r}, but the strategy has a local half of its own; leave it out."
+        )
     settings = config_settings(config, request.noise_multiplier)
     return replace(
-        settings, learning_rate=float(rate), proximal_mu=float(mu), double=real, apart=real,
-        device="cpu" if real else settings.device,
+        settings, learning_rate=float(rate), double=real, apart=real, device="cpu" if real else settings.device,
+        local=Proximal(float(mu)) if mu else half,
     )  # fmt: skip
 
 
@@ -137,23 +173,46 @@ def model_arrays(content: RecordDict) -> tuple[str, Arrays]:
     """The strategy's ArrayRecord, under whatever key it uses, and with it what of the model stays at hospitals."""
     records = content.array_records
     for key, record in records.items():
-        if key not in BESIDE:
+        if is_model(key):
             return key, from_record(record) | (from_record(records[LOCAL]) if LOCAL in records else {})
     raise ConfigError("The message carries no ArrayRecord with the model.")
 
 
-def control_variate(content: RecordDict, config: RunConfig, arrays: Arrays) -> Arrays:
-    """The server's control variate; empty without SCAFFOLD. Raises ConfigError where it is missing or unlike the model."""
-    if config.strategy != "scaffold":
-        return {}
-    record = content.array_records.get(CONTROL)
-    if record is None:
-        raise ConfigError(f"The message carries no ArrayRecord named {CONTROL!r}, which strategy scaffold needs.")
-    control = from_record(record)
-    for name, value in control.items():
-        if name not in arrays or value.shape != arrays[name].shape or not np.isfinite(value).all():
-            raise ConfigError(f"The message's control variate {name!r} is not finite, or not of the model's shape.")
-    return control
+def beside(content: RecordDict, half: LocalHalf, arrays: Arrays) -> dict[str, Arrays]:
+    """What the strategy sent beside the model for its half at hospitals, by name.
+
+    Raises ConfigError where something that the half receives is missing, or unlike the model.
+    """
+    received = {}
+    for name in half.receives:
+        record = content.array_records.get(BESIDE + name)
+        if record is None:
+            raise ConfigError(f"The message carries no ArrayRecord named {BESIDE + name!r}, which the strategy needs.")
+        received[name] = from_record(record)
+        for label, value in received[name].items():
+            if label not in arrays or value.shape != arrays[label].shape or not np.isfinite(value).all():
+                raise ConfigError(
+                    f"The array {label!r} of the message's {BESIDE + name!r} is not finite, or not of the model's shape."
+                )
+    return received
+
+
+def told_numbers(content: RecordDict, half: LocalHalf) -> dict[str, float]:
+    """What the strategy told in its configuration for its half at hospitals, by name.
+
+    Raises ConfigError where something that the half takes is missing, or no finite number.
+    """
+    told = content.get("config")
+    numbers = {}
+    for name in half.takes:
+        value = told.get(name) if isinstance(told, ConfigRecord) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise ConfigError(
+                f"Message field {name!r} of the strategy's configuration is {value!r}; its half at hospitals takes a number of "
+                f"at most {LARGEST:g}."
+            )
+        numbers[name] = float(value)
+    return numbers
 
 
 def standardiser(content: RecordDict, features: int) -> Standardiser | None:

@@ -19,11 +19,10 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 import polyclinic
 from polyclinic.client.calls import Answer, Call, each
-from polyclinic.client.checks import check_policy, check_size, check_terms
+from polyclinic.client.checks import check_policy, check_size, check_terms, planned_settings
 from polyclinic.client.hospital import is_real, own_imputer, simulated_sites
 from polyclinic.client.own_files import own_file
 from polyclinic.client.policy import HospitalFile
-from polyclinic.config import train_settings
 from polyclinic.errors import BudgetRefused
 from polyclinic.messages import RECORD, EnrolRequest
 from polyclinic.privacy.accounting import gaussian_event
@@ -41,7 +40,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
     def answer(call: Call[EnrolRequest]) -> RecordDict:
         hospital, policy = call.hospital, call.hospital.policy
         hospital.shard()
-        own_imputer(hospital, call.config.imputation)
+        own_imputer(hospital, call.config.data.imputation)
         if call.request.trains and not hospital.simulated:
             try:
                 _check_run(call)
@@ -87,15 +86,19 @@ def _versions() -> str:
 def _check_run(call: Call[EnrolRequest]) -> None:
     """Raises BudgetRefused when the policy refuses the run, or its budget the first round and the statistics before it."""
     hospital, config, noise = call.hospital, call.config, call.request.noise_multiplier
-    check_terms(hospital, config, (noise or math.inf) if config.dp else None)
+    planned = (noise or math.inf) if config.privacy.dp else None
+    settings = planned_settings(hospital, config, planned, call.request.local_half)
+    check_terms(hospital, config, settings)
     if config.asks_statistics:
         check_policy(
-            hospital, "statistics", (call.request.statistics_noise_multiplier or math.inf) if config.dp else None
+            hospital,
+            "statistics",
+            (call.request.statistics_noise_multiplier or math.inf) if config.privacy.dp else None,
         )
     check_size(hospital, _empty_model(call))
     check_plan(call.request.plan, hospital.policy.relation)
-    if config.dp and noise is not None:
-        first: list[DpEvent] = [program_of(config).price(train_settings(config, noise))]
+    if config.privacy.dp and noise is not None:
+        first: list[DpEvent] = [program_of(config).price(settings)]
         if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
             first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
         check_affordable(hospital.ledger_path, hospital.terms, call.request.run, first, call.request.plan)

@@ -59,7 +59,7 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
 
 
 def _kind(call: Call[EvaluateRequest]) -> Kind:
-    policy, wanted = call.hospital.policy, call.config.metrics
+    policy, wanted = call.hospital.policy, call.config.evaluation.metrics
     if wanted == "exact" and policy.release_metrics:
         return "exact"
     private = wanted != "none" and policy.metrics_epsilon and call.request.private_evaluations
@@ -116,13 +116,13 @@ def _figures(call: Call[EvaluateRequest], rows: Rows, scores: np.ndarray, spent:
         predictions = {"scores": scores, "labels": rows.y, "patient": rows.patient}
         if _tells_groups(call):
             shard = hospital.shard()
-            predictions["group"] = group_numbers(shard.test.x, shard.schema, call.config.groups)
+            predictions["group"] = group_numbers(shard.test.x, shard.schema, call.config.evaluation.groups)
         content["predictions"] = to_record(predictions)
     return content
 
 
 def _tells_groups(call: Call[EvaluateRequest]) -> bool:
-    policy, wanted = call.hospital.policy, call.config.groups
+    policy, wanted = call.hospital.policy, call.config.evaluation.groups
     return bool(wanted) and policy.release_predictions and wanted in policy.release_groups
 
 
@@ -149,7 +149,7 @@ def _write_down(call: Call[EvaluateRequest]) -> str:
         if count >= (most := getattr(hospital.policy, key)):
             return f"the policy's {key.replace('_', '-')} of {most} is used up"
     purpose = EXACT + (" and predictions" if hospital.policy.release_predictions else "")
-    purpose += f" by {call.config.groups}" if _tells_groups(call) else ""
+    purpose += f" by {call.config.evaluation.groups}" if _tells_groups(call) else ""
     charge_all([(ledger, Charge(NoOpDpEvent(), purpose, request.run, request.round, question))])
     return ""
 
@@ -186,7 +186,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     A reply that left before may leave again.
     """
     hospital, request = call.hospital, call.request
-    if call.config.imputation == "mice":  # also where the policy allows work without privacy
+    if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
     ledger, question = open_held_out([hospital])[0], _identity(call)
     rows = ledger.charges(PRIVATE, request.run)
@@ -245,7 +245,7 @@ def _check(call: Call[EvaluateRequest]) -> None:
     check_same_records(call)
     check_size(hospital, _arrays(call))
     check_numbers(hospital, model_arrays(call.content)[1])
-    own_imputer(hospital, config.imputation)
+    own_imputer(hospital, config.data.imputation)
     features, classes = len(feature_names(hospital.schema)), hospital.schema.num_classes
     standardiser(call.content, features)
     made_up = Rows(np.zeros((1, features)), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1)
@@ -265,19 +265,21 @@ def _identity(call: Call[EvaluateRequest]) -> str:
     """
     by = standardiser(call.content, len(feature_names(call.hospital.schema)))
     scale = by and {"mean": by[0], "std": by[1]}
-    return digest(call.config.decisive(), call.config.groups, _arrays(call), scale, call.hospital.shard().contents)
+    return digest(
+        call.config.decisive(), call.config.evaluation.groups, _arrays(call), scale, call.hospital.shard().contents
+    )
 
 
 def _held_out(call: Call[EvaluateRequest]) -> Rows:
     """The held-out rows, filled and standardised."""
-    rows = filled_rows(call.hospital, call.config.imputation)[1]
+    rows = filled_rows(call.hospital, call.config.data.imputation)[1]
     return standardised(rows, standardiser(call.content, rows.x.shape[1]))
 
 
 def _arrays(call: Call[EvaluateRequest]) -> Arrays:
     """The message's model, with the hospital's own arrays in it where it has some."""
     arrays = model_arrays(call.content)[1]
-    if not call.config.evaluates_own:
+    if not call.request.own:
         return arrays
     return arrays | own_arrays(read_state(call.hospital.home, call.request.run, call.request.round + 1))
 
@@ -288,7 +290,7 @@ def _score(call: Call[EvaluateRequest], rows: Sequence[Rows]) -> list[np.ndarray
 
 def _scores(shown: Sequence[tuple[Call[EvaluateRequest], Rows]]) -> list[np.ndarray]:
     """Of each call's rows (rows, classes) probabilities; at once where all hospitals have one model."""
-    if not shown[0][0].config.evaluates_own:
+    if not shown[0][0].request.own:
         return _score(shown[0][0], [rows for _, rows in shown])
     return [_score(call, [rows])[0] for call, rows in shown]
 

@@ -63,13 +63,15 @@ class SimulatedDataset:
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
-        written = _written(config.schema_file) if config.schema_file else 0
-        return cls(config.dataset, config.schema_file, written, config.imputation == "indicator")
+        written = _written(config.data.schema_file) if config.data.schema_file else 0
+        return cls(config.dataset, config.data.schema_file, written, config.data.imputation == "indicator")
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
         imputation: Any = "indicator" if self.indicators else "mean"
-        return dataset_of(RunConfig(dataset=self.name, schema_file=self.schema_file, imputation=imputation))
+        return dataset_of(
+            RunConfig(dataset=self.name, data={"schema_file": self.schema_file, "imputation": imputation})
+        )
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def is_real(context: Context) -> bool:
 def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
     """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
     if is_real(context):
-        return _real_hospital(Path(str(context.node_config["hospital"])), config.imputation == "indicator")
+        return _real_hospital(Path(str(context.node_config["hospital"])), config.data.imputation == "indicator")
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
     names = simulated_sites(config)
@@ -256,7 +258,7 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
     return Hospital(
         site, SimulatedDataset.of(config).load().schema, policy, site_home(request.home, site), ledger, config.seed,
-        SimulatedRecords.of(config), config.imputer_file,
+        SimulatedRecords.of(config), config.data.imputer_file,
     )  # fmt: skip
 
 
@@ -285,11 +287,14 @@ def simulation_policy(config: RunConfig) -> Policy:
     """A simulated hospital spends what the run asks and shows the metrics that it asks for: its records are the researcher's."""
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
-        budget=config.epsilon if config.dp else None, delta=config.delta, allow_without_privacy=not config.dp,
-        patients_elsewhere=config.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
-        most_parameters=None, release_metrics=config.metrics == "exact", release_predictions=config.metrics == "exact",
-        metrics_epsilon=config.metrics_epsilon,
-        release_groups=(config.groups,) if config.groups else (),
+        allowed_strategies=(config.strategy,),
+        budget=config.privacy.epsilon if config.privacy.dp else None, delta=config.privacy.delta,
+        allow_without_privacy=not config.privacy.dp,
+        patients_elsewhere=config.privacy.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
+        most_parameters=None, release_metrics=config.evaluation.metrics == "exact",
+        release_predictions=config.evaluation.metrics == "exact",
+        metrics_epsilon=config.evaluation.epsilon,
+        release_groups=(config.evaluation.groups,) if config.evaluation.groups else (),
         allow_shared_noise=True,
     )  # fmt: skip
 
@@ -297,9 +302,9 @@ def simulation_policy(config: RunConfig) -> Policy:
 def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
     largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
-    if config.dp and config.delta >= 1 / largest.train.patients:
+    if config.privacy.dp and config.privacy.delta >= 1 / largest.train.patients:
         raise ConfigError(
-            f"Configuration key 'delta' has the value {config.delta:g}, which must be below 1/patients at every "
+            f"Configuration key 'privacy.delta' has the value {config.privacy.delta:g}, which must be below 1/patients at every "
             f"hospital: {largest.site} has {largest.train.patients} training patients; "
             f"{0.1 / largest.train.patients:.1g} would be a tenth of that."
         )

@@ -94,12 +94,12 @@ def keys(calls: Sequence[Call[SecureKeysRequest]]) -> list[Answer]:
 def _check_allowed(call: Call[SecureKeysRequest]) -> None:
     """Raises PolyclinicError before anything is made for a sum to which no policy check of its training would lead."""
     config = call.config
-    if not config.secure_aggregation:
-        raise refusal(call, "the run's configuration has secure-aggregation at false")
+    if not config.secure.aggregation:
+        raise refusal(call, "the run's configuration has secure.aggregation at false")
     check_names(call.hospital, config)
-    if not config.dp:
+    if not config.privacy.dp:
         check_policy(call.hospital, config.task, None)
-    if config.shared_noise:
+    if config.secure.shared_noise:
         check_shared_noise(call.hospital)
 
 
@@ -144,8 +144,8 @@ def _check_threshold(call: Call[SecureSharesRequest], threshold: int, count: int
         raise refusal(call, f"the threshold {threshold} is not over two thirds of {count} hospitals, and at least 2")
 
 
-def check_upload(call: Call[TrainRequest], given: Arrays) -> None:
-    """Raises PolyclinicError, before anything is charged, when a model like ``given`` cannot leave under agreed masks."""
+def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
+    """Raises PolyclinicError, before anything is charged, when a difference from ``origin`` cannot leave under agreed masks."""
     request = call.request
     if released(call.hospital.home, request.run, "train", request.round):
         return  # what left is sent again, or the question is refused
@@ -159,12 +159,12 @@ def check_upload(call: Call[TrainRequest], given: Arrays) -> None:
     ):
         raise refusal(call, f"an upload for the hospitals {parties} is not one for those that shared their seeds")
     check_terms_signed(call, secrets, parties)
-    if not _terms(call, secrets, given).resolves(flattened(given, np.float64)):
+    if not _terms(call, secrets, origin).resolves(flattened(origin, np.float64)):
         raise refusal(call, "the model's numbers are too large for one patient's part to be kept apart from rounding")
 
 
-def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays, question: str) -> Arrays:
-    """The words that leave for the model: clipped difference, rounded, noised, and masked; uniform to all but the sum.
+def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: str) -> Arrays:
+    """The words that leave for a difference: clipped, rounded, noised, and masked; uniform to all but the sum.
 
     Call ``check_upload`` before. The hospital keeps for whom it masked, and what it was asked: ``question`` is the digest, in
     hexadecimal, of all that must be the same for every hospital of the sum.
@@ -172,9 +172,9 @@ def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays, question: s
     secrets, request = read_secrets(call), call.request
     keys = dict(zip(secrets["peers"].tolist(), (row.tobytes() for row in secrets["mask-keys"]), strict=True))
     parties = {party: keys[party] for party in request.secure_parties or []}
-    difference = flattened(trained, np.float64) - flattened(given, np.float64)
-    terms = _terms(call, secrets, given)
-    weight = 1.0 if call.config.shared_noise else float(secrets["weight"][0])
+    difference = flattened(trained, np.float64) - flattened(origin, np.float64)
+    terms = _terms(call, secrets, origin)
+    weight = 1.0 if call.config.secure.shared_noise else float(secrets["weight"][0])
     rounding = call.hospital.stream("secure-rounding", request.round)
     integers = terms.noised(
         terms.rounded(difference, weight, rounding), call.hospital.stream("secure-noise", request.round)
@@ -190,9 +190,9 @@ def masked(call: Call[TrainRequest], trained: Arrays, given: Arrays, question: s
     return {"masked": terms.words(integers) + own + pairs}
 
 
-def _terms(call: Call[TrainRequest], secrets: Arrays, given: Arrays) -> SumTerms:
+def _terms(call: Call[TrainRequest], secrets: Arrays, origin: Arrays) -> SumTerms:
     parties, threshold = len(secrets["peers"]), int(secrets["threshold"][0])
-    return secure_terms(call.config, flattened(given).size, parties, threshold, call.request.noise_multiplier)
+    return secure_terms(call.config, flattened(origin).size, parties, threshold, call.request.noise_multiplier)
 
 
 def confirm(calls: Sequence[Call[SecureConfirmRequest]]) -> list[Answer]:

@@ -44,7 +44,7 @@ def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]],
     if released(home, run, purpose, number):
         raise refusal(call, f"it has answered {purpose} of this round to another question")
     reply = RecordDict({SECURE: to_record(answer(call)), RECORD: ConfigRecord({"site": call.hospital.site})})
-    write_release(home, run, purpose, number, identity, reply, call.config.rounds_kept,
+    write_release(home, run, purpose, number, identity, reply, call.config.checkpoints.rounds_kept,
                   durable=not call.hospital.simulated)  # fmt: skip
     return reply
 

@@ -48,7 +48,7 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
     def compute(calls: Sequence[Call[SelectRequest]], spent: Sequence[float]) -> list[RecordDict]:
         answers = []
         for call, epsilon in zip(calls, spent, strict=True):
-            counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.imputation)[0])
+            counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.data.imputation)[0])
             stream = call.hospital.stream("selection", call.request.round)
             chosen = best_few(counts, call.request.selected, call.request.epsilon, stream)
             answers.append(reply(call.hospital, {"chosen": np.array(chosen, dtype=np.int64)}, {}, epsilon))

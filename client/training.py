@@ -7,8 +7,9 @@ trained together answer with one mean of their models, for strategies that allow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from logging import WARNING
 from typing import cast
 
@@ -22,12 +23,14 @@ from polyclinic.arrays import MERGED, WEIGHT, from_record, size_of, to_record, w
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, behind, charged
 from polyclinic.client.checks import (
+    beside,
     check_numbers,
     check_size,
     check_terms,
-    control_variate,
+    local_half,
     model_arrays,
     standardiser,
+    told_numbers,
     train_settings,
 )
 from polyclinic.client.hospital import filled_by, filled_rows, open_ledgers, own_imputer
@@ -40,9 +43,10 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.messages import CONTROL, LOCAL, QUESTION, RECORD, TrainRequest
+from polyclinic.messages import LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.training.draws import begun, without_draws
+from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
@@ -60,7 +64,8 @@ _CHARGE = "charge"
 class _Question:
     """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others.
 
-    ``arrays``: the whole model; ``local``: those of its arrays that stay at hospitals. ``control``: SCAFFOLD's variate.
+    ``arrays``: the whole model; ``local``: those of its arrays that stay at hospitals; ``beside``: what came with it;
+    ``numbers``: what the strategy told its half; ``asked``: what the program asks beside a model, or in place of one.
     """
 
     config: RunConfig
@@ -70,10 +75,22 @@ class _Question:
     key: str
     arrays: Arrays
     local: tuple[str, ...]
-    control: Arrays
+    beside: Mapping[str, Arrays]
+    numbers: Mapping[str, float]
     scale: Standardiser | None
     asked: Arrays
     digest: str
+
+    @cached_property
+    def task(self) -> Task:
+        """Only after the policy was found to allow the names in the configuration, for to make it may load their code."""
+        return program_of(self.config).task(self.schema, self.asked)
+
+    @cached_property
+    def origin(self) -> Arrays:
+        """From which what leaves is a difference. Raises ConfigError as ``task``, which checks the question."""
+        program, _ = program_of(self.config), self.task
+        return self.shared(program.origin(self.schema, self.arrays, self.asked))
 
     def shared(self, arrays: Arrays) -> Arrays:
         """Of a model's arrays those that leave."""
@@ -98,7 +115,7 @@ def train(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 def _alike(call: Call[TrainRequest]) -> tuple[object, ...]:
     records = tuple(id(record) for key, record in call.content.items() if key != RECORD)
     request = call.request
-    asked = request.run, request.round, request.noise_multiplier, request.learning_rate
+    asked = request.run, request.round, request.noise_multiplier, request.learning_rate, request.local_half
     return call.config, call.hospital.ledger_path, asked, records
 
 
@@ -111,8 +128,8 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
-    task, build = _task(question), program_of(config).builder(question.schema)
-    _check(question, task, build)
+    task, build = question.task, program_of(config).builder(question.schema)
+    _check(question, build)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
     kept = {id(call): usable(call, states[id(call)], question.settings) for call in calls}
@@ -121,7 +138,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         """By everything that decides the numbers; only the streams are known from site and round."""
         request = call.request
         asked = question.digest, request.public_patients, request.secure_parties
-        filling = filled_by(call.hospital, question.config.imputation)
+        filling = filled_by(call.hospital, question.config.data.imputation)
         return digest(*asked, call.hospital.shard().digest, filling, states[id(call)])
 
     def compute(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
@@ -131,7 +148,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
             _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
         ]
         figures = [_figures(call, site, update) for call, site, update in zip(calls, work, updates, strict=True)]
-        return _replies(question, calls, uploads, [update.control for update in updates], figures, spent)
+        return _replies(question, calls, uploads, [update.beside for update in updates], figures, spent)
 
     def event(call: Call[TrainRequest]) -> DpEvent:
         had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
@@ -139,42 +156,46 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
         return program_of(config).price(question.settings, goes_on)
 
-    once = config.secure_aggregation
+    once = config.secure.aggregation
     return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))
 
 
 def _question(call: Call[TrainRequest]) -> _Question:
     config, schema = call.config, call.hospital.schema
-    settings = train_settings(config, call.request, call.content, not call.hospital.simulated)
+    half = local_half(call.hospital, config, call.request.local_half)
+    settings = train_settings(config, call.request, call.content, not call.hospital.simulated, half)
     key, arrays = model_arrays(call.content)
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))
-    control = control_variate(call.content, config, arrays)
+    sent, numbers = beside(call.content, settings.local, arrays), told_numbers(call.content, settings.local)
     asked = _asked(call)
     by = scale and {"mean": scale[0], "std": scale[1]}
-    told_apart = digest(config.decisive(), repr(settings), arrays, local, control, by, asked)
-    return _Question(config, call.request, schema, settings, key, arrays, local, control, scale, asked, told_apart)
+    told_apart = digest(config.decisive(), repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
+    return _Question(
+        config, call.request, schema, settings, key, arrays, local, sent, numbers, scale, asked, told_apart
+    )
 
 
-def _task(question: _Question) -> Task:
-    """Only after the policy was found to allow the names in the configuration, for to make it may load their code."""
-    return program_of(question.config).task(question.schema, question.asked)
+def _flat(beside: Mapping[str, Arrays]) -> Arrays:
+    return {f"{BESIDE}{name}/{label}": value for name, part in beside.items() for label, value in part.items()}
 
 
 def _asked(call: Call[TrainRequest]) -> Arrays:
-    """What task synthesis asks beside the model; a message of another task has nothing of the kind."""
+    """What the program asks beside a model or in place of one; a message of most programs has nothing of the kind."""
     record = call.content.array_records.get(QUESTION)
     return {} if record is None else from_record(record)
 
 
 def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     noise = question.request.noise_multiplier
-    check_terms(call.hospital, question.config, noise)
+    check_terms(call.hospital, question.config, question.settings)
     sent = question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()}
     check_size(call.hospital, sent)
-    check_numbers(call.hospital, sent | {f"{CONTROL}/{name}": value for name, value in question.control.items()})
-    own_imputer(call.hospital, question.config.imputation)
-    if noise is not None and question.config.imputation == "mice":  # also where the policy allows work without privacy
+    check_numbers(call.hospital, sent | _flat(question.beside))
+    check_size(call.hospital, sent | question.origin)  # a sum may be larger than what asks for it
+    own_imputer(call.hospital, question.config.data.imputation)
+    # Also where the policy allows work without privacy.
+    if noise is not None and question.config.data.imputation == "mice":
         raise ConfigError(
             f"{call.hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds."
         )
@@ -182,14 +203,14 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
         raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
     if not question.settings.learning_rate:
         raise ConfigError(
-            "Message field 'learning_rate' is missing: the run's learning-rate of 0 leaves it to the server."
+            "Message field 'learning_rate' is missing: the run's training.learning-rate of 0 leaves it to the server."
         )
-    if question.config.shared_noise and question.local:
+    if question.config.secure.shared_noise and question.local:
         raise ConfigError(
             f"{call.hospital.site}: the message has arrays stay at hospitals, where shared noise does not reach them."
         )
-    if question.config.secure_aggregation:
-        check_upload(call, question.shared(question.arrays))
+    if question.config.secure.aggregation:
+        check_upload(call, question.origin)
 
 
 def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:
@@ -200,69 +221,83 @@ def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest
     return True
 
 
-# By run configuration and schema: a module's code does not change between rounds, and probing it takes milliseconds.
-_checked: set[tuple[str, str]] = set()
+# By run configuration, schema and local half: a module's code does not change between rounds, and probing it takes
+# milliseconds.
+_checked: set[tuple[str, str, str]] = set()
 
 
-def _check(question: _Question, task: Task, build: Callable[[], nn.Module]) -> None:
+def _check(question: _Question, build: Callable[[], nn.Module]) -> None:
     config, schema = question.config, question.schema
-    key = digest(config.decisive()), schema.digest()
+    half = question.settings.local
+    # A coordinator may ask for the half in some rounds only.
+    key = digest(config.decisive()), schema.digest(), repr(half)
     program = program_of(config)
     if key in _checked and program.checked_once:
         load(build, question.arrays)
         return
-    task.check(build, question.arrays, program.width(schema), config.engine)
+    program.check_training(question.task, schema, build, question.arrays, question.settings)
     _checked.add(key)
 
 
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(filled_rows(hospital, question.config.imputation)[0], question.scale),
+        rows=standardised(filled_rows(hospital, question.config.data.imputation)[0], question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
         kept={name: value for name, value in state.items() if name not in (RESIDUAL, _CHARGE)},
         layers=hospital.stream("layers", request.round),
         own={name: value for name, value in own_arrays(state).items() if name in question.local},
-        control=question.control,
+        beside=question.beside,
+        config=question.numbers,
         number=request.site,
+        round=request.round,
     )
 
 
 def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, state: Arrays) -> Arrays:
-    """What leaves of the site's model; writes what the site keeps for its next round."""
+    """What leaves of the site's update; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
-    trained, given = question.shared(update.arrays), question.shared(question.arrays)
+    trained, origin = question.shared(update.arrays), question.origin
     how, upload, kept = compression(config), trained, update.kept
-    kept = kept | {OWN + name: update.arrays[name] for name in question.local}
+    own = {OWN + name: update.arrays[name] for name in question.local}
+    if all(np.isfinite(value).all() for value in own.values()):  # otherwise it begins again from what it is sent
+        kept = kept | own
     if begun(kept, question.settings):
         kept = kept | marks(call)
     if how.active:
-        upload, left_out = encode(trained, given, how, hospital.stream("rounding", number), state.get(RESIDUAL))
+        upload, left_out = encode(trained, origin, how, hospital.stream("rounding", number), state.get(RESIDUAL))
         kept = kept if left_out is None else kept | {RESIDUAL: left_out}
-    if config.secure_aggregation:
-        upload = masked(call, trained, given, question.digest)
+    if config.secure.aggregation:
+        upload = masked(call, trained, origin, question.digest)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
-    write_state(hospital.home, question.request.run, number, kept, config.rounds_kept, durable=not hospital.simulated)
+    write_state(
+        hospital.home,
+        question.request.run,
+        number,
+        kept,
+        config.checkpoints.rounds_kept,
+        durable=not hospital.simulated,
+    )
     return upload
 
 
 def _figures(call: Call[TrainRequest], site: SiteWork, update: SiteUpdate) -> dict[str, float]:
-    if call.config.secure_aggregation:
+    if call.config.secure.aggregation:
         return {"num-examples": 1.0}  # the weight is in the sum, and says nothing here
     private = call.request.noise_multiplier is not None
     divisor = call.request.public_patients or 1.0 if private else site.rows.patients
-    figures = {"steps": float(update.steps), "num-examples": float(divisor)}
+    figures = {**update.metrics, "steps": float(update.steps), "num-examples": float(divisor)}
     # Never in a private run: the loss is computed on the patients that epsilon protects.
     if not private and call.hospital.policy.release_metrics and math.isfinite(update.loss):
-        figures["train-loss"] = update.loss
+        figures["train_loss"] = update.loss
     return figures
 
 
 def _replies(
-    question: _Question, calls: Sequence[Call[TrainRequest]], uploads: Sequence[Arrays], controls: Sequence[Arrays],
-    figures: Sequence[dict[str, float]], spent: Sequence[float],
+    question: _Question, calls: Sequence[Call[TrainRequest]], uploads: Sequence[Arrays],
+    besides: Sequence[Mapping[str, Arrays]], figures: Sequence[dict[str, float]], spent: Sequence[float],
 ) -> list[RecordDict]:  # fmt: skip
     """Each site's reply with its model; or of simulated sites, where the server allows it, one with the mean of all."""
     merge_by, how = question.request.merge_by, compression(question.config)
@@ -271,12 +306,11 @@ def _replies(
         reply(call.hospital, {} if merging else upload, metrics, epsilon, question.key)
         for call, upload, metrics, epsilon in zip(calls, uploads, figures, spent, strict=True)
     ]
-    for content, change in zip(replies, controls, strict=True):
-        if change:
-            content[CONTROL] = to_record(change)
+    for content, sent in zip(replies, besides, strict=True):
+        for name, part in sent.items():
+            content[BESIDE + name] = to_record(part)
     if merging:
-        given = question.shared(question.arrays)
-        models = [decode(upload, given, how) for upload in uploads] if how.active else uploads
+        models = [decode(upload, question.origin, how) for upload in uploads] if how.active else uploads
         join(replies, question.key, uploads, models, [metrics[merge_by] for metrics in figures])
     return replies
 

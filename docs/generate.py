@@ -14,7 +14,8 @@ import tomli_w
 import typer
 
 from polyclinic.cli import app
-from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig
+from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, SECTIONS, RunConfig
+from polyclinic.config.keys import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "# GENERATED from RunConfig by `make generate`; a test keeps the two equal.\n"
@@ -24,25 +25,38 @@ def pyproject(text: str) -> str:
     """``text`` with the section [tool.flwr.app.config] replaced by the defaults of ``RunConfig``."""
     head, rest = text.split(MARK, 1)
     tail = rest[rest.index("\n[") :] if "\n[" in rest else ""
-    return head + MARK + tomli_w.dumps(RunConfig().flat()) + tail
+    return head + MARK + "".join(f"{key} = {_toml(value)}\n" for key, value in RunConfig.packaged().items()) + tail
+
+
+def _toml(value: object) -> str:
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
 def reference() -> str:
-    """The tables of configuration keys and of what they need, in Markdown."""
-    rows = ["# Configuration keys", "", "Generated from `RunConfig`. The same keys are read from a TOML file "
-            "(`polyclinic run FILE`), from `-c KEY=VALUE`, and from Flower's `--run-config`; a flag of "
-            "`polyclinic run` has the name of its key.", "", "Where a key is not given, some tasks, strategies and optimizers "
-            "take another value than the table's: output and objective perturbation, synthesis and its models, posterior, "
-            "`fedsgd`, `fedprox`, `scaffold` and `rmsprop`. `flwr run` hands on every key: one at the table's default counts as "
-            "not given, unless `meant` names it.", "", "| key | default | meaning |", "|---|---|---|"]  # fmt: skip
-    for name, field in RunConfig.model_fields.items():
-        default = (
-            str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')
-        )
-        rows.append(
-            f"| `{name.replace('_', '-')}` | `{default}` | {(field.description or '').replace('|', chr(92) + '|')} |"
-        )
-    return "\n".join(rows) + "\n\n" + needs()
+    """The tables of configuration keys, one for each section, and of what they need, in Markdown."""
+    lines = ["# Configuration keys", "",
+    "Generated from `RunConfig`. A TOML file (`polyclinic run FILE`) has the keys of the first "
+             "table at its top and each section as a table: `[privacy]`. Elsewhere a section's key has the section's name before "
+             "it: `-c privacy.epsilon=1`, `flwr run --run-config 'privacy.epsilon=1'`. In Python they are keyword arguments: "
+             "`Federation.from_dataset(\"trial\", rounds=20, privacy={\"epsilon\": 1})`, or `privacy=Privacy(epsilon=1)`.", "",
+             "A default in *italics* is what most runs take: some tasks, models, strategies and optimizers take another where "
+             "nothing is given. Flower's configuration of the app holds an empty text for these keys, which is a key that is not "
+             "given.", "", "## At the top", "", *_table(RunConfig, "")]  # fmt: skip
+    for name, section in SECTIONS.items():
+        lines += ["", f"## [{name}]", "", inspect.cleandoc(section.__doc__ or ""), "", *_table(section, f"{name}.")]
+    return "\n".join(lines) + "\n\n" + needs()
+
+
+def _table(section: type[Keys], before: str) -> list[str]:
+    rows, varying = ["| key | default | meaning |", "|---|---|---|"], RunConfig.packaged()
+    for name, value in section().model_dump(by_alias=True).items():
+        if isinstance(value, dict):
+            continue
+        field = section.model_fields[name.replace("-", "_")]
+        default = f"`{tomli_w.dumps({'v': value})[4:].strip()}`"
+        default = f"*{default}*" if varying[before + name] == "" and value != "" else default
+        rows.append(f"| `{name}` | {default} | {(field.description or '').replace('|', chr(92) + '|')} |")
+    return rows
 
 
 def needs() -> str:
@@ -53,7 +67,8 @@ def needs() -> str:
             "at its default counts as not given, since Flower's run-config holds all of them.", "",
             "| keys | have an effect only with | else |", "|---|---|---|"]  # fmt: skip
     for effect in (*EFFECTS, NOT_UNDER_FLOWER):
-        keys = ", ".join(f"`{key}`" for key in effect.keys)
+        keys = ", ".join(f"all of `[{key}]`" if key in SECTIONS else f"`{key}`" for key in effect.keys)
+        keys += "".join(f" but `{key}`" for key in effect.but)
         rows.append(f"| {keys} | {effect.needs} | {'told' if effect.told else 'refused'} |")
     return "\n".join(rows) + "\n"
 

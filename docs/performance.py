@@ -16,7 +16,7 @@ PAGE, RESULTS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 #: Result files, and where their own pages tell more.
 PAGES = {
-    "engine": "engine.md#speed", "critics": "engine.md#speed", "flows": "flows/flows.md",
+    "engine": "engine.md#speed", "simulate": "flower.md", "critics": "engine.md#speed", "flows": "flows/flows.md",
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
     "utility": "privacy/choosing.md", "imports": "architecture.md",
@@ -32,6 +32,15 @@ def read(name: str) -> dict[str, Any]:
 def rows() -> Iterator[Row]:
     """(what, against, ours, theirs, ratio, wanted, met)."""
     yield from _engine(read("engine"))
+    for row in read("simulate")["rows"]:
+        workers = f", {row['workers']} workers" if row["workers"] > 1 else ""
+        what = f"Flower app `{row['app']}`, {row['nodes']} nodes, {row['rounds']} rounds{workers}: {row['figure']}"
+        if row["figure"] == "memory":
+            times = f"{row['ours'] / 1e6:.0f} MB", f"{row['theirs'] / 1e6:.0f} MB"
+        else:
+            times = seconds(row["ours"]), seconds(row["theirs"])
+        wanted = f"≥ {row['limit']:g}x" if row["limit"] else ""
+        yield what, "`flwr run`", *times, f"{row['ratio']:.3g}x", wanted, row["met"]
     critics, flows, latency = read("critics"), read("flows"), read("latency")
     names = {"opacus": "Opacus, hospital by hospital", "opacus_lean": "Opacus for speed: float32, 8 patients at a time",
              "apart": "our own engine, hospital by hospital", "records": "a plain loop over hospitals and records",

@@ -1,13 +1,41 @@
 """Polyclinic: federated learning for health records, with an epsilon that is true.
 
-The front door: ``Federation`` runs a federation in this process and ``RunConfig`` is its configuration.
+The front door: ``Federation`` runs a federation in this process and ``RunConfig`` is its configuration, whose sections are
+``Privacy``, ``Training`` and the others of ``polyclinic.config``.
+``simulate`` runs any Flower app at simulated nodes.
+A strategy's half at hospitals is a ``LocalHalf``, which is given ``Sites`` and returns what it ``Trained``.
 """
 
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Federation", "RunConfig", "RunResult", "__version__"]
+__all__ = [
+    "Central",
+    "Checkpoints",
+    "Convex",
+    "Data",
+    "Evaluation",
+    "Federation",
+    "LocalHalf",
+    "Participation",
+    "Pass",
+    "Penalty",
+    "Posterior",
+    "Privacy",
+    "RunConfig",
+    "RunResult",
+    "Secure",
+    "Simulation",
+    "Sites",
+    "Synthesis",
+    "Tracking",
+    "Trained",
+    "Training",
+    "Upload",
+    "__version__",
+    "simulate",
+]
 
 # In a wheel the four federation rooms are directories in here; in a source tree or Flower bundle they stand beside it.
 _here = _Path(__path__[0])
@@ -15,8 +43,26 @@ if (_here / "server").is_symlink() or not (_here / "server").is_dir():
     __path__.insert(0, str(_here.parent))
 
 if _TYPE_CHECKING:
-    from polyclinic.config import RunConfig
+    from polyclinic.config import (
+        Central,
+        Checkpoints,
+        Convex,
+        Data,
+        Evaluation,
+        Participation,
+        Posterior,
+        Privacy,
+        RunConfig,
+        Secure,
+        Simulation,
+        Synthesis,
+        Tracking,
+        Training,
+        Upload,
+    )
     from polyclinic.federation import Federation, RunResult
+    from polyclinic.sim.simulation import simulate
+    from polyclinic.training.local import LocalHalf, Pass, Penalty, Sites, Trained
 
 
 def __getattr__(name: str) -> object:
@@ -25,8 +71,16 @@ def __getattr__(name: str) -> object:
         from polyclinic import federation
 
         return getattr(federation, name)
-    if name == "RunConfig":
-        from polyclinic.config import RunConfig
+    if name == "simulate":
+        from polyclinic.sim import simulation
 
-        return RunConfig
+        return simulation.simulate
+    if name in ("LocalHalf", "Pass", "Penalty", "Sites", "Trained"):
+        from polyclinic.training import local
+
+        return getattr(local, name)
+    if name in __all__:
+        from polyclinic import config
+
+        return getattr(config, name)
     raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")

@@ -30,7 +30,7 @@ from polyclinic.evaluation.attacks.tables import Table, first_rows
 from polyclinic.evaluation.report import render_report
 from polyclinic.evaluation.report.attacks import FILE
 from polyclinic.files import write_file
-from polyclinic.plugins import dataset_of, task_named
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
@@ -154,12 +154,12 @@ def read_target(path: Path, seed: int = 0) -> Target:
     dataset = dataset_of(config)
     partitioner = config.partitioner or dataset.default_partitioner
     shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
-    imputer = read_imputer(config.imputer_file) if config.imputation == "chained" else None
+    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     arrays = load_file(folder.path / "model.safetensors")
     scale = (arrays.pop("standardiser.mean"), arrays.pop("standardiser.std")) if "standardiser.mean" in arrays else None
     hospitals = []
     for shard in shards:
-        train, test = imputed(shard, config.imputation, imputer, config.seed)
+        train, test = imputed(shard, config.data.imputation, imputer, config.seed)
         scaled = [part if program.draws else standardised(part, scale) for part in (train, test)]
         hospitals.append((scaled[0], scaled[1]))
     return Target(folder, config, summary, hospitals, arrays, seed)
@@ -176,7 +176,7 @@ def attack_model(
     # Wrong input is told before any work.
     secrets = attributes.secrets(target.schema, _one_each(target.non_members, known)[0], sensitive)
     found: dict[str, Any] = {}
-    if target.config.local_layers or target.config.strategy == "fedbn":
+    if program_of(target.config).keeps_arrays:
         why = "layers stay at hospitals, and what the server has of them was never trained"
         left_out += [{"attack": attack, "why": why} for attack in ("who took part", "secret columns")]
     else:
@@ -211,7 +211,7 @@ def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray,
 
 
 def _probabilities(target: Target, rows: Rows, arrays: Arrays | None = None) -> np.ndarray:
-    task = task_named(target.config.task)
+    task = program_of(target.config).plain_task(target.schema)
     return np.asarray(task.evaluate(target.build, target.arrays if arrays is None else arrays, [rows])[0])
 
 
@@ -223,19 +223,19 @@ def _losses(target: Target, rows: Rows) -> np.ndarray:
 def _no_shadows(config: RunConfig, shadows: int) -> str:
     if not shadows:
         return "no shadow models were asked for"
-    if config.shared_noise:
+    if config.secure.shared_noise:
         return "the noise is in the sum of all hospitals, which shadow models of this kind do not have"
     return ""
 
 
 def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     """(n,) scores of all patients, hospital by hospital, and (n,) who took part."""
-    pools, config = [joined(pair) for pair in target.hospitals], target.config
+    pools, program = [joined(pair) for pair in target.hospitals], program_of(target.config)
     rng = generator(target.seed, "attacks", "shadows")
     share = target.members.patients / (target.members.patients + target.non_members.patients)
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
     models = train_shadows(
-        task_named(config.task), target.build, program_of(config).first(target.schema), pools, inside, target.settings,
+        program.plain_task(target.schema), target.build, program.first(target.schema), pools, inside, target.settings,
         target.summary["rounds"], target.seed,
     )  # fmt: skip
     everyone = joined(pools)
@@ -272,14 +272,14 @@ def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
 def _gradients(target: Target, left_out: LeftOut) -> dict[str, Any] | None:
     """Steps at the model that the run began with; a run without noise is shown what that of its epsilon would do."""
     config, arrays = target.config, program_of(target.config).first(target.schema)
-    layer, task = gradients.first_layer(target.build()), task_named(config.task)
+    layer, task = gradients.first_layer(target.build()), program_of(config).plain_task(target.schema)
     if task.name != "classification" or layer is None:
         why = "it needs steps of gradients, and a model whose first layer is linear with a bias"
         left_out.append({"attack": "gradient inversion", "why": why})
         return None
     noise = target.settings.noise_multiplier
     if noise is None:
-        noise = calibrate(config.model_copy(update={"dp": True})).noise_multiplier
+        noise = calibrate(config.changed({"privacy.dp": True})).noise_multiplier
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     step = partial(_step, task, target.build, arrays, settings, target.seed)
@@ -295,7 +295,7 @@ def _step(
     """The gradient that one FedSGD step of the hospital's own code shows of a batch."""
     plain = replace(
         settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
-        proximal_mu=0.0, batching="poisson", noise=None, denoise="none", double=True,
+        batching="poisson", noise=None, denoise="none", double=True,
         noise_multiplier=settings.noise_multiplier if private else None,
     )  # fmt: skip
     wide = {name: value.astype(np.float64) for name, value in arrays.items()}
@@ -311,7 +311,7 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
-    layout, seed = Layout.of(target.schema, target.config.condition_hospitals), target.seed
+    layout, seed = Layout.of(target.schema, target.config.synthesis.condition_hospitals), target.seed
     drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))

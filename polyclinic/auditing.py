@@ -38,21 +38,21 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
     program = program_of(config)
-    if not config.dp and not program.published():
+    if not config.privacy.dp and not program.published():
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
-    draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.dp else None
+    draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
     if program.any_width:
-        classes, steps = _CLASSES, config.rounds * config.local_steps
+        classes, steps = _CLASSES, config.rounds * config.training.local_steps
         x = draw.normal(size=(_PATIENTS, _FEATURES))
-        rate = config.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
+        rate = config.training.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
     else:
         schema = dataset_of(config).schema
         classes = schema.num_classes
         x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
-        rate = config.learning_rate or _USUAL_RATE
+        rate = config.training.learning_rate or _USUAL_RATE
     rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
-    return _subject(program, rows, classes, noise, rate, config.rounds, config.epsilon, seed, fault)
+    return _subject(program, rows, classes, noise, rate, config.rounds, config.privacy.epsilon, seed, fault)
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -99,8 +99,8 @@ def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
     shard = next(shard for shard in shards if shard.site == site)
     arrays = load_file(folder.path / "model.safetensors")
     scale = (arrays["standardiser.mean"], arrays["standardiser.std"]) if "standardiser.mean" in arrays else None
-    imputer = read_imputer(config.imputer_file) if config.imputation == "chained" else None
-    train, _ = imputed(shard, config.imputation, imputer, config.seed)
+    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
+    train, _ = imputed(shard, config.data.imputation, imputer, config.seed)
     return standardised(train, scale), dataset.schema.num_classes
 
 
@@ -108,10 +108,10 @@ def _subject(
     program: Program, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
     rounds: int, epsilon: float, seed: int | None, fault: Fault,
 ) -> Subject:  # fmt: skip
-    if program.config.shared_noise:
+    if program.config.secure.shared_noise:
         raise ConfigError(
-            "Configuration key 'shared-noise' has the value True: the noise is in the sum of all hospitals and not in one's "
-            "training, which is what an audit attacks; audit a run without it."
+            "Configuration key 'secure.shared-noise' has the value True: the noise is in the sum of all hospitals and "
+            "not in one's training, which is what an audit attacks; audit a run without it."
         )
-    settings = replace(train_settings(program.config, noise_multiplier), learning_rate=learning_rate, device="cpu")
+    settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
     return program.subject(rows, classes, settings, rounds, epsilon, seed, fault)

@@ -19,8 +19,9 @@ from polyclinic.sim.grid import LocalGrid
 METHODS = ("moments", "independent")
 # What a baseline shares with the game: the patients, and the terms of privacy.
 _SHARED = (
-    "dataset", "sites", "schema-file", "partitioner", "alpha", "patients-per-site", "statistics-share", "dp", "epsilon", "delta",
-    "overlap", "seed", "synthetic-rows", "workers", "ray-address", "timeout",
+    "dataset", "sites", "partitioner", "alpha", "seed", "workers", "ray-address", "timeout", "data.schema-file",
+    "privacy.dp", "privacy.epsilon", "privacy.delta", "privacy.overlap", "privacy.patients-per-site",
+    "privacy.statistics-share", "synthesis.rows",
 )  # fmt: skip
 
 

@@ -27,10 +27,10 @@ def compare(
     """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone`` (same budget, no federation)."""
     watcher, trainings = progress or Silent(), len(sites) + 1
     watcher.doing(f"comparison: 1 of {trainings}, all hospitals without DP")
-    config = config.model_copy(update={"central_epsilon": 0.0, "secure_aggregation": False, "secure_noise": 0.0})
-    open_config = config.model_copy(update={"dp": False})
+    config = config.changed({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
+    open_config = config.changed({"privacy.dp": False})
     without = _last(_run(open_config, grid_for, lambda site: True))
-    single = config.model_copy(update={"min_sites": 1, "sites_per_round": 0, "min_separation": 1})
+    single = config.changed({"participation.min-sites": 1, "participation.sites": 0, "participation.min-separation": 1})
     alone: dict[str, Any] = {}
     for number, site in enumerate(sites, start=2):
         watcher.doing(f"comparison: {number} of {trainings}, {site.name} alone")

@@ -52,6 +52,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {match[0]!r}?" if match else ""
 
 
+def why(error: BaseException) -> str:
+    """What a stranger's code raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
 def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:
     """The names, the first ``most`` of them where there are more: ``"a, b and 9,998 more"``.
 

@@ -1,4 +1,4 @@
-"""Run a federation from Python: ``Federation.from_dataset("heart-disease").run(rounds=15, epsilon=3.0)``."""
+"""Run a federation from Python: ``Federation.from_dataset("heart-disease").run(rounds=15, privacy={"epsilon": 3.0})``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from polyclinic.baselines import beside
 from polyclinic.client.hospital import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -84,17 +85,17 @@ def _forget() -> None:
 
 
 def _check_sites(config: RunConfig) -> None:
-    """Raises ConfigError, before any run begins, when there can never be ``min-sites`` hospitals."""
+    """Raises ConfigError, before any run begins, when there can never be ``participation.min-sites`` hospitals."""
     sites = len(simulated_sites(config))
-    if config.min_sites > sites:
+    if config.participation.min_sites > sites:
         raise ConfigError(
-            f"Configuration key 'min-sites' has the value {config.min_sites}, which must be at most {sites}, "
-            "the number of simulated hospitals."
+            f"Configuration key 'participation.min-sites' has the value {config.participation.min_sites}, which must "
+            f"be at most {sites}, the number of simulated hospitals."
         )
-    if config.overlap > sites and config.dp:
+    if config.privacy.overlap > sites and config.privacy.dp:
         raise ConfigError(
-            f"Configuration key 'overlap' has the value {config.overlap}, which must be at most {sites}, the number of "
-            "simulated hospitals."
+            f"Configuration key 'privacy.overlap' has the value {config.privacy.overlap}, which must be at most "
+            f"{sites}, the number of simulated hospitals."
         )
     check_cohorts(config, sites)
     conditions(config, simulated_sites(config))
@@ -134,6 +135,15 @@ class RunResult:
     def rounds(self) -> pd.DataFrame:
         """One row for each round and site (and ``pooled`` and ``macro``): loss, AUROC, epsilon spent, ..."""
         return self.folder.rounds()
+
+    @property
+    def strategy_metrics(self) -> pd.DataFrame:
+        """One row for each round and phase (``train``, ``evaluate``) in which the strategy returned metrics, with those."""
+        rows = [
+            {"round": told["round"], "phase": phase, **told[phase]}
+            for told in self.summary["strategy_metrics"] for phase in ("train", "evaluate") if phase in told
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=None if rows else ["round", "phase"]).set_index(["round", "phase"])
 
     @property
     def sites(self) -> pd.DataFrame:
@@ -224,12 +234,13 @@ class Federation:
             )
 
     def __repr__(self) -> str:
-        given = {key.replace("-", "_"): value for key, value in self.config.given().items()} | {
-            "dataset": self.config.dataset
-        }
         usual = {"task": RunConfig().task, "strategy": RunConfig().strategy}
-        told = [f"{key}={value!r}" for key, value in given.items() if key != "dataset" and usual.get(key) != value]
-        return f"Federation.from_dataset({', '.join([repr(given['dataset']), *told])})"
+        given = {
+            key: value for key, value in self.config.given().items() if key != "dataset" and usual.get(key) != value
+        }
+        by_name = nested_keys({key.replace("-", "_"): value for key, value in given.items()})
+        told = [f"{key}={value!r}" for key, value in by_name.items()]
+        return f"Federation.from_dataset({', '.join([repr(self.config.dataset), *told])})"
 
     @classmethod
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
@@ -272,16 +283,16 @@ class Federation:
             _forget()
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
-        check_effects(config.model_copy(update={"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
+        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
         check_model(program, dataset_of(config).schema)
-        if config.dp:
+        if config.privacy.dp:
             (progress or Silent()).doing("calibrating the noise")
             noise = calibrate(config).noise_multiplier
             check_noise(program, dataset_of(config).schema, noise, simulated_patients(config))
-        if config.central:
+        if config.central.on:
             (progress or Silent()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
         return self._carry_out(config, RunFolder.create(config, comparison=comparison, pictures=pictures), progress)
@@ -307,7 +318,7 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
-            if program_of(config).has_baselines and config.baselines:
+            if program_of(config).has_baselines and config.synthesis.baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 folder.rewrite(summary)
             if folder.awaits_comparison:
@@ -315,7 +326,7 @@ class Federation:
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 folder.add_comparison(summary)
-        if program_of(config).draws and config.quality and folder.synthesizer.is_file():
+        if program_of(config).draws and config.synthesis.quality and folder.synthesizer.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
             (progress or Silent()).doing("judging synthetic patients")
@@ -339,9 +350,9 @@ def _workers(config: RunConfig) -> Workers | None:
 def conditions(config: RunConfig, sites: Sequence[str]) -> Conditions:
     """What the run's simulated hospitals and lines are like. Raises ConfigError for a bad ``availability`` file."""
     return Conditions(
-        seed=config.seed, dropout_rate=config.dropout_rate, away=_away(config.availability, sites),
-        compute_seconds=config.local_steps * config.seconds_per_step, straggling=config.straggling,
-        bandwidth=config.bandwidth, deadline=config.round_deadline,
+        seed=config.seed, dropout_rate=config.simulation.dropout_rate, away=_away(config.simulation.availability, sites),
+        compute_seconds=config.training.local_steps * config.simulation.seconds_per_step, straggling=config.simulation.straggling,
+        bandwidth=config.simulation.bandwidth, deadline=config.simulation.round_deadline,
     )  # fmt: skip
 
 
@@ -359,7 +370,7 @@ def _away(path: str, sites: Sequence[str]) -> frozenset[tuple[int, int]]:
         nodes = [sites.index(site) + 1 for site in trace["site"]]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"Configuration key 'availability' has the value {path!r}, which is not a CSV file with the columns round "
+            f"Configuration key 'simulation.availability' has the value {path!r}, which is not a CSV file with the columns round "
             f"(whole numbers) and site (names of hospitals of this run): {error}."
         ) from None
     return frozenset(zip(rounds.astype(int), nodes, strict=True))

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polyclinic.arrays import filled
 from polyclinic.errors import ConfigError
+from polyclinic.training.local import BESIDE
 
 RECORD = "polyclinic"
 ENROL = "query.enrol"
@@ -29,11 +30,16 @@ SECURE_CONFIRM, SECURE_UNMASK = "query.secure_confirm", "query.secure_unmask"
 SECURE = "secure"
 # The record of arrays with the noised score counts of private metrics.
 COUNTS = "counts"
-# Records of arrays beside the model's: how to standardise, what stays at hospitals, and SCAFFOLD's control variate.
-STANDARDISER, LOCAL, CONTROL = "standardiser", "local", "control"
-# What task synthesis is asked beside the model: the generator of a game, or what a sum depends on.
+# Records of arrays beside the model's: how to standardise, and what stays at hospitals.
+STANDARDISER, LOCAL = "standardiser", "local"
+# What a program asks beside the model, as the generator of a game; of a sum in place of a model, what the sum depends on.
 QUESTION = "question"
-BESIDE = (STANDARDISER, LOCAL, CONTROL, QUESTION)
+
+
+def is_model(key: str) -> bool:
+    """Whether a record of arrays may be the model: none of the above, and none that a strategy sends or gets beside it."""
+    return key not in (STANDARDISER, LOCAL, QUESTION) and not key.startswith(BESIDE)
+
 
 # Codes of Flower's Error replies; Flower itself uses codes below 100.
 REFUSED = 403
@@ -73,11 +79,13 @@ class EnrolRequest(Request):
 
     ``version``: the coordinator's Polyclinic; a hospital takes part only with the same one. ``trains``: whether the run of
     the configuration follows, whose terms the policy must then allow; a query of its own asks for nothing of it.
+    ``local_half``: whether the strategy has a half at hospitals, which they must load and their policy must allow.
     ``noise_multiplier`` and ``statistics_noise_multiplier``: what the run will ask for, None without privacy.
     """
 
     version: str = Field("", max_length=100)
     trains: bool = True
+    local_half: bool = False
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
     statistics_noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
 
@@ -85,9 +93,10 @@ class EnrolRequest(Request):
 class StatisticsRequest(Request):
     """The number of patients, and sums that standardise features where the run measures them.
 
-    ``noise_multiplier`` None asks for exact sums (no privacy).
+    ``noise_multiplier`` None asks for exact sums (no privacy). ``local_half``: as of the enrolment of the run that follows.
     """
 
+    local_half: bool = False
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
 
 
@@ -149,6 +158,8 @@ class TrainRequest(RoundRequest):
 
     ``learning_rate``: what the server found where the run's configuration leaves it to the noise.
 
+    ``local_half``: whether to train as the strategy's half at hospitals says.
+
     ``merge_by``: simulated hospitals that are called together may answer with one mean, weighted by this metric.
     ``secure_parties``: indices of the hospitals for which a secure sum's update is masked; ``secure_signatures``: theirs of
     the sum's terms, 64 bytes each.
@@ -157,6 +168,7 @@ class TrainRequest(RoundRequest):
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
     public_patients: float | None = Field(None, ge=1, le=1e9)
     learning_rate: float | None = Field(None, gt=0, le=1e6)
+    local_half: bool = False
     merge_by: str = ""
     secure_parties: list[int] | None = None
     secure_signatures: list[bytes] | None = None
@@ -218,11 +230,13 @@ class SecureUnmaskRequest(RoundRequest):
 class EvaluateRequest(Request):
     """Metrics of the model on the hospital's held-out patients.
 
+    ``own``: whether to evaluate with the hospital's own arrays in the model's place.
     ``private_evaluations``: how many private releases of the run are to share the policy's ``metrics-epsilon``; None asks for
     no private metrics in this round.
     """
 
     round: int = Field(ge=0, le=1_000_000)
+    own: bool = False
     private_evaluations: int | None = Field(None, ge=1, le=1_000_000)
 
 

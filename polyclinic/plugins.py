@@ -7,7 +7,7 @@ by its name, and at a hospital the policy is asked before that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -22,7 +22,7 @@ from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
-from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest
+from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest, why
 from polyclinic.installed import Plugin, claimed, claims, strays
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
@@ -35,7 +35,8 @@ GROUPS = {
     "datasets": "Configuration key 'dataset'", "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
     "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
-    "tasks": "Configuration key 'task'", "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
+    "tasks": "Configuration key 'task'", "programs": "Configuration key 'task'",
+    "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
     "experiments": "The experiment",
 }  # fmt: skip
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
@@ -55,12 +56,13 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "linear": "polyclinic.inference.likelihood:Linear",
         "logistic": "polyclinic.inference.likelihood:Logistic",
     },
-    "strategies": STRATEGIES,
+    "strategies": {name: known.place for name, known in STRATEGIES.items()},
     "sources": sources.BUILT_IN,
     "accountants": dict.fromkeys(
         ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"), "polyclinic.privacy.comparison:shown_epsilon"
     ),
     "experiments": {},
+    "programs": {},
     "tasks": {
         "classification": "polyclinic.training.classification:",
         "output-perturbation": "polyclinic.training.convex:OUTPUT",
@@ -69,6 +71,8 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "posterior": "polyclinic.training.synthesis:SumsTask",
     },
 }
+# Groups whose names stand under one key.
+_ONE_KEY = (("methods", "games"), ("tasks", "programs"))
 # One function makes all of these; it is told which.
 _MADE_BY_NAME = ("games", "densities")
 
@@ -85,7 +89,7 @@ def plugins() -> list[Plugin]:
     """Every name that may be used or that a package claims, ours first; loads nothing."""
     found = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in BUILT_IN[group]]
     for group in GROUPS:
-        found += claims(group, BUILT_IN[group])
+        found += claims(group, _ours(group))
     return found + strays(GROUPS)
 
 
@@ -110,11 +114,10 @@ def resolve(group: str, name: str) -> Any:
 
     Raises ConfigError for a name that nobody or several bring, with the nearest known, and for one that does not load.
     """
-    built_in = BUILT_IN[group]
-    if name in built_in:
+    if name in BUILT_IN[group]:
         return _built_in(group, name)
     module, colon, attribute = name.partition(":")
-    point = None if colon else claimed(group, name, built_in)
+    point = None if colon else claimed(group, name, _ours(group))
     try:
         if point:
             return point.load()
@@ -123,7 +126,7 @@ def resolve(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
         raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {why(error)}.") from error
     # by its name alone a method is no more likely than a game
-    groups = ("methods", "games") if group in ("methods", "games") else (group,)
+    groups = next((several for several in _ONE_KEY if group in several), (group,))
     known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
     raise ConfigError(
         f"{GROUPS[group]} has the value {name!r}; known are {', '.join(known)}, "
@@ -133,12 +136,12 @@ def resolve(group: str, name: str) -> Any:
 
 def _brought(group: str) -> list[str]:
     """The names of ``group`` that are other packages' own."""
-    return [plugin.name for plugin in claims(group, BUILT_IN[group]) if not plugin.problem]
+    return [plugin.name for plugin in claims(group, _ours(group)) if not plugin.problem]
 
 
-def why(error: BaseException) -> str:
-    """What a stranger's code raised, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+def _ours(group: str) -> Collection[str]:
+    """The names that no other package may claim in ``group``: a program is named where a task is."""
+    return BUILT_IN["tasks" if group == "programs" else group]
 
 
 def dataset_named(name: str) -> Dataset:
@@ -176,12 +179,12 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
 
 
 def dataset_of(config: RunConfig) -> Dataset:
-    """The run's dataset, under the schema of its ``schema-file`` where it names one, and with the indicators of its
+    """The run's dataset, under the schema of its ``data.schema-file`` where it names one, and with the indicators of its
     ``imputation``. Raises DataError for a bad file.
     """
     found = dataset_named(config.dataset)
-    schema = Schema.from_toml(config.schema_file) if config.schema_file else found.schema
-    return replace(found, schema=with_indicators(schema) if config.imputation == "indicator" else schema)
+    schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else found.schema
+    return replace(found, schema=with_indicators(schema) if config.data.imputation == "indicator" else schema)
 
 
 def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
@@ -223,6 +226,13 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
         return epsilon
 
     return shown
+
+
+def is_program(name: str) -> bool:
+    """Whether a task of this name is a program that another package brings; loads nothing."""
+    return (
+        name not in BUILT_IN["tasks"] and ":" not in name and claimed("programs", name, _ours("programs")) is not None
+    )
 
 
 def task_named(name: str) -> Any:

@@ -25,6 +25,7 @@ from polyclinic.evaluation.synthetic.sample import MOST, MOST_FULL, Sample, one_
 from polyclinic.files import write_file, write_outputs
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator
+from polyclinic.programs import program_of
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load
@@ -47,7 +48,9 @@ def judge_run(
             f"{path} is a run of real hospitals, whose records are not here; each judges at home with --hospital."
         )
     schema = dataset_of(config).schema
-    found = _judged(folder, Layout.of(schema, config.condition_hospitals), simulated_shards(config), full, seed, doing)
+    found = _judged(
+        folder, Layout.of(schema, config.synthesis.condition_hospitals), simulated_shards(config), full, seed, doing
+    )
     whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
     write_file(folder.path / FILE, _json(whole))
     render_report(folder.path)
@@ -70,7 +73,7 @@ def judge_at_home(
         raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {folder.path}.")
     doing("reading the hospital's records")
     shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
-    layout = Layout.of(schema, folder.config().condition_hospitals)
+    layout = Layout.of(schema, folder.config().synthesis.condition_hospitals)
     found = _judged(folder, layout, [shard], full, seed, doing)
     whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
     write_outputs({out: lambda path: write_quality_page(whole, path), out.with_name(FILE): _json(whole)}, force)
@@ -79,7 +82,7 @@ def judge_at_home(
 
 def _folder(path: Path) -> RunFolder:
     folder = RunFolder.existing(path)
-    if not folder.config().synthesis:
+    if not program_of(folder.config()).draws:
         raise ConfigError(f"{path} is a run of task {folder.config().task!r}, which draws no patients to judge.")
     folder.summary()
     if not folder.synthesizer.is_file():

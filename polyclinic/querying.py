@@ -91,13 +91,13 @@ def simulated(
             raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-    options = {"dataset": dataset, "sites": sites, "seed": seed, "schema_file": schema_file}
-    config = RunConfig.build(options if delta is None else {**options, "delta": delta})
+    options = {"dataset": dataset, "sites": sites, "seed": seed, "data.schema-file": schema_file}
+    config = RunConfig.build(options if delta is None else {**options, "privacy.delta": delta})
     neighbours = cast(Relation, relation or "add-remove")
-    check_terms(config.delta, "pld", neighbours)
+    check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)
     file = ledger.expanduser().resolve()
-    return Target(dataset_of(config).schema, file, config.delta, "pld", neighbours, budget, config)
+    return Target(dataset_of(config).schema, file, config.privacy.delta, "pld", neighbours, budget, config)
 
 
 def real(path: Path) -> Target:

@@ -70,17 +70,19 @@ class _Logged(Silent):
 
     def started(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
         noise = (
-            f"epsilon {config.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}" if privacy else "no privacy"
+            f"epsilon {config.privacy.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}"
+            if privacy
+            else "no privacy"
         )
-        if config.central:
-            noise += f" at the hospitals, epsilon {config.central_epsilon:g} of each hospital as a whole"
+        if config.central.on:
+            noise += f" at the hospitals, epsilon {config.central.epsilon:g} of each hospital as a whole"
         trained = f"engine {engine}, " if engine else ""
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         spent = (
             f", epsilon spent at most {max(state.epsilon.values()):.3f} at a hospital"
-            if config.dp and state.epsilon
+            if config.privacy.dp and state.epsilon
             else ""
         )
         if state.hospital_epsilon is not None:
@@ -110,7 +112,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
-        if config.dp:
+        if config.privacy.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
         folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from dp_accounting import DpEvent
 
-from polyclinic.config import RunConfig, train_settings
+from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Charges, PrivacyPlan, plan
 from polyclinic.privacy.ledger_terms import plan_text
@@ -16,7 +16,7 @@ from polyclinic.programs import program_of
 
 @lru_cache(maxsize=8)
 def calibrate(config: RunConfig) -> PrivacyPlan:
-    """The noise that spends ``config.epsilon`` over the statistics and all rounds, composed by PLD.
+    """The noise that spends ``config.privacy.epsilon`` over the statistics and all rounds, composed by PLD.
 
     Raises ConfigError naming the key when no noise does, or when there is no such training.
     """
@@ -24,7 +24,9 @@ def calibrate(config: RunConfig) -> PrivacyPlan:
     try:
         return _plan(config)
     except ConfigError as error:
-        raise ConfigError(f"Configuration key 'epsilon' has the value {config.epsilon:g}: {error}") from None
+        raise ConfigError(
+            f"Configuration key 'privacy.epsilon' has the value {config.privacy.epsilon:g}: {error}"
+        ) from None
 
 
 def declared_plan(privacy: PrivacyPlan | None) -> str:
@@ -34,14 +36,15 @@ def declared_plan(privacy: PrivacyPlan | None) -> str:
 
 def _plan(config: RunConfig) -> PrivacyPlan:
     return plan(
-        epsilon=config.epsilon, delta=config.delta, training=lambda noise: _training(config, noise),
-        statistics_share=config.statistics_share if config.asks_statistics else 0.0,
+        epsilon=config.privacy.epsilon, delta=config.privacy.delta, training=lambda noise: _training(config, noise),
+        statistics_share=config.privacy.statistics_share if config.asks_statistics else 0.0,
     )  # fmt: skip
 
 
 def round_costs(config: RunConfig, noise_multiplier: float | None) -> tuple[DpEvent, DpEvent]:
     """What one round of training costs a hospital: its first, and each later one."""
-    program, settings = program_of(config), train_settings(config, noise_multiplier)
+    program = program_of(config)
+    settings = program.settings(noise_multiplier)
     return program.price(settings), program.price(settings, begun=True)
 
 
@@ -50,5 +53,5 @@ def _training(config: RunConfig, noise_multiplier: float) -> Charges:
     first, later = round_costs(config, noise_multiplier)
     charges: Charges = ((first, 1), (later, config.rounds - 1))
     if config.selection_cost:
-        charges = (*charges, (choice_event(config.selection_cost, config.selected), 1))
+        charges = (*charges, (choice_event(config.selection_cost, config.synthesis.selected), 1))
     return charges

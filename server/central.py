@@ -32,26 +32,26 @@ FEDERATION = "federation"
 
 
 def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
-    """The plan that spends ``central-epsilon`` over all rounds with the hospitals of these names.
+    """The plan that spends ``central.epsilon`` over all rounds with the hospitals of these names.
 
     Hospitals sampled independently (Poisson) amplify; cohorts of a fixed size claim nothing.
     Raises ConfigError naming the key that is impossible.
     """
-    if config.central_delta >= 1 / len(sites):
+    if config.central.delta >= 1 / len(sites):
         raise ConfigError(
-            f"Configuration key 'central-delta' has the value {config.central_delta:g}, which must be below 1/hospitals; "
+            f"Configuration key 'central.delta' has the value {config.central.delta:g}, which must be below 1/hospitals; "
             f"{len(sites)} take part."
         )
     weights = _weights(config, sites)
     size = cohort_size(config, len(sites))
-    rate = size / len(sites) if config.site_sampling == "poisson" else 1.0
+    rate = size / len(sites) if config.participation.sampling == "poisson" else 1.0
     plan = CentralPlan(
-        noise_multiplier=1.0, clip_norm=config.central_clip_norm, expected_sites=size,
+        noise_multiplier=1.0, clip_norm=config.central.clip_norm, expected_sites=size,
         expected_weight=size * math.fsum(weights.values()) / len(sites), largest_weight=max(weights.values()),
-        sample_rate=rate, quantile=config.central_quantile if config.central_clipping == "adaptive" else None,
-        noise=config.central_noise, rounds=config.rounds, separation=config.min_separation,
+        sample_rate=rate, quantile=config.central.quantile if config.central.clipping == "adaptive" else None,
+        noise=config.central.noise, rounds=config.rounds, separation=config.participation.min_separation,
     )  # fmt: skip
-    return _calibrated(plan, config.central_epsilon, config.central_delta)
+    return _calibrated(plan, config.central.epsilon, config.central.delta)
 
 
 def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
@@ -62,7 +62,7 @@ def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], l
     def name(reply: Message) -> str:
         return names[reply.metadata.src_node_id]
 
-    terms = Terms(FEDERATION, config.central_delta, unit="hospital", budget=config.central_epsilon)
+    terms = Terms(FEDERATION, config.central.delta, unit="hospital", budget=config.central.epsilon)
     seed = config.seed if all(site.simulated for site in sites) else None
     return CentralDP(base, plan, weights=weights, name=name, ledger=Ledger.open(ledger, terms), run=run, seed=seed)
 
@@ -100,14 +100,14 @@ def _calibrated(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
     try:
         return replace(plan, noise_multiplier=calibrate_noise_multiplier(epsilon, delta, event))
     except ConfigError as error:
-        raise ConfigError(f"Configuration key 'central-epsilon' has the value {epsilon:g}: {error}") from None
+        raise ConfigError(f"Configuration key 'central.epsilon' has the value {epsilon:g}: {error}") from None
 
 
 def _weights(config: RunConfig, sites: Sequence[str]) -> dict[str, float]:
-    given = config.weights
+    given = config.central.by_name
     if not given:
         return dict.fromkeys(sites, 1.0)
     missing = [name for name in sites if name not in given]
     if missing:
-        raise ConfigError(f"Configuration key 'central-weights' has no weight for {several(missing)}.")
+        raise ConfigError(f"Configuration key 'central.weights' has no weight for {several(missing)}.")
     return {name: given[name] for name in sites}

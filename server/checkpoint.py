@@ -1,6 +1,6 @@
 """One file that holds a run's state after a round: safetensors, replaced atomically, no pickle.
 
-Rows and drop-outs of all rounds so far lie in the history beside it, of which a checkpoint knows its part.
+The records of all rounds so far lie in the history beside it, of which a checkpoint knows its part.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -20,27 +21,30 @@ from polyclinic.server.accounts import Account
 from polyclinic.server.history import Extent, History
 from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
-from polyclinic.strategies.state import strategy_state
+from polyclinic.strategies.state import strategy_state, unsaved
 from polyclinic.types import Arrays
 
-_ELSEWHERE = ("arrays", "standardiser", "rows", "dropouts", "predictions", "score_counts")
+_ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 
 def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: History, kept: int = 1) -> None:
     """Write the state and the strategy's own: whole and on the disk, or the earlier file stays.
 
-    ``history`` gains the state's new rows and drop-outs first. ``kept`` above 1 keeps that many of the newest beside
+    ``history`` gains the state's new records first. ``kept`` above 1 keeps that many of the newest beside
     ``path``, named by their rounds.
     """
     arrays = {f"model/{name}": value for name, value in state.arrays.items()}
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
     if state.standardiser is not None:
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
+    # What a strategy made after it began, and no checkpoint can hold: the run goes on, but cannot be resumed.
+    lost = unsaved(strategy)
     accounts = {site: dataclasses.asdict(account) for site, account in state.accounts.items()}
     meta = {
         "state": json_text({name: getattr(state, name) for name in _PLAIN} | {"accounts": accounts}),
-        "history": json_text(dataclasses.asdict(history.add(state.rows, state.dropouts))),
+        "lost": json_text(lost),
+        "history": json_text(dataclasses.asdict(history.add(_records(state)))),
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
         "model": json_text(list(state.arrays)),
     }
@@ -53,6 +57,10 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
         named.hardlink_to(path)
         for old in sorted(named.parent.iterdir())[:-kept]:
             old.unlink()
+
+
+def _records(state: RunState) -> dict[str, list[dict[str, Any]]]:
+    return {"row": state.rows, "strategy": state.strategy_metrics, "dropout": state.dropouts}
 
 
 def history_of(checkpoint: Path) -> Path:
@@ -73,19 +81,28 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            plain, extent, names = (json.loads(file.metadata()[name]) for name in ("state", "history", "model"))
+            plain, extent, names, lost = (
+                json.loads(file.metadata()[name]) for name in ("state", "history", "model", "lost")
+            )
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
         raise DataError(f"{path} is not a checkpoint that can be resumed: it is missing or damaged.") from None
+
+    if lost:
+        raise DataError(
+            f"The run cannot go on: its strategy has {', '.join(lost)}, which it made after it began and no checkpoint holds; "
+            "make it in __init__, or give the strategy the methods state() and restore(state)."
+        )
 
     def part(prefix: str) -> Arrays:
         return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
     plain["accounts"] = {site: Account(**account) for site, account in plain["accounts"].items()}
-    history, rows, dropouts = History.resume(history_of(path), Extent(**extent))
+    history, records = History.resume(history_of(path), Extent(**extent))
     scale = part("standardiser/")
     state = RunState(
         arrays={name: arrays[f"model/{name}"] for name in names},
-        standardiser=(scale["mean"], scale["std"]) if scale else None, rows=rows, dropouts=dropouts, **plain,
+        standardiser=(scale["mean"], scale["std"]) if scale else None, rows=records["row"],
+        strategy_metrics=records["strategy"], dropouts=records["dropout"], **plain,
     )  # fmt: skip
     for later in _kept(path, 0).parent.glob("*"):
         if later.name > _kept(path, state.round).name:

@@ -68,10 +68,13 @@ class _Answers:
     silent: tuple[int, ...] = ()
 
 
-def enrol_request(run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True) -> EnrolRequest:
+def enrol_request(
+    run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True, local_half: bool = False
+) -> EnrolRequest:
     """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training."""
     return EnrolRequest(
         run=run, site=0, home=home, plan=declared_plan(privacy), version=polyclinic.__version__, trains=trains,
+        local_half=local_half,
         noise_multiplier=privacy and privacy.noise_multiplier,
         statistics_noise_multiplier=privacy and privacy.statistics_noise_multiplier,
     )  # fmt: skip

@@ -30,10 +30,13 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
     private: ask hospitals that release no exact metrics for private ones, which costs held-out patients of their epsilon.
     Predictions that came are in ``state.predictions``, noised counts in ``state.score_counts``.
     """
-    releases = min(run.config.private_evaluations, run.config.rounds) if private else None
+    releases = min(run.config.evaluation.releases, run.config.rounds) if private else None
 
     def request(site: Site) -> EvaluateRequest:
-        return EvaluateRequest(run=run.name, site=site.index, home=run.home, round=number, private_evaluations=releases)
+        return EvaluateRequest(
+            run=run.name, site=site.index, home=run.home, round=number, private_evaluations=releases,
+            own=run.program.evaluates_own,
+        )  # fmt: skip
 
     view = SiteGrid(run.grid, run.sites, request, state.beside())
     model = run.program.evaluated(state.model, run.learning.synthesizer() if run.learning else None)
@@ -64,7 +67,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
     weighed = [reply for _, reply in replies if misplaced(reply, (), weight) is None]
     if weighed:
-        run.strategy.aggregate_evaluate(number, alike(weighed))
+        state.note_metrics(number, "evaluate", run.strategy.aggregate_evaluate(number, alike(weighed)))
     if any(len(part.labels) for part in state.predictions.values()):
         together = pool(state.predictions)
         pooled = classification_metrics(together.labels, together.scores)

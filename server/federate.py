@@ -32,7 +32,7 @@ from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
 from polyclinic.server.learning import Learning
-from polyclinic.server.model import check_model, engine_of
+from polyclinic.server.model import check_messages, check_model, engine_of
 from polyclinic.server.noise import check_noise
 from polyclinic.server.progress import Progress, Silent
 from polyclinic.server.resuming import check_ledgers, check_states
@@ -42,6 +42,7 @@ from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import ask_statistics
 from polyclinic.server.tracks import check_tracker
+from polyclinic.server.updates import origin_of
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy
@@ -80,25 +81,24 @@ def check_names(config: RunConfig) -> None:
     check_tracker(config)
     program_of(config).check_names()
     strategy = _strategy(config)
-    if config.central:
+    if config.central.on:
         check_base(strategy)
     _check_summable(config, strategy)
 
 
 def _check_summable(config: RunConfig, strategy: Strategy) -> None:
     """Raises ConfigError when the strategy needs more than the mean that a secure sum gives."""
-    if config.secure_aggregation and merge_by(strategy) != "num-examples":
+    if config.secure.aggregation and merge_by(strategy) != "num-examples":
         raise ConfigError(
             f"Configuration key 'strategy' has the value {config.strategy!r}, which does not begin with the mean of models "
-            "weighted by num-examples; secure-aggregation gives it nothing else."
+            "weighted by num-examples; secure.aggregation gives it nothing else."
         )
 
 
 def _strategy(config: RunConfig, hospitals: int = 1) -> Strategy:
     """The run's strategy, told those of the run's settings that it takes."""
     told = {
-        "proximal_mu": config.proximal_mu, "train_loss_key": "train-loss",
-        "client_learning_rate": config.learning_rate or usual_rate(train_settings(config, None)),
+        "client_learning_rate": config.training.learning_rate or usual_rate(train_settings(config, None)),
         "hospitals": hospitals,
     }  # fmt: skip
     return make_strategy(strategy_named(config.strategy), config.options, told)
@@ -115,15 +115,15 @@ def federate(
     history beside it), from which ``resume`` continues; ``server_ledger``: file charged for what is told of whole
     hospitals; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
     """
-    if (resume and checkpoint is None) or ((config.central or config.secure_noise) and server_ledger is None):
+    if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
     watcher, program = progress or Silent(), program_of(config)
     check_names(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
-    privacy = calibrate(config) if config.dp else None
+    privacy = calibrate(config) if config.privacy.dp else None
     enrolled = _enrol(grid, config, run, home, privacy, before[0] if before else None, choose)
     base = _strategy(config, len(enrolled.sites))
-    if config.central:
+    if config.central.on:
         central_plan(config, [site.name for site in enrolled.sites])
     engine = engine_of(program, enrolled.sites)
     watcher.started(config, enrolled.sites, privacy, engine)
@@ -133,6 +133,7 @@ def federate(
         here = _go_on(state, enrolled, config, run, home, privacy)
     else:
         check_model(program, enrolled.sites[0].schema)
+        check_messages(base, program, grid, enrolled.sites)
         state, history, shown, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
@@ -151,12 +152,12 @@ def federate(
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
     away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
-    if config.candidates and done.learning:
+    if config.synthesis.candidates and done.learning:
         watcher.doing("choosing among the generators")
         select(done, state, done.learning)
     synthesizer = done.learning.synthesizer() if done.learning else None
     return Outcome(
-        program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, len(everyone)), done.learning,
+        program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, everyone), done.learning,
         synthesizer,
     )  # fmt: skip
 
@@ -182,17 +183,18 @@ def _enrol(
     """Ask who is there. ``state``: of a run that goes on. Raises ConfigError where too few can take part."""
     # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
     own = {int(said["node"]): name for name, said in state.hospitals.items()} if state else {}
-    wanted = config.min_sites if own else max(config.sites, config.min_sites)
+    wanted = config.participation.min_sites if own else max(config.sites, config.participation.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
-    request = enrol_request(run, str(home), privacy)
+    request = enrol_request(run, str(home), privacy, local_half=program_of(config).has_local_half)
     answered, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates)
     unfit = {site.name: why for site in answered if (why := unlike(site, config)) is not None}
     sites = [site for site in answered if choose(site) and site.name not in unfit]
     absent = [*absent, *unfit.items()]
-    if len(sites) < config.min_sites:
+    if len(sites) < config.participation.min_sites:
         reasons = several((f" {name}: {without_name(name, why)}" for name, why in absent), between="")
         raise ConfigError(
-            f"Configuration key 'min-sites' has the value {config.min_sites}, but {len(sites)} hospitals enrolled.{reasons}"
+            f"Configuration key 'participation.min-sites' has the value {config.participation.min_sites}, but "
+            f"{len(sites)} hospitals enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
     used = {site.name for site in sites}
@@ -204,14 +206,14 @@ def _go_on(
 ) -> list[Site]:
     """Check what hospitals kept against ``state``; returns those of the run that enrolled again."""
     simulated = [site.name for site in enrolled.sites if site.simulated]
-    unbounded = {} if config.dp else dict.fromkeys(state.trained, math.inf)
+    unbounded = {} if config.privacy.dp else dict.fromkeys(state.trained, math.inf)
     spent = unbounded | state.epsilon
     check_ledgers(home / "ledger.sqlite", {name: spent[name] for name in simulated if name in spent})
     if privacy:
         noise = privacy.statistics_noise_multiplier
         counting = gaussian_event(noise) if noise else PAID_BEFORE
         state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
-    if config.keeps_state:
+    if program_of(config).keeps_state:
         check_states(home, simulated, run, state)
     return _returned(enrolled.sites, state, dict(enrolled.absent))
 
@@ -222,20 +224,21 @@ def _begin(run: Run, schema: Schema, state: RunState, server_ledger: Path | None
     if half := run.program.half(schema, state.classes, state.learning_rate or 0.0):
         learning = Learning(run.strategy, half)
         run = replace(run, strategy=learning, learning=learning)
-    if server_ledger is None or not (config.central or config.secure_noise):
+    if server_ledger is None or not (config.central.on or config.secure.noise):
         return run
     if state.hospital_epsilon is not None:
         check_ledgers(server_ledger, {FEDERATION: state.hospital_epsilon})
-    if not config.central:
+    if not config.central.on:
         return replace(run, ledger=secure_ledger(config, server_ledger))
     central = central_strategy(run.strategy, config, run.sites, server_ledger, run.name)
     return replace(run, strategy=central, central=central)
 
 
-def _whole_hospitals(run: Run, state: RunState, hospitals: int) -> dict[str, Any] | None:
+def _whole_hospitals(run: Run, state: RunState, sites: Sequence[Site]) -> dict[str, Any] | None:
     """The guarantee to whole hospitals; None without."""
     if run.ledger is not None:
-        return secure_statement(run.config, run.ledger, cohort_size(run.config, hospitals), state.model)
+        origin = origin_of(run, state, min(state.round + 1, run.config.rounds), sites[0].schema)
+        return secure_statement(run.config, run.ledger, cohort_size(run.config, len(sites)), origin)
     return central_statement(run.central, state.model) if run.central else None
 
 
@@ -253,7 +256,7 @@ class _Records:
     def save(self, state: RunState | None = None) -> None:
         if self.checkpoint is not None and self.history is not None:
             newest = state or self.state
-            save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints_kept)
+            save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints.kept)
 
     def tell_dropouts(self) -> None:
         dropouts = self.state.dropouts
@@ -264,7 +267,7 @@ class _Records:
     def after_round(self, state: RunState) -> None:
         config = self.run.config
         self.tell_dropouts()
-        due = state.round % config.checkpoint_every == 0 or state.round == config.rounds or self.watcher.stopping()
+        due = state.round % config.checkpoints.every == 0 or state.round == config.rounds or self.watcher.stopping()
         if due:
             self.save(state)
         try:
@@ -285,12 +288,12 @@ def _first_state(
     state = RunState(
         {}, noise_multiplier=noise, local=program.local(schema), run=run, plan=declared_plan(privacy)
     )  # fmt: skip
-    if config.standardise == "public":
+    if config.data.standardise == "public":
         state.standardiser = public_standardiser(schema)
     if config.asks_statistics:
         ask_statistics(grid, sites, state, program, run, home, privacy)
     elif privacy:
-        state.public_patients = {site.name: float(config.patients_per_site) for site in sites}
+        state.public_patients = {site.name: float(config.privacy.patients_per_site) for site in sites}
     if noise:
         try:
             check_noise(program, schema, noise, list(state.public_patients.values()))
@@ -298,8 +301,8 @@ def _first_state(
             spent = "the numbers of patients were" if config.asks_statistics else "nothing was"
             raise ConfigError(f"{error} Of the hospitals' budgets {spent} spent.") from None
     state.arrays = program.first(schema, state.classes)
-    state.learning_rate = config.learning_rate or _learning_rate(config, state)
-    if program.stepwise and program.tells_rate and not config.shared_noise:
+    state.learning_rate = config.training.learning_rate or _learning_rate(config, state)
+    if program.stepwise and program.tells_rate and not config.secure.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
     state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
     state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
@@ -311,8 +314,8 @@ def _learning_rate(config: RunConfig, state: RunState) -> float:
     sites = len(state.public_patients)
     cohort = cohort_size(config, sites)
     patients = sum(state.public_patients.values()) * cohort / max(sites, 1)
-    steps, settings = config.rounds * config.local_steps, train_settings(config, state.noise_multiplier)
-    if config.shared_noise:  # all hospitals have one noise, and the server the momentum
+    steps, settings = config.rounds * config.training.local_steps, train_settings(config, state.noise_multiplier)
+    if config.secure.shared_noise:  # all hospitals have one noise, and the server the momentum
         return usual_rate(replace(settings, momentum=config.options.get("server_momentum", 0.0)), steps, patients)
     return usual_rate(settings, steps, patients, cohort)
 

@@ -1,4 +1,4 @@
-"""A run's rows and drop-outs on the disk: one file of JSON lines that only grows.
+"""A run's rows, its strategy's metrics and its drop-outs on the disk: one file of JSON lines that only grows.
 
 A checkpoint holds how much of the file belongs to it, so that what it costs does not grow with the rounds.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from polyclinic.files import flush
 from polyclinic.server.json_text import json_text
 
 Record = dict[str, Any]
+#: What a history has records of.
+KINDS = ("row", "strategy", "dropout")
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,10 @@ class Extent:
 
 @dataclass
 class History:
-    """A history file and what is in it: how many rows and drop-outs, in how many bytes, and the digest of those."""
+    """A history file and what is in it: how many records of each kind, in how many bytes, and the digest of those."""
 
     path: Path
-    rows: int = 0
-    dropouts: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -45,8 +47,8 @@ class History:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: Path, extent: Extent) -> tuple[History, list[Record], list[Record]]:
-        """The history cut back to ``extent``, with the rows and the drop-outs in it.
+    def resume(cls, path: Path, extent: Extent) -> tuple[History, dict[str, list[Record]]]:
+        """The history cut back to ``extent``, with the records in it by their kind.
 
         Raises DataError when the file is missing, shorter than that, or not what was written.
         """
@@ -59,17 +61,18 @@ class History:
             )
         os.truncate(path, extent.size)
         lines = [json.loads(line) for line in content.splitlines()]
-        rows = [line["row"] for line in lines if "row" in line]
-        dropouts = [line["dropout"] for line in lines if "dropout" in line]
-        return cls(path, len(rows), len(dropouts), extent.size, digest), rows, dropouts
+        records = {kind: [line[kind] for line in lines if kind in line] for kind in KINDS}
+        counts = Counter({kind: len(found) for kind, found in records.items()})
+        return cls(path, counts, extent.size, digest), records
 
-    def add(self, rows: Sequence[Record], dropouts: Sequence[Record]) -> Extent:
-        """Write what is new of all ``rows`` and ``dropouts``; returns once it is on the disk."""
-        lines = [{"row": row} for row in rows[self.rows :]] + [{"dropout": one} for one in dropouts[self.dropouts :]]
+    def add(self, records: Mapping[str, Sequence[Record]]) -> Extent:
+        """Write what is new of all ``records`` of each kind; returns once it is on the disk."""
+        lines = [{kind: one} for kind, every in records.items() for one in every[self.counts[kind] :]]
         content = "".join(json_text(line) + "\n" for line in lines).encode()
         with self.path.open("ab") as file:
             file.write(content)
         flush(self.path)
-        self.rows, self.dropouts, self.size = len(rows), len(dropouts), self.size + len(content)
+        self.counts |= Counter({kind: len(every) for kind, every in records.items()})
+        self.size += len(content)
         self.digest.update(content)
         return Extent(self.size, self.digest.hexdigest())

@@ -1,7 +1,7 @@
 """Hospitals that come, or come back, while a run goes on: enrolled between two rounds, and in every round from then on.
 
 Such a hospital pays for the rounds that it is in alone, so its epsilon stays below the run's. Where the noise or the sum counts
-on who takes part (privacy of whole hospitals, secure sums, SCAFFOLD's mean over all, one release), nobody joins.
+on who takes part (privacy of whole hospitals, secure sums, a strategy's mean over all, one release), nobody joins.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyclinic.config import RunConfig
+from polyclinic.plugins import strategy_named
+from polyclinic.programs import Program
 from polyclinic.server.enrolment import ask_to_enrol, enrol_request, newcomers, same_name
 from polyclinic.server.sites import Site, silence
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import count_patients
+from polyclinic.strategies.registry import counts_hospitals
 
 
-def may_join(config: RunConfig) -> bool:
+def may_join(program: Program) -> bool:
     """Whether a hospital that was not there at the beginning can take part in later rounds."""
-    counted_on = config.central or config.secure_aggregation or config.strategy == "scaffold"
-    return config.task == "classification" and not counted_on
+    config = program.config
+    counted_on = config.central.on or config.secure.aggregation or counts_hospitals(strategy_named(config.strategy))
+    return program.lets_join and not counted_on
 
 
 def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunState], None]) -> Run:
@@ -32,7 +36,7 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     """
     if not _grows(run):
         return run
-    request = enrol_request(run.name, run.home, run.privacy)
+    request = enrol_request(run.name, run.home, run.privacy, local_half=run.program.has_local_half)
     new = sorted(set(run.grid.get_node_ids()) - run.known - set(run.pending))
     late = newcomers(run.grid, ask_to_enrol(run.grid, request, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
@@ -70,38 +74,38 @@ def without_silent(run: Run, state: RunState, number: int) -> Run:
     """The run without the real hospitals that did not reply in round ``number``: they are waited for no longer.
 
     Each is asked to enrol, and is back in the round before which its answer has come. It stays in the run's privacy statement.
-    A run that would be left with fewer than ``min-sites`` waits for all, and so does one that nobody joins.
+    A run that would be left with fewer than ``participation.min-sites`` waits for all, and so does one that nobody joins.
     """
     gone = {drop["site"] for drop in state.dropouts
             if drop["round"] == number and drop["reason"] == silence(run.config.timeout)}  # fmt: skip
     silent = [site.node for site in run.sites if site.name in gone]
     rest = [site for site in run.sites if site.name not in gone]
-    if not silent or not _grows(run) or len(rest) < run.config.min_sites:
+    if not silent or not _grows(run) or len(rest) < run.config.participation.min_sites:
         return run
-    asked = ask_to_enrol(run.grid, enrol_request(run.name, run.home, run.privacy), silent)
+    asked = ask_to_enrol(
+        run.grid, enrol_request(run.name, run.home, run.privacy, local_half=run.program.has_local_half), silent
+    )
     return replace(run, sites=rest, known=run.known - set(silent), pending={**run.pending, **asked})
 
 
 def _grows(run: Run) -> bool:
-    return may_join(run.config) and not any(site.simulated for site in run.sites)
+    return may_join(run.program) and not any(site.simulated for site in run.sites)
 
 
 def unlike(site: Site, config: RunConfig) -> str | None:
     """Why a hospital's policy does not go with the run's terms: it would refuse halfway, or epsilons would not compare."""
-    if not config.dp:
+    if not config.privacy.dp:
         return None
     terms = {
-        "delta": (site.delta, config.delta),
+        "delta": (site.delta, config.privacy.delta),
         "relation": (site.relation, "add-remove"),
         "accountant": (site.accountant, "pld"),
     }
     for name, (theirs, ours) in terms.items():
         if theirs != ours:
             return f"its policy has {name} {theirs}, the run has {ours}; agree on one before the run"
-    if site.budget is not None and site.budget < config.epsilon:
-        return (
-            f"its policy's budget is {site.budget:g}, the run's epsilon is {config.epsilon:g}; lower the run's epsilon"
-        )
+    if site.budget is not None and site.budget < config.privacy.epsilon:
+        return f"its policy's budget is {site.budget:g}, the run's epsilon is {config.privacy.epsilon:g}; lower the run's epsilon"
     return None
 
 
@@ -118,5 +122,5 @@ def _counted(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) 
     if new and run.config.asks_statistics:
         new = count_patients(run.grid, new, state, run.program, run.name, run.home, run.privacy, number)
     elif run.privacy:
-        state.public_patients |= {site.name: float(run.config.patients_per_site) for site in new}
+        state.public_patients |= {site.name: float(run.config.privacy.patients_per_site) for site in new}
     return known + new

@@ -16,6 +16,7 @@ from polyclinic.programs.program import Collected, Half, Reply, State
 from polyclinic.strategies.registry import merge_by
 from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.types import Arrays
 
 
 class Learning(Wrapping):
@@ -24,6 +25,8 @@ class Learning(Wrapping):
     Before ``aggregate_train`` the loop says in ``noise`` the standard deviation of the noise in each entry of the mean, in
     ``patients`` of how many it is, and in ``noises`` the standard deviation in each node's own reply.
     """
+
+    not_saved = ("half",)
 
     def __init__(self, base: Strategy, half: Half) -> None:
         self.base = base
@@ -34,12 +37,16 @@ class Learning(Wrapping):
         self.noise, self.patients, self.noises = 0.0, 1.0, dict[str, float]()
         self._sent: ArrayRecord | None = None
 
+    def question(self, server_round: int) -> Arrays:
+        """What hospitals are asked in the round beside the model, or in place of one."""
+        return self.half.question(server_round, self.state)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the base does, with the half's question beside the model."""
+        """As the base does, with the half's question."""
         self._sent = arrays
-        question = _record(self.half.question(server_round, self.state))
+        question = _record(self.question(server_round))
         messages = list(self.base.configure_train(server_round, arrays, config, grid))
         for message in messages:
             if question:

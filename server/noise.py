@@ -35,13 +35,13 @@ def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence
     threshold: how many hospitals open the secure sum, which says how large each one's share of a common noise is.
     """
     total, shares = sum(patients), float(len(patients))
-    if config.shared_noise:
+    if config.secure.shared_noise:
         shares /= threshold - _ONLOOKERS
     noise = noise_multiplier * math.sqrt(shares) / total
-    if not config.secure_aggregation:
+    if not config.secure.aggregation:
         return noise
-    largest = config.max_grad_norm if config.shared_noise else config.secure_clip_norm * max(patients)
-    rounding = largest / 2 ** (config.secure_bits + 1) * math.sqrt(len(patients)) / total
+    largest = config.privacy.max_grad_norm if config.secure.shared_noise else config.secure.clip_norm * max(patients)
+    rounding = largest / 2 ** (config.secure.bits + 1) * math.sqrt(len(patients)) / total
     return math.hypot(noise, rounding)
 
 
@@ -50,6 +50,6 @@ def check_noise(program: Program, schema: Schema, noise_multiplier: float, patie
     if program.limits_noise:
         cohort = cohort_size(program.config, len(patients))
         asked = sorted(patients)[-cohort:] if cohort else list(patients)
-        threshold = secure_threshold(program.config, cohort) if program.config.secure_aggregation else 0
+        threshold = secure_threshold(program.config, cohort) if program.config.secure.aggregation else 0
         noise = noise_of_mean(program.config, noise_multiplier, asked, threshold)
         program.check_noise(schema, noise_multiplier, noise, min(patients))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from polyclinic.config import put_aside, train_settings
+from polyclinic.config import put_aside
 from polyclinic.errors import several
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger_terms import Terms
@@ -25,7 +25,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     said = []
     state = outcome.state
     simulated = all(site.simulated for site in outcome.sites)
-    if outcome.privacy is None and outcome.config.secure_noise:
+    if outcome.privacy is None and outcome.config.secure.noise:
         said.append(
             "Hospitals added noise that protects whole hospitals in the sum alone; patients have no epsilon of their own."
         )
@@ -40,22 +40,22 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         updates = _updates(outcome.program)
         said.append(
             "Epsilon covers the training patients' records in everything that "
-            f"{'the server learned' if outcome.config.shared_noise else 'the hospitals sent'}: "
+            f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
-    if outcome.config.shared_noise:
+    if outcome.config.secure.shared_noise:
         trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
         said.append(
             f"The noise is shared: epsilon holds as long as the other hospitals add their shares{trusted}, for one hospital's "
             "update has next to no noise but its masks."
         )
     if idle := put_aside(outcome.config):
-        said.append(f"With dp at false these keys had no effect: {', '.join(idle)}.")
+        said.append(f"With privacy.dp at false these keys had no effect: {', '.join(idle)}.")
     if worse := _noise_warning(outcome):
         said.append(worse)
     if outcome.central:
         said += _central_notes(outcome)
-    if outcome.config.secure_aggregation:
+    if outcome.config.secure.aggregation:
         said.append("Secure aggregation: of the updates the server learned each round's sum alone.")
         apart = ["statistics"] * outcome.config.asks_statistics + ["metrics"] * any(state.released.values())
         if apart:
@@ -130,13 +130,13 @@ def terms_of(outcome: Outcome) -> dict[str, Terms]:
 def _asked(program: Program) -> str:
     if program.counts_classes:
         return "the noised number of training patients of each class"
-    return _STATISTICS[program.config.standardise == "measured"]
+    return _STATISTICS[program.config.data.standardise == "measured"]
 
 
 def _updates(program: Program) -> str:
     """What else left the hospitals, or was learned of them."""
-    what = program.released_together if program.config.shared_noise else program.released
-    return f"{what} and the choice among the generators" if program.config.candidates else what
+    what = program.released_together if program.config.secure.shared_noise else program.released
+    return f"{what} and the choice among the generators" if program.config.synthesis.candidates else what
 
 
 def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
@@ -160,7 +160,7 @@ def _noise_warning(outcome: Outcome) -> str | None:
     """A sentence where the noise of the hospitals' steps is worse than independent noise at how often a patient takes part."""
     if outcome.privacy is None or not outcome.program.stepwise:
         return None
-    settings = train_settings(outcome.config, outcome.privacy.noise_multiplier)
+    settings = outcome.program.settings(outcome.privacy.noise_multiplier)
     return warning(settings.noise, settings.participation) if settings.noise else None
 
 

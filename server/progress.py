@@ -73,7 +73,7 @@ class OneLine:
         figures = [
             f"{name} {overall[key]:.3f}" for name, key in (("loss", "loss"), ("AUROC", "auroc")) if overall.get(key)
         ]
-        spent = [f"ε at most {max(state.epsilon.values()):.4g}"] if config.dp and state.epsilon else []
+        spent = [f"ε at most {max(state.epsilon.values()):.4g}"] if config.privacy.dp and state.epsilon else []
         self.doing(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
         if state.round >= config.rounds:
             print(flush=True)

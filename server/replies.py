@@ -12,7 +12,7 @@ from polyclinic.arrays import from_record, to_record
 from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
-from polyclinic.messages import CONTROL, RECORD
+from polyclinic.messages import RECORD, is_model
 from polyclinic.server.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.sites import Exchange, Site
 from polyclinic.server.state import RunState
@@ -39,7 +39,11 @@ def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, thre
     """
     reasons = whose((site.name, reason) for site, reason in exchange.dropped)
     kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else TooFew
-    needed = f"the secure sum needs {threshold}" if replied < threshold > 1 else f"min-sites is {config.min_sites}"
+    needed = (
+        f"the secure sum needs {threshold}"
+        if replied < threshold > 1
+        else f"participation.min-sites is {config.participation.min_sites}"
+    )
     return kind(f"{when}: {replied} {'hospital' if replied == 1 else 'hospitals'} replied, {needed}. {reasons}")
 
 
@@ -94,7 +98,7 @@ def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:
     if not how.active or is_merged(reply):
         return None
     for key, record in reply.content.items():
-        if isinstance(record, ArrayRecord) and key != CONTROL:
+        if isinstance(record, ArrayRecord) and is_model(key):
             try:
                 reply.content[key] = to_record(decode(from_record(record), like, how))
             except ConfigError as error:
@@ -103,7 +107,7 @@ def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:
 
 
 def problem(reply: Message, like: Arrays | None = None) -> str | None:
-    """Why a reply cannot be aggregated, or None; ``like``: the model that one with a model must be like."""
+    """Why a reply cannot be aggregated, or None; ``like``: the arrays that its own must be like."""
     records = [(name, record) for name, record in reply.content.items() if isinstance(record, MetricRecord)]
     if not records:
         return "the reply carries no MetricRecord"
@@ -119,11 +123,11 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
     array_records = arrays_of(reply)
     if is_merged(reply) and not array_records:
         return None
-    models = [from_record(record) for name, record in array_records if name != CONTROL]
+    models = [from_record(record) for name, record in array_records if is_model(name)]
     if len(models) != 1:
         return "the reply does not carry exactly one ArrayRecord of a model"
     floats = {name: value for name, value in like.items() if np.issubdtype(value.dtype, np.floating)}
-    changes = [from_record(record) for name, record in array_records if name == CONTROL]
+    changes = [from_record(record) for name, record in array_records if not is_model(name)]
     return next(filter(None, (_misfit(models[0], like), *(_misfit(change, floats) for change in changes))), None)
 
 

@@ -15,16 +15,18 @@ from flwr.app import ConfigRecord
 
 from polyclinic.arrays import from_record, to_record
 from polyclinic.errors import BudgetRefused
-from polyclinic.messages import BESIDE, CONTROL, TrainRequest
+from polyclinic.messages import TrainRequest, is_model
 from polyclinic.server.calibration import declared_plan, round_costs
 from polyclinic.server.cohort import sample_cohort
 from polyclinic.server.evaluation import METRICS, evaluate, evaluate_again
 from polyclinic.server.joining import with_newcomers, without_silent
 from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import EXAMPLES, RunFailed, TooFew, accept, misplaced, too_few
+from polyclinic.server.model import check_understood
+from polyclinic.server.replies import EXAMPLES, TooFew, accept, misplaced, too_few
 from polyclinic.server.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.updates import Replies, Updates, never_skips, updates_of
+from polyclinic.training.local import BESIDE
 from polyclinic.types import Arrays
 
 TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
@@ -58,14 +60,16 @@ def run_rounds(
             state.stopped = str(refusal)
             break
         except TooFew as shortfall:
-            if not config.loses_replies:
+            if not config.simulation.loses_replies:
                 raise
             state.leave(number, str(shortfall))
             told = {}
         run = without_silent(run, state, number)
         # Generators that hospitals choose among are judged again after the choice, which is when private metrics are asked for.
-        private = config.plans_private(number, config.rounds) and not (config.candidates and number == config.rounds)
-        if number % config.evaluate_every == 0 or number == config.rounds or private:
+        private = config.evaluation.plans_private(number, config.rounds) and not (
+            config.synthesis.candidates and number == config.rounds
+        )
+        if number % config.evaluation.every == 0 or number == config.rounds or private:
             rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
@@ -79,10 +83,10 @@ def run_rounds(
             for row in rows
         ]  # fmt: skip
         after_round(state)
-    if state.stopped and not config.candidates:
+    if state.stopped and not config.synthesis.candidates:
         evaluate_again(run, state)
     elif state.predictions is None and state.round:  # resumed after its last round
-        evaluate(run, state, state.round, private=not config.candidates)
+        evaluate(run, state, state.round, private=not config.synthesis.candidates)
     return run
 
 
@@ -96,18 +100,20 @@ def _train(run: Run, state: RunState, number: int) -> Told:
     config = run.config
     cohort = sample_cohort(run.sites, config, number, state.sampled)
     state.sampled |= {site.name: number for site in cohort}
-    if not cohort and config.site_sampling == "poisson" and not never_skips(run):
+    if not cohort and config.participation.sampling == "poisson" and not never_skips(run):
         state.leave(number, f"Round {number}: no hospital was sampled.")
         return {}
     updates = updates_of(run, state, cohort, number)
     exchange, replies = _collect(run, state, updates, number)
     given, told = state.model, _told(run, exchange, replies)
-    arrays = updates.aggregate(replies)
-    if arrays is None:
-        raise RunFailed(f"Round {number}: the strategy {type(run.strategy).__name__} returned no model.")
+    arrays, metrics = updates.aggregate(replies)
+    state.note_metrics(number, "train", metrics)
     state.joined |= {name: state.joined.get(name, 0) + 1 for name in told}
     state.trained |= dict.fromkeys(told, number)
-    state.arrays = state.arrays | _as_before(from_record(arrays), given)
+    if arrays is None:  # so a Flower strategy says that it keeps the model
+        state.leave(number, f"Round {number}: the strategy {config.strategy} kept the model as it was.")
+    else:
+        state.arrays = state.arrays | _as_before(from_record(arrays), given)
     return told
 
 
@@ -119,6 +125,7 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
         return TrainRequest(
             run=run.name, site=site.index, home=run.home, round=number, noise_multiplier=state.noise_multiplier,
             public_patients=state.public_patients.get(site.name), learning_rate=state.learning_rate, plan=plan,
+            local_half=run.program.has_local_half,
             **updates.asked(site),
         )  # fmt: skip
 
@@ -126,14 +133,17 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
     told = ConfigRecord(state.told)
     messages = list(run.strategy.configure_train(number, to_record(state.model), told, view))
+    check_understood(messages, run.program, config.strategy)
     state.told = {key: value for key, value in told.items() if isinstance(value, bool | int | float | str)}
     exchange = view.exchange(messages if parties else [], config.timeout)
     request_name = f"train {number}"
     if run.privacy:
         state.ask(exchange, request_name, *round_costs(config, state.noise_multiplier))
     # In a secure sum the weights are in the sum already.
-    counted = {} if config.secure_aggregation else state.public_patients
-    asked = {name for message in messages for name in message.content.array_records} - (set(BESIDE) - {CONTROL})
+    counted = {} if config.secure.aggregation else state.public_patients
+    named = {name for message in messages for name in message.content.array_records}
+    beside = {BESIDE + name for name in run.program.local_half.sends}
+    asked = {name for name in named if is_model(name)} | beside
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
     replies = accept(
         exchange,
@@ -143,9 +153,9 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
         counted,
         request_name,
     )
-    if parties and len(replies) < max(min(config.min_sites, len(parties)), updates.fewest):
+    if parties and len(replies) < max(min(config.participation.min_sites, len(parties)), updates.fewest):
         shortfall = too_few(exchange, f"Round {number}", len(replies), config, updates.fewest)
-        if isinstance(shortfall, BudgetRefused) or not (never_skips(run) and config.loses_replies):
+        if isinstance(shortfall, BudgetRefused) or not (never_skips(run) and config.simulation.loses_replies):
             raise shortfall
     return exchange, replies
 
@@ -156,7 +166,7 @@ def _told(run: Run, exchange: Exchange, replies: Replies) -> Told:
         metrics = metrics_of(reply)
         down, up = exchange.sizes[site.index]
         told[site.name] = {
-            "train_loss": None if run.config.central else metrics.get("train-loss"), "bytes_down": down, "bytes_up": up,
+            "train_loss": None if run.config.central.on else metrics.get("train_loss"), "bytes_down": down, "bytes_up": up,
             "simulated_seconds": metrics.get("simulated-seconds"),
         }  # fmt: skip
     return told

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomli_w
 from safetensors.numpy import save_file
 
 import polyclinic
@@ -57,7 +56,7 @@ class RunFolder:
             raise ConfigError(
                 f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}."
             ) from None
-        write_file(folder.path / "config.toml", tomli_w.dumps(config.flat()))
+        write_file(folder.path / "config.toml", config.toml())
         folder._write_versions({"coordinator": recorded_versions()})
         if comparison:
             folder._awaited.touch()

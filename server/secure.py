@@ -1,7 +1,7 @@
 """The server's half of a secure sum: it relays keys and sealed shares, adds masked updates, and opens the sum alone.
 
 Four exchanges stand around a round's training: keys, shares, and afterwards who arrived and what removes the masks. A
-hospital may drop out of any of them, up to ``secure-dropouts`` of the round's cohort; with more the sum stays closed. The
+hospital may drop out of any of them, up to ``secure.dropouts`` of the round's cohort; with more the sum stays closed. The
 server passes on what hospitals sign for each other, and leaves out those whose signatures would stop the others.
 """
 
@@ -53,7 +53,7 @@ class SumRefused(TooFew):
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """``reply`` with the mean model alone; who did not help to remove masks; what has been spent of a whole hospital."""
+    """``reply`` with the mean alone; who did not help to remove masks; what has been spent of a whole hospital."""
 
     reply: Message
     dropped: Dropped
@@ -98,11 +98,11 @@ class SecureSum:
             return f"the reply is not one masked vector of {self.terms.size} numbers"
         return None
 
-    def open(self, replies: Sequence[tuple[Site, Message]], given: Arrays, key: str) -> Opened:
-        """The mean of the models of the hospitals that replied, weighted, as a strategy would see it of one hospital alone.
+    def open(self, replies: Sequence[tuple[Site, Message]], origin: Arrays, key: str) -> Opened:
+        """The mean of the answers of the hospitals that replied, weighted, as a strategy would see it of one hospital alone.
 
-        given: the model that hospitals were sent; key: the metric that carries the total weight. Raises SumRefused when
-        fewer than the threshold help to remove the masks, BudgetRefused when the ledger does.
+        origin: from which answers are differences (``Program.origin``); key: the metric that carries the total weight. Raises
+        SumRefused when fewer than the threshold help to remove the masks, BudgetRefused when the ledger does.
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
         epsilon = self._charge(arrived)
@@ -114,7 +114,9 @@ class SecureSum:
             seed = self._seed(party, {point: rows[party.index] for point, rows in shares.items()}, arrived)
             total = total - self._mask(party.index, seed, arrived, question)
         weight = sum(self.weights[site.name] for site, _ in replies)
-        mean = shaped(flattened(given, np.float64) + self.scale * self.terms.total(total) / weight, _as_float64(given))
+        mean = shaped(
+            flattened(origin, np.float64) + self.scale * self.terms.total(total) / weight, _as_float64(origin)
+        )
         reply = copy(replies[0][1])
         reply.content = RecordDict({"arrays": to_record(mean), "metrics": MetricRecord({key: weight})})
         return Opened(reply, silent + dropped, epsilon)
@@ -208,7 +210,7 @@ def begin(
     noise_multiplier: float | None = None,
     learning_rate: float = 0.0,
 ) -> tuple[SecureSum, Dropped]:
-    """Exchange keys and shares with the round's ``cohort`` for a sum of models like ``arrays``; also who dropped out.
+    """Exchange keys and shares with the round's ``cohort`` for a sum of answers like ``arrays``; also who dropped out.
 
     public_patients: counts of patients that were paid for or are public; a hospital's weight is its share of the largest, or
     1 where there are none. Raises SumRefused when too few hospitals are left, ConfigError when there never were enough.
@@ -246,7 +248,7 @@ def begin(
     _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
     terms = secure_terms(run.config, flattened(arrays).size, len(peers), threshold, noise_multiplier)
     # Where gradient sums are summed, a hospital's weighted update is the learning rate times its own, over the largest count.
-    scale = learning_rate / max(known, default=1.0) if run.config.shared_noise else 1.0
+    scale = learning_rate / max(known, default=1.0) if run.config.secure.shared_noise else 1.0
     parties = tuple(site for site in peers if site.index in shared)
     return SecureSum(run, number, terms, peers, parties, keys, shared, weights, scale), dropped + later
 

@@ -31,9 +31,9 @@ def _choose(run: Run, state: RunState, learning: Learning) -> None:
     """
     config, candidates = run.config, learning.half.candidates(learning.state)
     rounds = [*candidates]
-    if len(rounds) <= config.selected:
+    if len(rounds) <= config.synthesis.selected:
         return
-    judges = [judge(candidate, config.synthetic_rows, config.seed) for candidate in candidates.values()]
+    judges = [judge(candidate, config.synthesis.rows, config.seed) for candidate in candidates.values()]
     beside = to_record({
         "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
     })  # fmt: skip
@@ -42,7 +42,7 @@ def _choose(run: Run, state: RunState, learning: Learning) -> None:
 
     def request(site: Site) -> SelectRequest:
         return SelectRequest(
-            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=config.selected,
+            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=config.synthesis.selected,
             epsilon=config.selection_cost or None, plan=plan,
         )  # fmt: skip
 
@@ -51,14 +51,14 @@ def _choose(run: Run, state: RunState, learning: Learning) -> None:
     exchange = view.exchange(messages, config.timeout)
     votes = np.zeros(len(rounds))
     if config.selection_cost:
-        event = choice_event(config.selection_cost, config.selected)
+        event = choice_event(config.selection_cost, config.synthesis.selected)
         state.ask(exchange, SELECT, event, event)
     for site, reply in accept(exchange, state, config.rounds, problem, request=SELECT):
-        chosen = _chosen(reply, config.selected, len(rounds))
+        chosen = _chosen(reply, config.synthesis.selected, len(rounds))
         weight = state.public_patients.get(site.name, 1.0)
-        votes[chosen] += weight * (config.selected - np.arange(len(chosen)))
+        votes[chosen] += weight * (config.synthesis.selected - np.arange(len(chosen)))
     if votes.any():
-        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: config.selected]])
+        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: config.synthesis.selected]])
 
 
 def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
 from polyclinic.messages import RECORD, REFUSED, Request
 from polyclinic.passing import PassingGrid
 
@@ -124,6 +125,12 @@ class Exchange:
         return len(self.refusals)
 
 
+_BY_ITSELF = (
+    "The strategy sends messages by itself, which hospitals do not answer in a run; return them from configure_train, or ask "
+    "hospitals for statistics by `polyclinic query`."
+)
+
+
 class SiteGrid(PassingGrid):
     """The cohort of one exchange, as a Grid.
 
@@ -147,10 +154,12 @@ class SiteGrid(PassingGrid):
         return list(self._cohort)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages([self._addressed(message)[1] for message in messages])
+        """Raises ConfigError: hospitals answer what a round asks them, which is what ``configure_train`` returns."""
+        raise ConfigError(_BY_ITSELF)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [message for _, message in self.exchange(messages, timeout).replies]
+        """Raises ConfigError as ``push_messages``."""
+        raise ConfigError(_BY_ITSELF)
 
     def exchange(self, messages: Iterable[Message], timeout: float | None) -> Exchange:
         """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""

@@ -61,6 +61,7 @@ class Run:
 class RunState:
     """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
+    ``strategy_metrics``: by round, the metrics that the strategy returned of training and of evaluation.
     ``stopped``: why there will be no further round though some were left. ``unchanged``: the rounds that changed no model,
     and why. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
@@ -84,6 +85,7 @@ class RunState:
     learning_rate: float | None = None
     round: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    strategy_metrics: list[dict[str, Any]] = field(default_factory=list)
     dropouts: list[dict[str, Any]] = field(default_factory=list)
     epsilon: dict[str, float] = field(default_factory=dict)
     joined: dict[str, int] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class RunState:
             account = self._account(name)
             if not account.has(STATISTICS):
                 account.ask(f"{STATISTICS} {LOST}", counting)
-            for number in range(self.round + 1, min(self.round + config.checkpoint_every, config.rounds) + 1):
+            for number in range(self.round + 1, min(self.round + config.checkpoints.every, config.rounds) + 1):
                 begun = account.has("train") or number > self.round + 1
                 account.ask(f"train {number} {LOST}", later if begun else first)
 
@@ -204,6 +206,14 @@ class RunState:
     def leave(self, number: int, reason: str) -> None:
         """Note why round ``number`` changes no model."""
         self.unchanged.append({"round": number, "reason": reason})
+
+    def note_metrics(self, number: int, phase: str, metrics: Mapping[str, Any] | None) -> None:
+        """Keep the metrics that the strategy returned of round ``number`` in ``phase``, "train" or "evaluate"."""
+        if not metrics:
+            return
+        if not self.strategy_metrics or self.strategy_metrics[-1]["round"] != number:
+            self.strategy_metrics.append({"round": number})
+        self.strategy_metrics[-1][phase] = dict(metrics)
 
     def newest_rows(self) -> list[dict[str, Any]]:
         """The rows of the round that is done."""

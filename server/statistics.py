@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
 from polyclinic.ehr.schema import Schema
-from polyclinic.messages import CONTROL, STATISTICS, StatisticsRequest
+from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
@@ -34,10 +34,10 @@ def ask_statistics(
     """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
     exchange, found = _sums(grid, sites, state, program, run, str(home), privacy, 0)
     config = program.config
-    if len(found) < config.min_sites:
+    if len(found) < config.participation.min_sites:
         raise too_few(exchange, "Statistics", len(found), config)
     totals = [total for _, total in found]
-    if config.standardise == "measured":
+    if config.data.standardise == "measured":
         noise = privacy.statistics_noise_multiplier if privacy else None
         state.standardiser = measured_standardiser(totals, sites[0].schema, noise)
     if program.counts_classes:
@@ -62,19 +62,21 @@ def _sums(
     noise, plan = privacy.statistics_noise_multiplier if privacy else None, declared_plan(privacy)
 
     def request(site: Site) -> StatisticsRequest:
-        return StatisticsRequest(run=run, site=site.index, home=home, noise_multiplier=noise, plan=plan)
+        return StatisticsRequest(
+            run=run, site=site.index, home=home, noise_multiplier=noise, plan=plan, local_half=program.has_local_half
+        )
 
     view = SiteGrid(grid, sites, request, {})
     exchange = view.exchange([Message(RecordDict(), site.id, STATISTICS) for site in sites], program.config.timeout)
     config, schema = program.config, sites[0].schema
-    measured = config.standardise == "measured"
+    measured = config.data.standardise == "measured"
     like = {"sums": np.zeros(schema.num_classes if program.counts_classes else contribution_size(schema, measured))}
     found: dict[int, np.ndarray] = {}
 
     def wrong(reply: Message) -> str | None:
         if why := problem(reply, like):
             return why
-        total = next(from_record(record) for name, record in arrays_of(reply) if name != CONTROL)["sums"]
+        total = next(from_record(record) for name, record in arrays_of(reply) if is_model(name))["sums"]
         found[reply.metadata.src_node_id] = total
         return _impossible(total, schema, program)
 
@@ -90,7 +92,7 @@ def _impossible(total: np.ndarray, schema: Schema, program: Program) -> str | No
     count = _counts([total], schema, program)[0]
     if np.abs(total).max() > _MOST_PATIENTS or count > _MOST_PATIENTS:
         return f"its sums are not those of {_MOST_PATIENTS:g} patients or fewer"
-    if not program.config.dp and count < 1:
+    if not program.config.privacy.dp and count < 1:
         return f"it says that it has {count:g} patients"
     return None
 
@@ -98,7 +100,7 @@ def _impossible(total: np.ndarray, schema: Schema, program: Program) -> str | No
 def _counts(totals: list[np.ndarray], schema: Schema, program: Program) -> list[float]:
     if program.counts_classes:
         return [float(total.sum()) for total in totals]
-    return patient_counts(totals, schema, program.config.standardise == "measured")
+    return patient_counts(totals, schema, program.config.data.standardise == "measured")
 
 
 def _count(found: Sums, state: RunState, program: Program) -> None:
@@ -106,4 +108,4 @@ def _count(found: Sums, state: RunState, program: Program) -> None:
         return
     counts = _counts([total for _, total in found], found[0][0].schema, program)
     for (site, _), count in zip(found, counts, strict=True):
-        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if program.config.dp else count
+        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if program.config.privacy.dp else count

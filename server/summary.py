@@ -49,19 +49,20 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
             "private": private, "risk": _risk(outcome, charged),
-            "delta": config.delta if private else None,
+            "delta": config.privacy.delta if private else None,
             "overlap": overlap, "composition": composition(overlap, site.schema.unit),
             "unit": site.schema.unit, "relation": site.relation, "accountant": site.accountant,
-            "budget": config.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
-            "sample_rate": config.sample_rate if stepwise else None,
-            "steps": config.rounds * (config.local_steps if stepwise else 1),
+            "budget": config.privacy.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
+            "sample_rate": config.training.sample_rate if stepwise else None,
+            "steps": config.rounds * (config.training.local_steps if stepwise else 1),
             "central": outcome.central and _without_ledger(outcome.central),
         },
         "synthesis": None, "posterior": None, **statement_of(outcome),
         "model_sha256": digest(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
+        "strategy_metrics": state.strategy_metrics,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
-        "stopped": state.stopped, "simulation": simulated, "shared_noise": config.shared_noise,
+        "stopped": state.stopped, "simulation": simulated, "shared_noise": config.secure.shared_noise,
         "statement": statement, "notes": notes(outcome, unchanged, comparison) + tracker_note(run_dir),
     }  # fmt: skip
 
@@ -80,10 +81,10 @@ def _flow(dataset: str) -> list[dict[str, Any]] | None:
 
 def _evaluation(outcome: Outcome) -> dict[str, Any]:
     config, schema = outcome.config, outcome.sites[0].schema
-    groups = group_names(schema, config.groups) if config.groups else ()
+    groups = group_names(schema, config.evaluation.groups) if config.evaluation.groups else ()
     if not outcome.state.released:
         return {"undefined": "no hospital was asked for metrics"}
-    return assess(outcome.state.predictions or {}, config.seed, config.groups, groups)
+    return assess(outcome.state.predictions or {}, config.seed, config.evaluation.groups, groups)
 
 
 def _is_pooled(outcome: Outcome) -> bool:
@@ -137,7 +138,7 @@ def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
 def _overlap(outcome: Outcome) -> int:
     """The most hospitals of this run that may hold one patient's records, as whoever allows for most of them declares."""
     declared = max(1 + site.elsewhere for site in outcome.sites)
-    return min(max(declared, outcome.config.overlap), len(outcome.sites))
+    return min(max(declared, outcome.config.privacy.overlap), len(outcome.sites))
 
 
 def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, float]) -> float:
@@ -146,7 +147,9 @@ def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, fl
     if overlap == 1:
         return largest
     site = outcome.sites[0]
-    terms = Terms("", outcome.config.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant))
+    terms = Terms(
+        "", outcome.config.privacy.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant)
+    )
     return max(largest, epsilon_together([*charged.values()], overlap, terms))
 
 
@@ -203,7 +206,7 @@ def _statement(outcome: Outcome, home: Path, spent: dict[str, float]) -> dict[st
     first = outcome.sites[0]
     return {
         "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,
-        "delta": outcome.config.delta, "sites": sites, "central": outcome.central and outcome.central["ledger"],
+        "delta": outcome.config.privacy.delta, "sites": sites, "central": outcome.central and outcome.central["ledger"],
     }  # fmt: skip
 
 

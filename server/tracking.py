@@ -21,6 +21,7 @@ from flwr.common.logger import log
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.metrics import REPLIED
 from polyclinic.files import write_file
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.json_text import json_text
@@ -57,7 +58,7 @@ class Tracked:
         self._watcher, self._config, self._folder = watcher, config, folder
         self._track: Track | None = None
         self._kept, self._before, self._first = _read(folder), math.inf, True
-        if not config.tracker:
+        if not config.tracking.tool:
             return
         check_tracker(config)
         try:
@@ -66,7 +67,8 @@ class Tracked:
         except Exception as error:
             if not resume:
                 raise ConfigError(
-                    f"Configuration key 'tracker' has the value {config.tracker!r}, which cannot begin: {_why(error, config)}."
+                    f"Configuration key 'tracking.tool' has the value {config.tracking.tool!r}, which cannot begin: "
+                    f"{_why(error, config)}."
                 ) from None
             self._give_up(error)
 
@@ -86,7 +88,7 @@ class Tracked:
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         self._before = min(self._before, state.round - 1)
-        if state.round % config.checkpoint_every == 0:
+        if state.round % config.checkpoints.every == 0:
             self.tell(state)
         self._watcher.round_done(config, state)
 
@@ -101,6 +103,7 @@ class Tracked:
             rows = [row for row in state.rows if row["round"] > told]
             for number, found in groupby(rows, key=lambda row: int(row["round"])):
                 values = numbers(list(found))
+                values |= _of_strategy(state, number)
                 if number == state.round and state.hospital_epsilon is not None:
                     values["central-epsilon"] = state.hospital_epsilon
                 track.log(number, values, self._first)
@@ -129,7 +132,7 @@ class Tracked:
     def _give_up(self, error: Exception) -> None:
         self._track = None
         self._keep(
-            problem=f"The tracker {self._config.tracker} failed after round {self._kept.round} and was told no more: "
+            problem=f"The tracker {self._config.tracking.tool} failed after round {self._kept.round} and was told no more: "
             f"{_why(error, self._config)}. This folder has all of it."
         )
         log(WARNING, "%s", self._kept.problem)
@@ -150,8 +153,18 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found | ({"seconds": seconds[0]} if seconds else {})
 
 
+def _of_strategy(state: RunState, number: int) -> dict[str, float]:
+    """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``."""
+    found: Mapping[str, Any] = next((one for one in reversed(state.strategy_metrics) if one["round"] == number), {})
+    return {
+        f"strategy-{phase}/{_named(name)}": float(value)
+        for phase in ("train", "evaluate") for name, value in found.get(phase, {}).items()
+        if name not in REPLIED and isinstance(value, int | float) and math.isfinite(value)
+    }  # fmt: skip
+
+
 def _named(site: str) -> str:
-    """The site in the letters that all trackers take; where that changes it, with what tells it from others."""
+    """A name in the letters that all trackers take; where that changes it, with what tells it from others."""
     clean = re.sub(r"[^A-Za-z0-9_. -]", "_", site)
     return site if clean == site else f"{clean}-{crc32(site.encode()):08x}"
 
@@ -167,7 +180,7 @@ def _why(error: Exception, config: RunConfig) -> str:
     """One line; of an address from the environment, which may hold a password, only the kind of failure."""
     told = (
         f": {' '.join(str(error).split())[:200].rstrip('.')}"
-        if config.tracker_place or config.tracker != "mlflow"
+        if config.tracking.place or config.tracking.tool != "mlflow"
         else ""
     )
     return f"{type(error).__name__}{told}"

@@ -18,7 +18,9 @@ from polyclinic.errors import ConfigError
 Plain = Mapping[str, bool | int | float | str]
 _MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 #: What of a configuration is told to nobody: places on this machine.
-_UNTOLD = ("out", "resume", "tracker-place", "schema-file", "imputer-file", "availability", "ray-address", "meant")
+_UNTOLD = (
+    "out", "resume", "ray-address", "tracking.place", "data.schema-file", "data.imputer-file", "simulation.availability",
+)  # fmt: skip
 _MLFLOW_AT_ONCE = 100, 1000  # parameters and metrics of one call, as the server allows
 
 
@@ -37,16 +39,16 @@ class Track(Protocol):
 
 def check_tracker(config: RunConfig) -> None:
     """Raises ConfigError for a tracker whose package is missing, or a place that holds a password; contacts nobody."""
-    if not config.tracker:
+    if not config.tracking.tool:
         return
-    if find_spec(_MODULES[config.tracker]) is None:
+    if find_spec(_MODULES[config.tracking.tool]) is None:
         raise ConfigError(
-            f"Configuration key 'tracker' has the value {config.tracker!r}, whose package is not installed; "
+            f"Configuration key 'tracking.tool' has the value {config.tracking.tool!r}, whose package is not installed; "
             "`pip install polyclinic[trackers]` brings it."
         )
-    if urlsplit(config.tracker_place).password is not None:
+    if urlsplit(config.tracking.place).password is not None:
         raise ConfigError(
-            "Configuration key 'tracker-place' holds a password, which the run's folder would show; leave it out, and set "
+            "Configuration key 'tracking.place' holds a password, which the run's folder would show; leave it out, and set "
             "MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the environment."
         )
 
@@ -54,13 +56,13 @@ def check_tracker(config: RunConfig) -> None:
 def open_track(config: RunConfig, folder: Path, key: str) -> Track:
     """The run's track, begun where ``key`` is empty. Raises whatever the tracker does where its place cannot be used."""
     told = {name: value for name, value in config.flat().items() if name not in _UNTOLD}
-    if config.tracker == "tensorboard":
+    if config.tracking.tool == "tensorboard":
         place = (
-            Path(config.tracker_place).expanduser() / folder.name if config.tracker_place else folder / "tensorboard"
+            Path(config.tracking.place).expanduser() / folder.name if config.tracking.place else folder / "tensorboard"
         )
         return _TensorBoard(place, told, key)
     default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.parent / 'mlflow.db'}"
-    return _Mlflow(config.tracker_place or default, folder.name, told, key)
+    return _Mlflow(config.tracking.place or default, folder.name, told, key)
 
 
 class _TensorBoard:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from polyclinic.compression import Compression
 from polyclinic.config import compression
+from polyclinic.ehr.schema import Schema
 from polyclinic.server.merging import merge
 from polyclinic.server.noise import tell_noise
 from polyclinic.server.replies import alike, problem, unpack
@@ -23,6 +24,7 @@ from polyclinic.strategies.registry import merge_by
 from polyclinic.types import Arrays
 
 Replies = Sequence[tuple[Site, Message]]
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class Updates(Protocol):
@@ -40,19 +42,25 @@ class Updates(Protocol):
     def problem(self, reply: Message) -> str | None:
         """Why a reply is no such update, or None; puts the model that an upload stands for in its place."""
 
-    def aggregate(self, replies: Replies) -> ArrayRecord | None:
-        """What the strategy makes of them; notes in the run's state what is spent of whole hospitals' protection."""
+    def aggregate(self, replies: Replies) -> Aggregated:
+        """The model, None where the strategy keeps the one before, and the metrics that it returned; notes in the run's state
+        what is spent of whole hospitals' protection."""
 
 
 def updates_of(run: Run, state: RunState, cohort: Sequence[Site], number: int) -> Updates:
     """Of round ``number``, in the way that the run is configured for. Raises TooFew when its preparation fails."""
-    given = state.model
-    if not run.config.secure_aggregation:
-        return _Clear(run, state, number, given, cohort, merge_by(run.strategy) or "", compression(run.config))
+    origin = origin_of(run, state, number, cohort[0].schema) if cohort else {}
+    if not run.config.secure.aggregation:
+        return _Clear(run, state, number, origin, cohort, merge_by(run.strategy) or "", compression(run.config))
     settled = state.noise_multiplier, state.learning_rate or 0.0
-    total, gone = begin(run, cohort, given, state.public_patients, number, *settled)
+    total, gone = begin(run, cohort, origin, state.public_patients, number, *settled)
     state.drop(number, gone)
-    return _Masked(run, state, number, given, total)
+    return _Masked(run, state, number, origin, total)
+
+
+def origin_of(run: Run, state: RunState, number: int, schema: Schema) -> Arrays:
+    """``Program.origin`` of round ``number``, before which ``state`` is."""
+    return run.program.origin(schema, state.model, run.learning.question(number) if run.learning else {})
 
 
 def never_skips(run: Run) -> bool:
@@ -67,7 +75,7 @@ class _Clear:
     run: Run
     state: RunState
     number: int
-    given: Arrays
+    origin: Arrays
     parties: Sequence[Site]
     key: str
     how: Compression
@@ -78,15 +86,15 @@ class _Clear:
         return {"merge_by": self.key if merges else ""}
 
     def problem(self, reply: Message) -> str | None:
-        return unpack(reply, self.given, self.how) or problem(reply, self.given)
+        return unpack(reply, self.origin, self.how) or problem(reply, self.origin)
 
-    def aggregate(self, replies: Replies) -> ArrayRecord | None:
+    def aggregate(self, replies: Replies) -> Aggregated:
         strategy, models = self.run.strategy, [reply for _, reply in replies]
         tell_noise(self.run.learning, self.run.config, self.state, [site for site, _ in replies])
-        arrays, _ = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
+        aggregated = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
         if self.run.central:
             self.state.hospital_epsilon = self.run.central.epsilon
-        return arrays
+        return aggregated
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +104,7 @@ class _Masked:
     run: Run
     state: RunState
     number: int
-    given: Arrays
+    origin: Arrays
     total: SecureSum
 
     @property
@@ -113,11 +121,10 @@ class _Masked:
     def problem(self, reply: Message) -> str | None:
         return problem(reply) or self.total.problem(reply)
 
-    def aggregate(self, replies: Replies) -> ArrayRecord | None:
-        opened = self.total.open(replies, self.given, str(merge_by(self.run.strategy)))
+    def aggregate(self, replies: Replies) -> Aggregated:
+        opened = self.total.open(replies, self.origin, str(merge_by(self.run.strategy)))
         self.state.drop(self.number, opened.dropped)
         self.state.hospital_epsilon = opened.epsilon
         arrived = [site for site, _ in replies]
         tell_noise(self.run.learning, self.run.config, self.state, arrived, self.total.terms.threshold)
-        arrays, _ = self.run.strategy.aggregate_train(self.number, [opened.reply])
-        return arrays
+        return self.run.strategy.aggregate_train(self.number, [opened.reply])

@@ -13,23 +13,23 @@ from copy import copy
 from typing import Any
 
 import ray
-import torch
 from flwr.app import Context, Message, RecordDict
 from ray.exceptions import RayError
 
 from polyclinic.errors import ConfigError
-from polyclinic.sim.calls import Answer, AppReference, Stack, call_in_worker
-from polyclinic.sim.workers import lost
+from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.threads import set_threads
 
 
 class RayWorkers:
     """``count`` actors, each with one CPU and its part of ``gpus``; Ray restarts one that dies and makes its call again.
 
-    address: "local" starts Ray on this machine, "auto" or a host joins a cluster. Raises ConfigError when there is none,
+    address: "local" starts Ray on this machine, "auto" or a host joins a cluster. threads: that numerical libraries take in
+    each. Raises ConfigError when there is none,
     or it has fewer GPUs.
     """
 
-    def __init__(self, count: int, address: str, gpus: float = 0.0) -> None:
+    def __init__(self, count: int, address: str, gpus: float = 0.0, threads: int = 1) -> None:
         self.count = count
         self._begun_here = not ray.is_initialized()
         if self._begun_here:
@@ -51,9 +51,9 @@ class RayWorkers:
                 f"Configuration key 'gpus' has the value {gpus:g}, but this Ray cluster has {found:g} GPUs."
             )
         actor = ray.remote(num_cpus=1, num_gpus=gpus / count, max_restarts=-1, max_task_retries=1)(_Actor)
-        self._actors: list[Any] = [actor.remote() for _ in range(count)]
+        self._actors: list[Any] = [actor.remote(threads) for _ in range(count)]
 
-    def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
+    def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
         shared = _shared(stacks)
         store = ray.put(shared)
         sent = [[_parted(message, context, shared) for message, context in stack] for stack in stacks]
@@ -66,7 +66,7 @@ class RayWorkers:
                 found[index] = lost(stack)
         return list(found.values())
 
-    def close(self) -> None:
+    def close(self, now: bool = False) -> None:
         for actor in self._actors:
             ray.kill(actor)
         self._leave()
@@ -84,10 +84,10 @@ def _reach(address: str) -> None:
 
 
 class _Actor:
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
+    def __init__(self, threads: int) -> None:
+        set_threads(threads)
 
-    def call(self, app: AppReference, stack: list[_Parted], shared: dict[int, Any]) -> list[Answer]:
+    def call(self, app: App, stack: list[_Parted], shared: dict[int, Any]) -> list[Answer]:
         whole: Stack = []
         for message, names, context in stack:
             message.content = RecordDict({name: shared.get(key, record) for name, key, record in names})  # type: ignore[misc]

@@ -12,13 +12,12 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
 import numpy as np
-import torch
-from flwr.app import Error, Message
 
-from polyclinic.sim.calls import APP_FAILED, Answer, AppReference, Stack, call_in_worker
+from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.threads import set_threads
 
-# Before any worker is forked: what nearly every run's workers need.
-IMPORTED_ONCE = (__name__, "polyclinic.client_app")
+# Before any worker is forked: what the workers of nearly every federation need.
+IMPORTED_ONCE = ("polyclinic.client_app",)
 
 
 class Workers(Protocol):
@@ -26,22 +25,30 @@ class Workers(Protocol):
 
     count: int
 
-    def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
+    def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
         """The answers of every stack, in order. A worker that dies is replaced and its call made once more."""
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self, now: bool = False) -> None:
+        """End the workers; ``now``: with what they are doing unfinished."""
 
 
 class ProcessWorkers:
-    """``count`` processes of this machine, which share ``gpus`` of its GPUs, each one at most."""
+    """``count`` processes of this machine, which share ``gpus`` of its GPUs, each one at most.
 
-    def __init__(self, count: int, gpus: float = 0.0) -> None:
+    threads: that numerical libraries take in each. imported_once: modules that the first to be made imports for all.
+    """
+
+    def __init__(
+        self, count: int, gpus: float = 0.0, threads: int = 1, imported_once: Sequence[str] = IMPORTED_ONCE
+    ) -> None:
         self.count = count
         self._gpus = gpus
+        self._threads = threads
+        self._imported_once = [__name__, *imported_once]
         self._pools: dict[int, ProcessPoolExecutor] = {}
+        self._making = threading.Lock()
 
-    def call(self, app: AppReference, stacks: Sequence[Stack]) -> list[list[Answer]]:
+    def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
         found: dict[int, list[Answer]] = {index: [] for index, stack in enumerate(stacks) if not stack}
         for _ in range(2):
             waiting = [index for index in range(len(stacks)) if index not in found]
@@ -50,41 +57,43 @@ class ProcessWorkers:
                 try:
                     futures[index] = self._pool(index).submit(call_in_worker, app, stacks[index])
                 except BrokenProcessPool:
-                    self._pools.pop(index)
+                    self._pools.pop(index, None)
             for index, future in futures.items():
                 try:
                     found[index] = future.result()
                 except BrokenProcessPool:
-                    self._pools.pop(index)
+                    self._pools.pop(index, None)
         return [found[index] if index in found else lost(stack) for index, stack in enumerate(stacks)]
 
-    def close(self) -> None:
+    def begin(self) -> None:
+        """Start all of them, and return at once; without it each starts with its first call."""
+        for index in range(self.count):
+            self._pool(index).submit(os.getpid)
+
+    def close(self, now: bool = False) -> None:
         for pool in self._pools.values():
+            if now:
+                # As `terminate_workers` of Python 3.14 does.
+                for process in list(pool._processes.values()):
+                    process.kill()
             pool.shutdown(cancel_futures=True)
         self._pools.clear()
 
     def _pool(self, index: int) -> ProcessPoolExecutor:
-        if index not in self._pools:
+        with self._making:
+            if index in self._pools:
+                return self._pools[index]
             # Not forks of this process, whose threads, torch's and Ray's, do not survive one: of one that only imports.
             server = multiprocessing.get_context("forkserver")
-            server.set_forkserver_preload([*IMPORTED_ONCE])
+            server.set_forkserver_preload(self._imported_once)
             gpu = int(index * self._gpus / self.count) if self._gpus else None
             self._pools[index] = ProcessPoolExecutor(
-                1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu)
+                1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, self._threads)
             )
-        return self._pools[index]
+            return self._pools[index]
 
 
-def lost(stack: Stack) -> list[Answer]:
-    """Errors for the sites of a call whose worker died twice."""
-    reason = (
-        "the worker died twice before this site's reply; a script that uses workers must start its work under "
-        "`if __name__ == '__main__':`"
-    )
-    return [(Message(Error(APP_FAILED, reason), reply_to=message), context.state) for message, context in stack]
-
-
-def _begin_worker(environment: Mapping[str, str], gpu: int | None) -> None:
+def _begin_worker(environment: Mapping[str, str], gpu: int | None, threads: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
     if gpu is not None:
@@ -94,7 +103,7 @@ def _begin_worker(environment: Mapping[str, str], gpu: int | None) -> None:
     np.random.seed()  # noqa: NPY002 - forks share it, and a model of somebody's may draw from it
     # Ctrl-C reaches the whole process group; the run itself decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    set_threads(threads)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
 
 

@@ -43,6 +43,8 @@ class CentralDP(Wrapping):
     The metrics of training are not averaged, for they carry no noise. Raises ConfigError for a base that is no mean.
     """
 
+    not_saved = ("plan", "weights", "ledger")
+
     def __init__(
         self, base: Strategy, plan: CentralPlan, *, weights: Mapping[str, float] | None = None,
         name: Callable[[Message], str] = lambda reply: str(reply.metadata.src_node_id), ledger: Ledger | None = None,

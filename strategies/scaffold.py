@@ -1,25 +1,33 @@
-"""SCAFFOLD's server: the model, and beside it the mean of what hospitals' gradients are like (Karimireddy et al. 2020).
+"""SCAFFOLD: gradients corrected by control variates, so that hospitals that differ do not drift apart.
 
-Hospitals keep their own control variates and send how these changed (``training.control``).
+Karimireddy et al. 2020, Algorithm 1. Each step's gradient g becomes g - c_i + c, where c is the server's control variate and
+c_i the hospital's own. Neither is more than a function of what was clipped and noised before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from polyclinic.errors import ConfigError
+from polyclinic.strategies.options import check_number
+from polyclinic.strategies.replies import weigh_alike
+from polyclinic.training.local import BESIDE, LocalHalf, Pass, Sites, Trained, rows_where_finite
+from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
-# The record of arrays beside the model's, in both directions; ``polyclinic.messages`` has the same name.
-CONTROL = "control"
+_CONTROL = "control"
 
 
 class Scaffold(FedAvg):
-    """Algorithm 1: the unweighted mean of the hospitals' models, and the control variate ``control`` over all of them.
+    """The server's half: the unweighted mean of the hospitals' models, and the control variate ``control`` over all of them.
 
     hospitals: how many there are, of which any number takes part in a round. server_learning_rate: how far of the way to
     the mean the model goes. Not associative: it needs each hospital's change of its control variate.
@@ -27,9 +35,50 @@ class Scaffold(FedAvg):
 
     associative = False
 
+    @dataclass(frozen=True)
+    class Local(LocalHalf):
+        """The hospitals' half, with plain SGD only, since a step must be the learning rate times a gradient.
+
+        variate: Where a hospital's new control variate comes from. "update" (option II): the mean of the round's own gradients,
+            read off the model's way; no record is looked at again. "gradient" (option I): a gradient at the server's model over
+            all patients, a clipped sum of its own, with noise that makes it as noisy as one step's; it is charged.
+        """
+
+        variate: str = "update"
+        receives: ClassVar[tuple[str, ...]] = (_CONTROL,)
+        sends: ClassVar[tuple[str, ...]] = (_CONTROL,)
+        keeps: ClassVar[bool] = True
+
+        def __post_init__(self) -> None:
+            if self.variate not in ("update", "gradient"):
+                raise ValueError(f"variate must be 'update' or 'gradient', got {self.variate!r}")
+
+        def passes(self, settings: TrainSettings) -> tuple[Pass, ...]:
+            steps = super().passes(settings)
+            return steps if self.variate == "update" else (*steps, Pass(1, _CONTROL, all_patients=True))
+
+        def check(self, settings: TrainSettings) -> None:
+            if settings.optimizer != "sgd" or settings.momentum:
+                raise ConfigError(
+                    f"Configuration key 'strategy' has the value 'scaffold', but optimizer is {settings.optimizer!r} "
+                    f"with momentum {settings.momentum:g}: control variates correct plain gradient steps; set "
+                    "training.optimizer to 'sgd' and momentum to 0."
+                )
+
+        def round(self, sites: Sites) -> Trained:
+            own = sites.kept(_CONTROL, torch.zeros_like(sites.model))
+            correction, settings, models = sites.received(_CONTROL) - own, sites.settings, sites.model
+            for _ in range(settings.local_steps):
+                models = sites.step(models, sites.gradient(models) + correction)
+            if self.variate == "update":
+                variate = (sites.model - models) / (settings.local_steps * settings.learning_rate) - correction
+            else:
+                variate = sites.gradient(sites.model, _CONTROL)
+            variate = rows_where_finite(variate, own)
+            return Trained(models, kept={_CONTROL: variate}, sent={_CONTROL: variate - own})
+
     def __init__(self, hospitals: int, server_learning_rate: float = 1.0) -> None:
-        if not (np.isfinite(server_learning_rate) and server_learning_rate > 0):
-            raise ValueError(f"server-learning-rate must be positive, got {server_learning_rate}")
+        check_number("server_learning_rate", server_learning_rate, least=0.0, above=True)
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
         self.hospitals = hospitals
         self.server_learning_rate = server_learning_rate
@@ -47,18 +96,15 @@ class Scaffold(FedAvg):
         beside = ArrayRecord({name: Array(value) for name, value in self.control.items()})
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
-            message.content[CONTROL] = beside
+            message.content[BESIDE + _CONTROL] = beside
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Moves the model by the mean of the hospitals' steps, and the control variate by their changes over all hospitals."""
-        answers = [reply for reply in replies if not reply.has_error()]
-        changes = [reply.content.pop(CONTROL, None) for reply in answers]
-        for reply in answers:
-            for record in reply.content.metric_records.values():
-                record[self.weighted_by_key] = 1.0  # the paper's mean is over hospitals, whatever their size
+        answers = weigh_alike(replies, self.weighted_by_key)
+        changes = [reply.content.pop(BESIDE + _CONTROL, None) for reply in answers]
         mean, metrics = super().aggregate_train(server_round, answers)
         sent, self._sent = self._sent, None
         if mean is None or sent is None:

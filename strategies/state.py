@@ -1,23 +1,37 @@
 """What a strategy must keep between rounds, taken out and put back for checkpoints.
 
-Flower's strategies have no such method; their state (moments, momentum, current arrays, counters) lies in attributes.
-All attributes that arrays, numbers, texts, and lists, tuples and dicts of these make up are saved, those of a strategy
-that another wraps as well; others, such as functions, are configuration.
+Flower's strategies have no such method; their state (moments, momentum, current arrays, counters) lies in attributes. A strategy
+may say itself what it keeps, with two methods: ``state()`` returns a mapping of texts to values, and ``restore(state)`` takes
+it back. Of one that does not, every attribute is saved, and so are those of a strategy that another wraps. A value may be:
+
+- a number, a text, bytes, an array, a tensor, a generator of NumPy;
+- an object with ``state_dict`` and ``load_state_dict``, as torch's optimizers are;
+- a list, tuple, set, deque or dict of these.
+
+Functions, classes and paths are configuration. Any other attribute cannot be saved; a strategy names in ``not_saved`` those
+that a resumed run makes anew. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from polyclinic.errors import DataError
 from polyclinic.types import Arrays
 
 _TREE = "tree"
+_CONFIGURATION = (Path, ModuleType, logging.Logger)
+_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 
 
 class _Unknown(Exception):
@@ -25,51 +39,115 @@ class _Unknown(Exception):
 
 
 def strategy_state(strategy: Strategy) -> Arrays:
-    """The attributes' arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
+    """The strategy's values: arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
     found: list[np.ndarray] = []
-    tree = {}
-    for path, holder in _holders(strategy):
-        for attribute, value in vars(holder).items():
+    tree: dict[str, list[Any]] = {}
+    for path, holder in holders(strategy):
+        for name, value in _kept(holder).items():
             seen = len(found)
             try:
-                tree[path + attribute] = _packed(value, found)
+                tree[path + name] = _packed(value, found)
             except _Unknown:
                 del found[seen:]
     text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
     return {_TREE: text} | {str(index): value for index, value in enumerate(found)}
 
 
+def unsaved(strategy: Strategy) -> list[str]:
+    """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type."""
+    names = []
+    for path, holder in holders(strategy):
+        for name, value in _kept(holder).items():
+            try:
+                _packed(value, [])
+            except _Unknown:
+                if not (callable(value) or isinstance(value, _CONFIGURATION)):
+                    names.append(f"{path}{name} ({type(value).__name__})")
+    return names
+
+
 def restore_strategy(strategy: Strategy, state: Arrays) -> None:
-    """Put back what ``strategy_state`` took out of a strategy of the same class and options."""
-    holders = dict(_holders(strategy))
-    for name, part in json.loads(state[_TREE].tobytes()).items():
-        path, dot, attribute = name.rpartition(".")
-        setattr(holders[path + dot], attribute, _unpacked(part, state))
+    """Put back what ``strategy_state`` took out of a strategy of the same class and options.
+
+    Raises DataError where an attribute with a ``state_dict`` is not there to be filled.
+    """
+    found = dict(holders(strategy))
+    own: dict[str, dict[str, Any]] = {path: {} for path, holder in found.items() if _says_itself(holder)}
+    for full, part in json.loads(state[_TREE].tobytes()).items():
+        path, dot, name = full.rpartition(".")
+        holder = found[path + dot]
+        if path + dot in own:
+            own[path + dot][name] = _unpacked(part, state)
+        elif part[0] == "state-dict":
+            attribute: Any = getattr(holder, name, None)
+            if not hasattr(attribute, "load_state_dict"):
+                raise DataError(
+                    f"The strategy's {name} is not there to be filled from the checkpoint; make it in __init__, or give the "
+                    "strategy state() and restore()."
+                )
+            attribute.load_state_dict(_unpacked(part[1], state))
+        else:
+            value = _unpacked(part, state)
+            before: Any = getattr(holder, name, None)
+            if _is_tensor(before) and _is_tensor(value) and before.shape == value.shape:
+                before.detach().copy_(value)  # an optimizer of the strategy's may hold it
+            else:
+                setattr(holder, name, value)
+    for path, values in own.items():
+        found[path].restore(values)  # type: ignore[attr-defined]
 
 
-def _holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
+def holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
     """The strategy and those that it wraps, each by the attributes that lead to it: "", "base."."""
     yield path, strategy
     for attribute, value in vars(strategy).items():
         if isinstance(value, Strategy):
-            yield from _holders(value, f"{path}{attribute}.")
+            yield from holders(value, f"{path}{attribute}.")
+
+
+def _says_itself(holder: Strategy) -> bool:
+    return all(callable(getattr(type(holder), name, None)) for name in ("state", "restore"))
+
+
+def _kept(holder: Strategy) -> Mapping[str, Any]:
+    """What a strategy keeps, by name, without those that it wraps."""
+    if _says_itself(holder):
+        return dict(holder.state())  # type: ignore[attr-defined]
+    anew = getattr(holder, "not_saved", ())
+    return {name: value for name, value in vars(holder).items() if name not in anew and not isinstance(value, Strategy)}
 
 
 def _packed(value: Any, found: list[np.ndarray]) -> list[Any]:
     """[kind, content] in JSON's types; an array is its number in ``found``."""
     if value is None or type(value) in (bool, int, float, str):
         return ["plain", value]
+    if type(value) is bytes:
+        return ["bytes", _packed(np.frombuffer(value, dtype=np.uint8), found)]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         found.append(np.asarray(value))
         # The shape too, for files make an array of one number of a single number.
         return ["array" if isinstance(value, np.ndarray) else "scalar", [len(found) - 1, list(value.shape)]]
+    if isinstance(value, np.random.Generator):
+        return ["generator", [type(value.bit_generator).__name__, _packed(value.bit_generator.state, found)]]
     if isinstance(value, ArrayRecord):
         return ["record", [[name, _packed(array.numpy(), found)] for name, array in value.items()]]
-    if type(value) is dict:
+    if isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict"):
         return ["dict", [[_packed(key, found), _packed(part, found)] for key, part in value.items()]]
-    if type(value) in (list, tuple):
-        return [type(value).__name__, [_packed(part, found) for part in value]]
+    if type(value) in _SEQUENCES.values():
+        return [type(value).__name__, [_packed(part, found) for part in _ordered(value)]]
+    if _is_tensor(value):
+        return ["tensor", _packed(value.detach().cpu().numpy(), found)]
+    if not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return ["state-dict", _packed(value.state_dict(), found)]
     raise _Unknown
+
+
+def _ordered(values: Any) -> Sequence[Any]:
+    return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__.startswith("torch") and hasattr(value, "detach")
 
 
 def _unpacked(part: list[Any], state: Arrays) -> Any:
@@ -78,10 +156,20 @@ def _unpacked(part: list[Any], state: Arrays) -> Any:
         case "array" | "scalar":
             array = state[str(content[0])].reshape(content[1])
             return array.copy() if kind == "array" else array[()]
+        case "bytes":
+            return _unpacked(content, state).tobytes()
+        case "tensor":
+            import torch  # it takes a second to load
+
+            return torch.from_numpy(_unpacked(content, state))
+        case "generator":
+            made = np.random.Generator(getattr(np.random, content[0])())
+            made.bit_generator.state = _unpacked(content[1], state)
+            return made
         case "record":
             return ArrayRecord({name: Array(_unpacked(array, state)) for name, array in content})
         case "dict":
             return {_unpacked(key, state): _unpacked(value, state) for key, value in content}
-        case "list" | "tuple":
-            return (list if kind == "list" else tuple)(_unpacked(value, state) for value in content)
-    return content
+        case "plain":
+            return content
+    return _SEQUENCES[kind](_unpacked(value, state) for value in content)

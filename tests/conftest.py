@@ -88,8 +88,7 @@ def quick(tmp_path: Path) -> "Callable[..., RunResult]":
     from polyclinic import Federation
 
     def run(**options: Any) -> "RunResult":
-        return Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
-            **{"rounds": 2, "local_steps": 2, "pictures": False} | options
-        )
+        small: dict[str, Any] = {"out": str(tmp_path), "rounds": 2, "training.local-steps": 2}
+        return Federation.from_dataset("breast-cancer", **small).run(**{"pictures": False} | options)
 
     return run

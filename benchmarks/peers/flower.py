@@ -32,7 +32,7 @@ def rounds(task: Task) -> list[float]:
     def serve(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=task.sites)
         strategy.start(
-            grid, ArrayRecord(model().state_dict()), task.rounds, train_config=ConfigRecord({"dp": task.dp}),
+            grid, ArrayRecord(model().state_dict()), task.rounds, train_config=ConfigRecord({"privacy.dp": task.dp}),
             evaluate_fn=stamp,
         )  # fmt: skip
 

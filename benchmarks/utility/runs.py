@@ -20,8 +20,10 @@ from polyclinic.config import RunConfig
 
 Found = dict[str, Any]
 _TRAINING = (
-    "rounds", "local-steps", "sample-rate", "batching", "noise", "optimizer", "learning-rate", "momentum",
-    "weight-decay", "max-grad-norm", "standardise", "statistics-share", "upload", "denoise", "model", "strategy",
+    "rounds", "training.local-steps", "training.sample-rate", "training.batching", "training.noise",
+    "training.optimizer", "training.learning-rate", "training.momentum",
+    "training.weight-decay", "privacy.max-grad-norm", "data.standardise", "privacy.statistics-share", "upload.form",
+    "training.denoise", "model", "strategy",
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ class Job:
     def config(self) -> RunConfig:
         return RunConfig.build(
             {"dataset": name_of(self.dataset, self.seed), "sites": HOSPITALS[self.dataset], "seed": self.seed,
-             "delta": DELTAS[self.dataset], "evaluate_every": 10_000},
+             "privacy.delta": DELTAS[self.dataset], "evaluation.every": 10_000},
             {} if self.peer else self.options,
         )  # fmt: skip
 
@@ -46,7 +48,7 @@ class Job:
     def key(self) -> str:
         """Names what decides the result, the defaults that training has today among it."""
         settings = {} if self.peer else self.config.flat()
-        told = {name: settings[name] for name in _TRAINING if name in settings} | self.options
+        told = {name: settings[name] for name in _TRAINING if settings} | self.options
         text = json.dumps([self.dataset, self.seed, self.peer, told], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

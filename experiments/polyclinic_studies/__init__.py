@@ -61,3 +61,7 @@ PRIVATE_METRICS = Experiment(
     "How far private metrics at epsilon = 1 are from the exact ones", "polyclinic_studies.federations.private_metrics:run",
     takes=("seeds",),
 )  # fmt: skip
+PERSONALISED = Experiment(
+    "Personalised and corrected strategies on skewed hospitals, with and without privacy",
+    "polyclinic_studies.federations.personalised:run", takes=("seeds", "methods"),
+)  # fmt: skip

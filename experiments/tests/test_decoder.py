@@ -45,7 +45,10 @@ def test_what_is_no_decoder_is_refused_before_a_run_begins(tmp_path: Path) -> No
     for name in ("few.safetensors", "torn.safetensors", "absent.safetensors"):
         with pytest.raises(DataError, match=r"decoder|holds"):
             Federation.from_dataset("icd", out=str(tmp_path / "runs")).run(
-                task="synthesis", model="medgan", method_options=f"decoder-file='{tmp_path / name}'", delta=1e-6
+                task="synthesis",
+                model="medgan",
+                synthesis={"options": f"decoder-file='{tmp_path / name}'"},
+                privacy={"delta": 1e-6},
             )
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="features that are 0 or 1"):

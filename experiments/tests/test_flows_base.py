@@ -89,10 +89,9 @@ def test_no_patient_moves_the_sum_by_more_than_one(seed: int, far: float, patien
     z = z_of(20, seed)
     z[:, :2] *= far
     method = BaseMoments(flow())
-    size = method.size(1, {})
     kept = np.arange(20) != patient
-    whole = clipped_total(method, 1, {}, size, z, np.arange(20), 20)
-    without = clipped_total(method, 1, {}, size, z[kept], np.arange(19), 19)
+    whole = clipped_total(method, 1, {}, z, np.arange(20), 20)
+    without = clipped_total(method, 1, {}, z[kept], np.arange(19), 19)
     assert np.linalg.norm(whole - without) <= 1 + 1e-9
 
 

@@ -58,12 +58,12 @@ def test_a_run_as_published_says_what_it_guarantees(model: str, tmp_path: Path) 
         **games.SETTINGS[f"{model}-paper"],
         "sites": 2,
         "rounds": 2,
-        "synthetic_rows": 50,
+        "synthesis.rows": 50,
     }
     federation = Federation.from_dataset("trial", out=str(tmp_path))
     with pytest.raises(ConfigError, match="keeps no epsilon"):
         federation.run(**options)
-    summary = federation.run(**options, dp=False, baselines=False, quality=False).summary
+    summary = federation.run(**options, privacy={"dp": False}, synthesis={"baselines": False, "quality": False}).summary
     said = summary["synthesis"]["guarantee"]
     assert summary["synthesis"]["finished"] and "states an epsilon" in said and "With this run's noise" in said
     assert summary["privacy"]["epsilon"] is None

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from polyclinic.training.auditing.subject import Subject
 
 # What is audited without a run. No statistics are paid for, so that all of epsilon is the training's.
-_OWN = {"delta": 1e-5, "standardise": "none", "patients-per-site": 200}
-_STEPS = {"sample-rate": 0.1, "local-steps": 10, "rounds": 15, "learning-rate": 0.3, "momentum": 0.0}
+_OWN = {"privacy.delta": 1e-5, "data.standardise": "none", "privacy.patients-per-site": 200}
+_STEPS = {
+    "training.sample-rate": 0.1,
+    "training.local-steps": 10,
+    "rounds": 15,
+    "training.learning-rate": 0.3,
+    "training.momentum": 0.0,
+}
 
 
 def audit(
@@ -33,7 +39,7 @@ def audit(
     task: Annotated[str | None, typer.Option(help="Task by name, where no run is given.")] = None,
     model: Annotated[str | None, typer.Option(help="Model by name, where no run is given.")] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Strategy by name, where no run is given; ditto and scaffold change what hospitals do.")
+        str | None, typer.Option(help="Strategy by name, where no run is given; what it has hospitals do is audited too.")
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -69,7 +75,7 @@ def audit(
     _check(canaries, numbers, confidence, seed)
     if run is not None and not (task is model is strategy is None and not sets):
         raise ConfigError("A run has its own configuration; give --task, --model, --strategy and -c without one.")
-    flags = {"task": task, "model": model, "strategy": strategy, "delta": delta}
+    flags = {"task": task, "model": model, "strategy": strategy, "privacy.delta": delta}
     given = {key: value for key, value in flags.items() if value is not None}
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():

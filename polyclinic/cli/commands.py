@@ -80,11 +80,15 @@ COMMANDS = {
     ),
     "new": (
         "new:new",
-        "Write a package of one strategy, task, dataset or model into the folder NAME: code, entry point, test, README.",
+        "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README.",
     ),
     "ledger": ("ledger:app", "A hospital's privacy ledger."),
     "schema": ("schema:app", "The public description of records: draft it, check it."),
     "review": ("review:app", "Blinded review: can clinicians tell synthetic patients from real ones?"),
+    "simulate": (
+        "simulate:simulate",
+        "Run a Flower app, unmodified, at many simulated nodes: what `flwr run` does, without its waiting.",
+    ),
     "flower": ("run:flower", "The same run under Flower's own runtime."),
     "coordinator": ("coordinator:app", "A coordinator: its certificate, its SuperLink, its nodes and its runs."),
     "hospital": ("hospital:app", "A hospital: its policy, its node's key, its node, and how it stands."),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +23,43 @@ import httpx
 from rich.console import Console
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.deployment.submitting import own_app
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_named
+from polyclinic.sim.simulation import FlowerApp
 
 _START_SECONDS = 60.0
 
 
-def run_under_flower(app_dir: Path, values: dict[str, Any], screen: Console) -> RunResult:
-    """Submit the Flower app in ``app_dir`` to a SuperLink of its own and wait for its end.
+def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, screen: Console) -> RunResult:
+    """Submit a run to a SuperLink of its own and wait for its end.
 
-    Raises ConfigError for a folder that is no Flower app or a bad key, PolyclinicError with Flower's status when the
-    run did not complete.
+    layers: of keys, over the app's configuration; later ones rank first. app_dir: an app made with Polyclinic; None takes one of
+    no code.
+    Modules in the current folder are found, as under ``polyclinic run``. Raises ConfigError for a folder that is no such app and
+    for keys that cannot be, PolyclinicError with Flower's status when the run did not complete.
     """
-    if not (app_dir / "pyproject.toml").is_file():
-        raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml; give the folder of a clone.")
-    config, usual = RunConfig.build(values), RunConfig().flat()
+    packaged = FlowerApp.read(app_dir).config if app_dir else RunConfig.packaged()
+    if app_dir and (missing := [key for key in RunConfig.packaged() if key not in packaged]):
+        raise ConfigError(
+            f"{app_dir} is not an app made with Polyclinic: its [tool.flwr.app.config] has no key {missing[0]!r}; "
+            "`polyclinic simulate` runs other apps."
+        )
+    config = RunConfig.build(packaged, *layers)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     sites = config.sites or dataset_named(config.dataset).default_sites
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
-        # What is not at Flower's own defaults, and which of these are meant.
-        changed = {key: value for key, value in config.flat().items() if value != usual[key]}
         out = str(Path(config.out).expanduser().resolve())
-        given = changed | {"out": out}
+        given = config.for_flower(packaged) | {"out": out}
         note = Path(out) / "latest.txt"
         note.unlink(missing_ok=True)
         environment = flower_environment(Path(home))
-        with _superlink(Path(home), environment) as address:
-            (Path(home) / "config.toml").write_text(
-                f'[superlink]\ndefault = "run"\n[superlink.run]\naddress = "{address}"\ninsecure = true\n',
-                encoding="utf-8",
-            )
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+        app_dir = app_dir or own_app(Path(home))
+        with superlink(Path(home), environment):
             lines = _stream(app_dir, given, sites, environment, screen)
-            status, details = _status(environment)
+            status, details = flower_status(environment)
         if status != "finished:completed":
             said = next(
                 (
@@ -80,8 +84,11 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _superlink(home: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A SuperLink for simulations on a free port of the loopback, stopped with all its children."""
+def superlink(home: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A SuperLink for simulations on a free port of the loopback, stopped with all its children.
+
+    ``flwr`` commands in ``environment`` (``flower_environment(home)``) find it by the name ``run``.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -100,7 +107,11 @@ def _superlink(home: Path, environment: dict[str, str]) -> Iterator[str]:
                     f"Flower's SuperLink did not start: {log.read_text(errors='replace')[-400:].strip()}"
                 )
             time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "run"\n[superlink.run]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -137,7 +148,7 @@ def _stream(
     return lines
 
 
-def _status(environment: dict[str, str]) -> tuple[str, str]:
+def flower_status(environment: dict[str, str]) -> tuple[str, str]:
     """Flower's own word on the newest run; its exit code says nothing."""
     for _ in range(40):
         listed = subprocess.run(

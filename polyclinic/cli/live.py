@@ -99,18 +99,18 @@ class LiveProgress:
         self._sites, self._in_rounds = sites, True
         self._bar.update(self._task, description="Round", total=config.rounds)
         program = program_of(config)
-        batches = "" if not program.stepwise else f"sample rate {config.sample_rate:g}, "
+        batches = "" if not program.stepwise else f"sample rate {config.training.sample_rate:g}, "
         promise = (
-            f"ε = {config.epsilon:g}, δ = {config.delta:g} for each hospital; noise multiplier {privacy.noise_multiplier:.3f}, "
-            f"{batches}clip {config.max_grad_norm:g}"
+            f"ε = {config.privacy.epsilon:g}, δ = {config.privacy.delta:g} for each hospital; noise multiplier "
+            f"{privacy.noise_multiplier:.3f}, {batches}clip {config.privacy.max_grad_norm:g}"
             if privacy
             else "no differential privacy"
-            if not config.central
+            if not config.central.on
             else "no noise at the hospitals"
         )
-        if config.central:
+        if config.central.on:
             promise += (
-                f"\ncentral noise: ε = {config.central_epsilon:g}, δ = {config.central_delta:g} for a whole hospital"
+                f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
         what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
         what += f", {config.task}" if not program.stepwise else ""
@@ -118,7 +118,7 @@ class LiveProgress:
         what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
-                (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central else "yellow")
+                (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central.on else "yellow")
             )
         )
 
@@ -130,7 +130,7 @@ class LiveProgress:
         self._in_rounds = state.round < config.rounds
         if self._console.is_terminal:
             whole = state.hospital_epsilon
-            most = f" of {config.central_epsilon:g}" if config.central else ""
+            most = f" of {config.central.epsilon:g}" if config.central.on else ""
             said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
             self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
         else:
@@ -144,7 +144,7 @@ class LiveProgress:
 
         spent = (
             f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
-            if config.dp and state.epsilon
+            if config.privacy.dp and state.epsilon
             else ""
         )
         if state.hospital_epsilon is not None:
@@ -164,7 +164,11 @@ class LiveProgress:
             row = rows.get(name)
             if row is not None:
                 spent = row.get("epsilon")
-                of_budget = f"{significant(spent)} of {config.epsilon:g}" if config.dp and spent is not None else ""
+                of_budget = (
+                    f"{significant(spent)} of {config.privacy.epsilon:g}"
+                    if config.privacy.dp and spent is not None
+                    else ""
+                )
                 table.add_row(name, number(row["loss"]), number(row["auroc"]), of_budget)
         return table
 

@@ -25,7 +25,7 @@ def new(
     ],
     as_json: Json = False,
 ) -> None:
-    """Write a package of one strategy, task, dataset or model into the folder NAME: code, entry point, test, README."""
+    """Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."""
     with loading():
         from polyclinic.plugins import plugins
 

@@ -84,8 +84,8 @@ def test_a_private_run_finds_it_by_its_name_and_learns(tmp_path: Path) -> None:
 TASK = '''\
 """A task with a mechanism of its own: a round is one noised sum, of which a nearest-mean classifier is made.
 
-A patient's part is their mean row and a one, in the block of their class, clipped to ``max-grad-norm`` as a whole. Only the
-sum of these parts, with Gaussian noise, leaves; means and model follow from it and cost nothing more.
+A patient's part is their mean row and a one, in the block of their class, clipped to ``privacy.max-grad-norm`` as a
+whole. Only the sum of these parts, with Gaussian noise, leaves; means and model follow from it and cost nothing more.
 """
 
 from collections.abc import Callable, Sequence
@@ -194,7 +194,7 @@ def test_one_patient_moves_the_sum_by_no_more_than_its_sensitivity() -> None:
 
 def test_a_private_run_finds_it_by_its_name_learns_and_pays_what_it_says(tmp_path: Path) -> None:
     federation = Federation.from_dataset("breast-cancer", out=str(tmp_path))
-    result = federation.run(task="$name", rounds=1, patients_per_site=80)
+    result = federation.run(task="$name", rounds=1, privacy={"patients_per_site": 80})
     noise = result.privacy["noise_multiplier"]
     assert result.privacy["epsilon"] == pytest.approx(epsilon(gaussian_event(noise), 1e-3), rel=1e-6)
     assert 2.9 < result.privacy["epsilon"] <= 3 and result.pooled["auroc"] > 0.9

@@ -89,7 +89,7 @@ from polyclinic.errors import ConfigError
 
 
 def run(out: Path, **options: Any) -> Any:
-    return Federation.from_dataset("breast-cancer", out=str(out)).run(**{"rounds": 1, "local_steps": 2} | options)
+    return Federation.from_dataset("breast-cancer", out=str(out)).run(**{"rounds": 1, "training": {"local_steps": 2}} | options)
 
 
 def test_a_private_run_finds_it_by_its_name(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_a_private_run_finds_it_by_its_name(tmp_path: Path) -> None:
 
 
 def test_it_goes_its_share_of_the_way(tmp_path: Path) -> None:
-    whole, half = (run(tmp_path, dp=False, strategy=name).arrays["0.weight"] for name in ("fedavg", "$name"))
+    whole, half = (run(tmp_path, privacy={"dp": False}, strategy=name).arrays["0.weight"] for name in ("fedavg", "$name"))
     np.testing.assert_allclose(half, 0.5 * whole, rtol=1e-5)  # the model begins at zero
 
 
 def test_an_impossible_share_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="share must lie in"):
-        run(tmp_path, strategy="$name", strategy_options="share=2")
+        run(tmp_path, strategy="$name", strategy_options={"share": 2})
 """
 
 MODEL = '''\
@@ -140,8 +140,103 @@ def test_rows_become_logits_and_no_row_sees_another() -> None:
 
 def test_a_private_run_finds_it_by_its_name(tmp_path: Path) -> None:
     federation = Federation.from_dataset("breast-cancer", out=str(tmp_path))
-    result = federation.run(model="$name", hidden="8", rounds=2, local_steps=2)
+    result = federation.run(model="$name", hidden="8", rounds=2, training={"local_steps": 2})
     assert result.summary["rounds"] == 2 and 0 < result.privacy["epsilon"] <= 3
+"""
+
+
+PROGRAM = '''\
+"""A classifier that is the mean of the models of a run's last rounds, over which the noise of each averages out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.programs import Collected, Half, State
+from polyclinic.programs.supervised import Supervised
+from polyclinic.training import classification
+from polyclinic.training.task import Task
+from polyclinic.types import Arrays
+
+
+@dataclass(frozen=True)
+class $Name(Supervised):
+    """Hospitals train as in the task classification, which is also what it costs. ``share``: of the rounds, those at the end
+    whose models are averaged."""
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {self.share}")
+
+    @property
+    def trains(self) -> Task:
+        return classification
+
+    @property
+    def averaged(self) -> int:
+        """How many rounds' models are averaged."""
+        return max(1, round(self.share * self.config.rounds))
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
+        return Averaging(self.config.rounds, self.averaged)
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        return [f"The model is the mean of those of the last {self.averaged} rounds."]
+
+
+@dataclass(frozen=True)
+class Averaging(Half):
+    """The server's half: the hospitals' mean is the next model, and in the last round the mean of the last ``averaged``."""
+
+    rounds: int
+    averaged: int
+
+    def first(self) -> State:
+        return {"total": {}}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        total = state["total"]
+        if number > self.rounds - self.averaged:
+            total = {name: total.get(name, 0.0) + value for name, value in collected.mean.items()}
+        if number < self.rounds:
+            return {"total": total}, collected.mean
+        mean = {name: (value / self.averaged).astype(sent[name].dtype) for name, value in total.items()}
+        return {"total": total}, mean
+'''
+
+PROGRAM_TEST = """\
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyclinic import Federation
+from polyclinic.errors import ConfigError
+
+
+def run(out: Path, rounds: int = 2, **options: Any) -> Any:
+    return Federation.from_dataset("breast-cancer", out=str(out)).run(rounds=rounds, **options)
+
+
+def test_a_private_run_finds_it_by_its_name_and_costs_what_training_costs(tmp_path: Path) -> None:
+    own, usual = run(tmp_path, task="$name"), run(tmp_path)
+    assert own.privacy["epsilon"] == usual.privacy["epsilon"] <= 3
+    assert "mean of those of the last 1 rounds" in " ".join(own.summary["notes"])
+
+
+def test_its_model_is_the_mean_of_the_last_rounds(tmp_path: Path) -> None:
+    plain = {"privacy": {"dp": False}, "training": {"momentum": 0.0, "learning_rate": 0.5}}
+    first, second = (run(tmp_path, rounds, **plain).arrays["0.weight"] for rounds in (1, 2))
+    mean = run(tmp_path, task="$name", task_options={"share": 1.0}, **plain).arrays["0.weight"]
+    np.testing.assert_allclose(mean, (first + second) / 2, rtol=1e-5, atol=1e-7)
+
+
+def test_an_impossible_share_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="share must lie in"):
+        run(tmp_path, task="$name", task_options={"share": 2})
 """
 
 
@@ -165,10 +260,16 @@ KINDS = {
         "Arguments of its own come as `-c strategy-options=share=0.7`.",
     ),
     "task": Kind(
-        "tasks", "TASK", TASK, TASK_TEST, "--task $name -c patients-per-site=80",
+        "tasks", "TASK", TASK, TASK_TEST, "--task $name -c privacy.patients-per-site=80",
         "It says what hospitals do with their records, and what that costs.",
         "It runs at hospitals, with their records: they install it themselves and name it in their policy's `allowed-tasks`.\n"
         "`event` must cover all that `train` looks at; epsilon is true only if it does.",
+    ),
+    "program": Kind(
+        "programs", "$Name", PROGRAM, PROGRAM_TEST, "--task $name",
+        "It is a kind of run: what hospitals are asked for, what that costs, and what the server makes of it.",
+        "Options of its own come as `-c task-options=share=0.3`. It runs at hospitals, with their records: they install it\n"
+        "themselves and name it in their policy's `allowed-tasks`.",
     ),
     "dataset": Kind(
         "datasets", "DATASET", DATASET, DATASET_TEST, "--dataset $name",

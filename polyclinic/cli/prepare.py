@@ -25,7 +25,7 @@ def prepare(
         bool, typer.Option("--exact", help="Instead: exact counts, which is NOT private; for public or simulated records.")
     ] = False,
     imputer: Annotated[
-        bool, typer.Option("--imputer", help="Write imputer.json for -c imputation=chained instead of a schema.")
+        bool, typer.Option("--imputer", help="Write imputer.json for -c data.imputation=chained instead of a schema.")
     ] = False,
     column: Annotated[
         list[str] | None, typer.Option(help="A column to prepare; repeatable. All features by default.")

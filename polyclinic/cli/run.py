@@ -23,43 +23,53 @@ _MOST_DROPOUTS = 20
 Set = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
 ]
+Dataset = Annotated[str | None, typer.Option(help="Dataset by name.")]
+Sites = Annotated[int | None, typer.Option(help="Number of hospitals.")]
+Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")]
+Delta = Annotated[float | None, typer.Option(help="Target delta.")]
+NoDp = Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")]
+Strategy = Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")]
+Task = Annotated[str | None, typer.Option(help="Task by name.")]
+Model = Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the simulation.")]
+Out = Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")]
 
 
 def run(
     config: Config = None,
     sets: Set = None,
-    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta.")] = None,
-    no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False,
-    strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task by name.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None,
+    dataset: Dataset = None,
+    sites: Sites = None,
+    rounds: Rounds = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    no_dp: NoDp = False,
+    strategy: Strategy = None,
+    task: Task = None,
+    model: Model = None,
+    seed: Seed = None,
     workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
     ] = None,
     gpus: Annotated[float | None, typer.Option(help="GPUs that the workers share; 0.5 is half of one.")] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints that are kept, the newest.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None,
+    out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
-    flags = {
-        "dataset": dataset, "sites": sites, "rounds": rounds, "epsilon": epsilon, "delta": delta, "strategy": strategy,
-        "task": task, "model": model, "seed": seed, "workers": workers, "ray_address": ray_address, "gpus": gpus,
-        "checkpoints_kept": keep, "out": out,
-    }  # fmt: skip
-    given = {key: value for key, value in flags.items() if value is not None} | ({"dp": False} if no_dp else {})
+    given = _given({
+        "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
+        "seed": seed, "workers": workers, "ray-address": ray_address, "gpus": gpus, "out": out,
+        "privacy.epsilon": epsilon, "privacy.delta": delta, "checkpoints.kept": keep,
+    }, no_dp)  # fmt: skip
     screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
-    resolved = RunConfig.build(read_toml(config, "configuration file") if config else {}, assignments(sets), given)
+    resolved = RunConfig.build(*_layers(config, sets, given))
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.live import LiveProgress
         from polyclinic.federation import Federation
@@ -117,16 +127,50 @@ def show(
 
 @flower.command("run")
 def flower_run(
-    app_dir: Annotated[Path, typer.Argument(help="Folder of the Flower app: a clone of Polyclinic.")] = Path(),
+    config: Config = None,
     sets: Set = None,
+    dataset: Dataset = None,
+    sites: Sites = None,
+    rounds: Rounds = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    no_dp: NoDp = False,
+    strategy: Strategy = None,
+    task: Task = None,
+    model: Model = None,
+    seed: Seed = None,
+    out: Out = None,
+    app_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--app",
+            help="Folder of a Flower app; without it, Polyclinic's own.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """`flwr run` with the right environment, the true exit status, and the local SuperLink stopped after."""
+    """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
     from polyclinic.cli.flower import run_under_flower
 
-    result = run_under_flower(app_dir, assignments(sets), console(as_json))
+    given = _given({
+        "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
+        "seed": seed, "out": out, "privacy.epsilon": epsilon, "privacy.delta": delta,
+    }, no_dp)  # fmt: skip
+    result = run_under_flower(_layers(config, sets, given), app_dir, console(as_json))
     if as_json:
         print_json(result.summary)
     else:
         _print_result(console(), result.summary)
         console().print(f"Run folder: {result.path}", soft_wrap=True)
+
+
+def _given(flags: dict[str, Any], no_dp: bool) -> dict[str, Any]:
+    """The keys of the flags that were given."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    return given | ({"privacy.dp": False} if no_dp else {})
+
+
+def _layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The keys of a file, of ``-c`` and of flags."""
+    return [read_toml(config, "configuration file") if config else {}, assignments(sets), given]

@@ -1,15 +1,36 @@
 """The configuration of a run, how it is read, and what follows from it."""
 
+from polyclinic.config.convex import Convex
 from polyclinic.config.derived import compression, noise_named, secure_terms, train_settings
 from polyclinic.config.effects import EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
+from polyclinic.config.execution import Checkpoints, Simulation, Tracking
+from polyclinic.config.learning import Data, Participation, Training, Upload
+from polyclinic.config.posterior import Posterior
+from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import parse_assignments, parse_value
-from polyclinic.config.run import RunConfig
+from polyclinic.config.run import SECTIONS, RunConfig
+from polyclinic.config.synthesis import Synthesis
 
 __all__ = [
     "EFFECTS",
     "NOT_UNDER_FLOWER",
+    "SECTIONS",
     "UNDER_FLOWER",
+    "Central",
+    "Checkpoints",
+    "Convex",
+    "Data",
+    "Evaluation",
+    "Participation",
+    "Posterior",
+    "Privacy",
     "RunConfig",
+    "Secure",
+    "Simulation",
+    "Synthesis",
+    "Tracking",
+    "Training",
+    "Upload",
     "check_effects",
     "compression",
     "noise_named",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def compression(config: RunConfig) -> Compression:
     """How the run's uploads are encoded."""
-    return Compression(config.upload == "difference", config.upload_precision, config.upload_share)
+    return Compression(config.upload.form == "difference", config.upload.precision, config.upload.share)
 
 
 def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSettings:
@@ -30,12 +30,13 @@ def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSe
     from polyclinic.training.task import TrainSettings  # torch takes a second to load
 
     return TrainSettings(
-        sample_rate=config.sample_rate, local_steps=config.local_steps, learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.optimizer,
-        momentum=config.momentum, weight_decay=config.weight_decay, proximal_mu=config.proximal_mu,
-        engine=config.engine, device="cuda" if config.gpus else "cpu", batching=config.batching,
-        noise=noise_named(config), denoise=config.denoise, denoise_gain=config.denoise_gain,
-        perturbation=config.perturbation, release_delta=0.9 * config.delta / config.rounds,
+        sample_rate=config.training.sample_rate, local_steps=config.training.local_steps,
+        learning_rate=config.training.learning_rate,
+        max_grad_norm=config.privacy.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.training.optimizer,
+        momentum=config.training.momentum, weight_decay=config.training.weight_decay,
+        engine=config.training.engine, device="cuda" if config.gpus else "cpu", batching=config.training.batching,
+        noise=noise_named(config), denoise=config.training.denoise, denoise_gain=config.training.denoise_gain,
+        perturbation=config.convex.perturbation, release_delta=0.9 * config.privacy.delta / config.rounds,
     )  # fmt: skip
 
 
@@ -44,9 +45,14 @@ def noise_named(config: RunConfig) -> NoiseProcess | None:
 
     Raises ConfigError for a name or an option that does not exist.
     """
-    if config.batching == "poisson":
+    if config.training.batching == "poisson":
         return None
-    return _noise(config.noise, config.noise_options, config.rounds * config.local_steps, round(1 / config.sample_rate))
+    return _noise(
+        config.training.noise,
+        config.training.noise_options,
+        config.rounds * config.training.local_steps,
+        round(1 / config.training.sample_rate),
+    )
 
 
 @lru_cache(maxsize=8)
@@ -57,7 +63,7 @@ def _noise(name: str, options: str, steps: int, epoch: int) -> NoiseProcess:
         given = {key.replace("-", "_"): value for key, value in parse_assignments(options).items()}
         return noise_process(name, steps, participation=Participation(epoch, math.ceil(steps / epoch)), **given)
     except (ConfigError, TypeError) as error:
-        key, value = ("noise-options", options) if options else ("noise", name)
+        key, value = ("training.noise-options", options) if options else ("training.noise", name)
         raise ConfigError(f"Configuration key {key!r} has the value {value!r}: {error}") from None
 
 
@@ -72,13 +78,13 @@ def secure_terms(
     from polyclinic.privacy.distributed import SumTerms
 
     try:
-        if config.shared_noise:
+        if config.secure.shared_noise:
             return SumTerms(
-                size, config.max_grad_norm, config.secure_bits, parties, threshold, noise_multiplier or 0.0,
+                size, config.privacy.max_grad_norm, config.secure.bits, parties, threshold, noise_multiplier or 0.0,
                 units=MOST_PATIENTS, onlookers=1,
             )  # fmt: skip
         return SumTerms(
-            size, config.secure_clip_norm, config.secure_bits, parties, threshold, noise_multiplier=config.secure_noise
+            size, config.secure.clip_norm, config.secure.bits, parties, threshold, noise_multiplier=config.secure.noise
         )
     except ValueError as error:
         raise ConfigError(f"Secure aggregation: {error}") from None

@@ -1,7 +1,8 @@
 """Which keys have an effect only where others are so: one table, by which a key without effect is refused or told.
 
 Whoever gives a key expects something of it, above all of one that protects; so a key that can do nothing is refused before a
-run begins. ``dp`` false is the exception: what it puts aside is told in the run's notes, so that one file serves a private run
+run begins. ``privacy.dp`` false is the exception: what it puts aside is told in the run's notes, so that one file serves a
+private run
 and the same without privacy. A key at its default counts as not given, since Flower's run-config holds all of them.
 """
 
@@ -16,110 +17,129 @@ from polyclinic.errors import ConfigError
 
 @dataclass(frozen=True)
 class Effect:
-    """``keys`` have an effect only with ``needs``, as words and as a claim on a configuration; ``told``: not refused."""
+    """``keys``, and all keys of a section among them ``but`` some, have an effect only with ``needs``, as words and as a claim on
+    a configuration; ``told``: not refused."""
 
     keys: tuple[str, ...]
     needs: str
     met: Callable[[RunConfig], bool]
     told: bool = False
+    but: tuple[str, ...] = ()
+
+    def without(self, config: RunConfig, given: Sequence[str]) -> list[str]:
+        """Which of the given keys this finds without effect."""
+        if self.met(config):
+            return []
+        return [key for key in given if key not in self.but and {key, key.partition(".")[0]} & set(self.keys)]
 
 
-_STEPS = (
-    "local-steps", "sample-rate", "batching", "noise", "noise-options", "denoise", "denoise-gain", "optimizer",
-    "learning-rate", "momentum", "proximal-mu", "engine",
-)  # fmt: skip
-_CENTRAL = (
-    "central-delta",
-    "central-clip-norm",
-    "central-clipping",
-    "central-quantile",
-    "central-noise",
-    "central-weights",
-)
 _SKEWED = ("dirichlet", "quantity", "power-law", "label-quantity", "feature-shift")
 
 EFFECTS = (
-    Effect(("imputer-file",), "imputation at chained", lambda c: c.imputation == "chained"),
+    Effect(("data.imputer-file",), "data.imputation at chained", lambda c: c.data.imputation == "chained"),
     Effect(
         ("alpha",), f"the partitioner {', '.join(_SKEWED)}, or +bias after one",
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner,
     ),
-    Effect(("method-options",), "the task synthesis or posterior", lambda c: c.synthesis or c.posterior),
-    Effect(("method-kind", "synthetic-rows", "condition-hospitals", "quality"), "the task synthesis", lambda c: c.synthesis),
-    Effect(("columns", "prior-mean", "prior-sd"), "the task posterior", lambda c: c.posterior),
     Effect(
-        ("evaluate-every", "groups", "metrics", "metrics-epsilon", "private-evaluations"),
-        "a task whose result is judged on held-out patients", lambda c: not c.posterior,
+        ("task-options",), "a task that another package brings as a program",
+        lambda c: c.task not in ("classification", "output-perturbation", "objective-perturbation", "synthesis", "posterior"),
     ),
-    Effect(("metrics-epsilon", "private-evaluations"), "metrics other than none", lambda c: c.metrics != "none"),
-    Effect(("candidates",), "task synthesis with a game, as gan", lambda c: c.game),
-    Effect(("baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density),
-    Effect(("selected", "selection-epsilon"), "candidates above 0", lambda c: c.candidates > 0),
+    Effect(("synthesis",), "the task synthesis", lambda c: c.task == "synthesis"),
+    Effect(("posterior",), "the task posterior", lambda c: c.task == "posterior"),
+    Effect(
+        ("convex",), "the task output-perturbation or objective-perturbation",
+        lambda c: c.task != "classification" and not c.sums,
+    ),
+    Effect(("evaluation",), "a task whose result is judged on held-out patients", lambda c: c.task != "posterior"),
+    Effect(
+        ("evaluation.epsilon", "evaluation.releases"), "evaluation.metrics other than none",
+        lambda c: c.evaluation.metrics != "none",
+    ),
+    Effect(("synthesis.candidates",), "task synthesis with a game, as gan", lambda c: c.game),
+    Effect(
+        ("synthesis.baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density
+    ),
+    Effect(
+        ("synthesis.selected", "synthesis.selection-epsilon"), "synthesis.candidates above 0",
+        lambda c: c.synthesis.candidates > 0,
+    ),
     Effect(
         ("hidden",), "a classifier that has hidden layers, as mlp",
-        lambda c: c.model != "logistic" and not (c.synthesis or c.posterior),
+        lambda c: c.model != "logistic" and c.task not in ("synthesis", "posterior"),
     ),
-    Effect(("fraction-train",), "sites-per-round at 0", lambda c: c.sites_per_round == 0),
-    Effect(_STEPS, "a task that trains in steps, as classification", lambda c: not c.one_release),
-    Effect(("perturbation",), "the task output-perturbation or objective-perturbation",
-           lambda c: c.task != "classification" and not c.sums),
-    Effect(("momentum",), "the optimizer sgd or rmsprop", lambda c: c.optimizer in ("sgd", "rmsprop") or c.momentum == 0),
-    Effect(("noise-options",), "a noise other than independent", lambda c: c.noise != "independent"),
-    Effect(("denoise-gain",), "denoise at kalman or disk", lambda c: c.denoise != "none"),
-    Effect(("personal-mu",), "the strategy ditto", lambda c: c.strategy == "ditto"),
+    Effect(("participation.fraction",), "participation.sites at 0", lambda c: c.participation.sites == 0),
     Effect(
-        ("statistics-share",), "standardise at measured or patients-per-site at 0",
-        lambda c: c.standardise == "measured" or c.patients_per_site == 0,
-    ),
-    Effect(("patients-per-site",), "standardise at public or none", lambda c: c.standardise != "measured"),
-    Effect(
-        ("secure-clip-norm", "secure-bits", "secure-dropouts"), "secure-aggregation at true", lambda c: c.secure_aggregation
-    ),
-    Effect(("tracker-place",), "tracker at tensorboard or mlflow", lambda c: c.tracker != ""),
-    Effect(_CENTRAL, "central-epsilon above 0", lambda c: c.central),
-    Effect(("central-quantile",), "central-clipping at adaptive", lambda c: c.central_clipping == "adaptive"),
-    Effect(
-        ("straggling", "round-deadline"),
-        "seconds-per-step or bandwidth above 0",
-        lambda c: c.seconds_per_step > 0 or c.bandwidth > 0,
+        ("training",), "a task that trains in steps, as classification", lambda c: not c.one_release,
+        but=("training.weight-decay",),
     ),
     Effect(
-        ("epsilon", "delta", "overlap", "noise", "noise-options", "statistics-share", "patients-per-site", "perturbation"),
-        "dp at true", lambda c: c.dp, told=True,
+        ("training.momentum",), "the optimizer sgd or rmsprop",
+        lambda c: c.training.optimizer in ("sgd", "rmsprop") or c.training.momentum == 0,
     ),
     Effect(
-        ("max-grad-norm",), "dp at true or a task other than classification",
-        lambda c: c.dp or c.task != "classification", told=True,
+        ("training.noise-options",), "a training.noise other than independent",
+        lambda c: c.training.noise != "independent",
+    ),
+    Effect(("training.denoise-gain",), "training.denoise at kalman or disk", lambda c: c.training.denoise != "none"),
+    Effect(
+        ("privacy.statistics-share",), "data.standardise at measured or privacy.patients-per-site at 0",
+        lambda c: c.data.standardise == "measured" or c.privacy.patients_per_site == 0,
+    ),
+    Effect(
+        ("privacy.patients-per-site",), "data.standardise at public or none",
+        lambda c: c.data.standardise != "measured",
+    ),
+    Effect(
+        ("secure.clip-norm", "secure.bits", "secure.dropouts"), "secure.aggregation at true",
+        lambda c: c.secure.aggregation,
+    ),
+    Effect(("tracking.place",), "tracking.tool at tensorboard or mlflow", lambda c: c.tracking.tool != ""),
+    Effect(("central",), "central.epsilon above 0", lambda c: c.central.on),
+    Effect(("central.quantile",), "central.clipping at adaptive", lambda c: c.central.clipping == "adaptive"),
+    Effect(
+        ("simulation.straggling", "simulation.round-deadline"),
+        "simulation.seconds-per-step or simulation.bandwidth above 0",
+        lambda c: c.simulation.seconds_per_step > 0 or c.simulation.bandwidth > 0,
+    ),
+    Effect(
+        (
+            "privacy.epsilon", "privacy.delta", "privacy.overlap", "training.noise", "training.noise-options",
+            "privacy.statistics-share", "privacy.patients-per-site", "convex",
+        ),
+        "privacy.dp at true", lambda c: c.privacy.dp, told=True,
+    ),
+    Effect(
+        ("privacy.max-grad-norm",), "privacy.dp at true or a task other than classification",
+        lambda c: c.privacy.dp or c.task != "classification", told=True,
     ),
 )  # fmt: skip
 #: Of no effect where Flower's own runtime runs the hospitals.
 NOT_UNDER_FLOWER = Effect(
-    ("dropout-rate", "availability", "seconds-per-step", "straggling", "bandwidth", "round-deadline", "workers", "ray-address"),
-    "`polyclinic run`, not under Flower's runtime", lambda c: False,
-)  # fmt: skip
+    ("simulation", "workers", "ray-address"), "`polyclinic run`, not under Flower's runtime", lambda c: False
+)
 #: Of no effect where the run's folder is given instead.
 UNDER_FLOWER = Effect(("resume",), "Flower's runtime, as `polyclinic run --resume RUN` has here", lambda c: False)
 
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:
     """Raises ConfigError for the first key that was given, is not merely told, and can have no effect."""
-    values, given = config.flat(), _given(config)
+    given = _given(config)
     for effect in effects:
-        idle = [key for key in effect.keys if key in given and not effect.met(config)]
-        if idle and not effect.told:
+        if not effect.told and (idle := effect.without(config, given)):
             raise ConfigError(
-                f"Configuration key {idle[0]!r} has the value {values[idle[0]]!r}, which has an effect only with "
+                f"Configuration key {idle[0]!r} has the value {config.value(idle[0])!r}, which has an effect only with "
                 f"{effect.needs}; change that, or leave {idle[0]} out."
             )
 
 
 def put_aside(config: RunConfig) -> list[str]:
-    """The keys that were given and have no effect because ``dp`` is false."""
+    """The keys that were given and have no effect because ``privacy.dp`` is false."""
     given = _given(config)
-    return [key for effect in EFFECTS if effect.told and not effect.met(config) for key in effect.keys if key in given]
+    return [key for effect in EFFECTS if effect.told for key in effect.without(config, given)]
 
 
-def _given(config: RunConfig) -> set[str]:
+def _given(config: RunConfig) -> list[str]:
     """Keys that are neither at their default nor at what is usual for the task and the strategy."""
-    defaults, values = RunConfig().flat(), config.flat()
-    return {key for key in config.given() if values[key] != defaults[key]}
+    defaults = RunConfig().flat()
+    return [key for key, value in config.given().items() if value != defaults[key]]

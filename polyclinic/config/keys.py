@@ -1,15 +1,19 @@
-"""What the topics of the configuration share: how a key is written, and the kinds of numbers."""
+"""What the sections of the configuration share: how a key is written, and the kinds of numbers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from polyclinic.errors import nearest
+from polyclinic.config.reading import written
+from polyclinic.errors import ConfigError, nearest
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
+#: Text, which in Python may also be given as the mapping, list or number that it writes.
+Written = Annotated[str, BeforeValidator(written)]
 
 
 def dashed(name: str) -> str:
@@ -17,11 +21,91 @@ def dashed(name: str) -> str:
 
 
 class Keys(BaseModel):
-    """Immutable keys, written with dashes outside Python and with underscores inside; unknown ones are refused."""
+    """Immutable keys, written with dashes outside Python and with underscores inside.
+
+    Raises ConfigError, one sentence, for a key that there is not and for a value that it cannot have.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=dashed, populate_by_name=True, allow_inf_nan=False
     )
+
+    if not TYPE_CHECKING:  # so that types of keyword arguments are those of the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(self._sentence(error)) from None
+
+    @classmethod
+    def _sentence(cls, error: ValidationError) -> str:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        message = message.partition(", unable to parse")[0]
+        message += "" if message.endswith((".", "?")) else "."
+        if not first["loc"]:
+            return f"Impossible configuration: {message}"
+        key = cls._key(first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = [cls._key((name,)) for name in cls.model_fields]
+            return f"Unknown configuration key {key!r}.{nearest(key, known)}"
+        return f"Configuration key {key!r} has the value {first['input']!r}, which {message}"
+
+    @classmethod
+    def _key(cls, path: tuple[int | str, ...]) -> str:
+        """A key's full name: a section's class is named as the section."""
+        return ".".join((cls.__name__.lower(), *(dashed(str(part)) for part in path)))
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        if isinstance(value, bool) and cls.model_fields[name].annotation in (int, float):
+            raise ValueError("must be a number")
+        return value
+
+
+def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str, Any]:
+    """Dashed keys, with ``section.key`` for what a mapping or a section's model holds; of a model what it was given.
+
+    Raises ConfigError for a key that is written in two ways.
+
+    >>> flat_keys({"rounds": 3, "privacy": {"max_grad_norm": 1.0}, "secure.bits": 20}, ("privacy", "secure"))
+    {'rounds': 3, 'privacy.max-grad-norm': 1.0, 'secure.bits': 20}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = dashed(key)
+        if name in sections and isinstance(value, BaseModel):
+            value = {field: getattr(value, field) for field in value.model_fields_set}
+        inside = name in sections and isinstance(value, Mapping)
+        pairs = (
+            [(f"{name}.{dashed(str(inner))}", content) for inner, content in value.items()]
+            if inside
+            else [(name, value)]
+        )
+        for inner, content in pairs:
+            if inner in flat:
+                raise ConfigError(f"Configuration key {inner!r} is given twice.")
+            flat[inner] = content
+    return flat
+
+
+def nested_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``section.key`` as a mapping of the section's keys, in the order of ``flat``.
+
+    >>> nested_keys({"rounds": 3, "secure.bits": 20})
+    {'rounds': 3, 'secure': {'bits': 20}}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            nested.setdefault(section, {})[inner] = value
+        else:
+            nested[key] = value
+    return nested
 
 
 def noise_known(value: str) -> str:

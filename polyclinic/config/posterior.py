@@ -1,4 +1,4 @@
-"""The keys of a posterior: its public normal prior, and which numbers of a record its likelihood is of."""
+"""The section of task posterior: its public normal prior, and which numbers of a record its likelihood is of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from polyclinic.config.keys import Keys
+from polyclinic.config.keys import Keys, Written
 from polyclinic.config.reading import parse_assignments
 from polyclinic.errors import ConfigError
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 #: What task posterior takes where nothing is given: each round is one sum over all patients.
 POSTERIOR_DEFAULTS: dict[str, Any] = {
-    "rounds": 8, "standardise": "none", "momentum": 0.0, "local-steps": 1, "sample-rate": 1.0, "learning-rate": 1.0,
-    "max-grad-norm": 1.0,
+    "rounds": 8, "data.standardise": "none", "training.momentum": 0.0, "training.local-steps": 1, "training.sample-rate": 1.0,
+    "training.learning-rate": 1.0, "privacy.max-grad-norm": 1.0,
 }  # fmt: skip
 
 # Columns are scaled to about 1; squares of what lies far beyond overflow in the middle of a run that is paid for.
@@ -27,7 +27,7 @@ _LARGEST = 1e6
 
 def posterior_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What task posterior takes beside ``POSTERIOR_DEFAULTS`` where nothing is given, by its method. Keys with dashes."""
-    asked = given.get("task") == "posterior" and by_flow(str(given.get("method-options", "")))
+    asked = given.get("task") == "posterior" and by_flow(given.get("posterior.options", ""))
     return {"rounds": 100} if asked else {}
 
 
@@ -42,24 +42,21 @@ def by_flow(method_options: str) -> bool:
 class Posterior(Keys):
     """Task posterior: of which parameters, and from which prior."""
 
-    columns: str = Field(
+    options: Written = Field(
+        "", description="Options of the likelihood and of its method: `method=flow` (docs/flows/inference.md)."
+    )
+    columns: Written = Field(
         "",
-        description="Task posterior: features, then the outcome, separated by commas (`age, sex, died`); empty takes all "
+        description="Features, then the outcome, separated by commas (`age, sex, died`); empty takes all "
         "features and the label (docs/flows/inference.md).",
     )
-    prior_mean: str = Field(
-        "0", description="Task posterior: mean of the normal prior, public: one number, or one for each parameter."
+    prior_mean: Written = Field(
+        "0", description="Mean of the normal prior, public: one number, or one for each parameter."
     )
-    prior_sd: str = Field(
+    prior_sd: Written = Field(
         "2.5",
-        description="Task posterior: standard deviation of that prior, by feature as scaled: one number, or one for each "
-        "parameter.",
+        description="Standard deviation of that prior, by feature as scaled: one number, or one for each parameter.",
     )
-
-    @field_validator("prior_mean", "prior_sd", mode="before")
-    @classmethod
-    def _one_number(cls, value: object) -> object:
-        return repr(value) if type(value) in (int, float) else value
 
     @field_validator("prior_mean")
     @classmethod
@@ -96,19 +93,19 @@ def _numbers(text: str) -> list[float] | None:
 
 def check_posterior(config: RunConfig) -> None:
     """Raises ValueError for keys that task posterior cannot be run with."""
-    if not config.posterior:
+    if config.task != "posterior":
         return
     if config.rounds < 2:
         raise ValueError(
             f"rounds is {config.rounds} but task is 'posterior', whose last half is averaged; set rounds to 8"
         )
-    if config.imputation == "indicator":
+    if config.data.imputation == "indicator":
         raise ValueError(
-            "imputation is 'indicator' but task is 'posterior': there a column says by its name whether to count where it is "
-            "missing; leave imputation at 'mean' and name 'FEATURE missing' in columns"
+            "data.imputation is 'indicator' but task is 'posterior': there a column says by its name whether to count "
+            "where it is missing; leave data.imputation at 'mean' and name 'FEATURE missing' in posterior.columns"
         )
-    if config.secure_noise:
+    if config.secure.noise:
         raise ValueError(
-            f"secure-noise is {config.secure_noise:g} but task is 'posterior', whose intervals would leave that noise out; set "
-            "secure-noise to 0.0"
+            f"secure.noise is {config.secure.noise:g} but task is 'posterior', whose intervals would leave that noise out; set "
+            "secure.noise to 0.0"
         )

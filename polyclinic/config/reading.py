@@ -1,8 +1,9 @@
-"""Values as they are written: ``key=value`` pairs, one value."""
+"""Values as they are written: ``key=value`` pairs, one value; and objects of Python as they would be written."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 from polyclinic.errors import ConfigError
@@ -15,8 +16,32 @@ def parse_assignments(text: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{part!r} is not of the form key=value.")
+        if key.strip() in found:
+            raise ConfigError(f"{key.strip()!r} is given twice in {text!r}.")
         found[key.strip()] = parse_value(value.strip())
     return found
+
+
+def keyword_arguments(text: str) -> dict[str, Any]:
+    """``"beta-1=0.9"`` as ``{"beta_1": 0.9}``. Raises ConfigError as ``parse_assignments`` does."""
+    return {key.replace("-", "_"): value for key, value in parse_assignments(text).items()}
+
+
+def written(value: object) -> object:
+    """A mapping as ``key=value`` pairs, a list or a number as its text; anything else as it is.
+
+    >>> written({"eta": 0.1, "name": "x"}), written([64, 32]), written(16)
+    ("eta=0.1, name='x'", '64, 32', '16')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_toml(content)}" for key, content in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return repr(value) if type(value) in (int, float) else value
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def parse_value(text: str) -> Any:

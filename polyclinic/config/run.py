@@ -1,7 +1,8 @@
-"""The configuration of a run: one model that TOML files, ``-c``, flags and Flower's run-config all fill.
+"""The configuration of a run: one model that TOML files, ``-c``, flags, Flower's run-config and Python all fill.
 
-Keys are written with dashes outside Python (``sample-rate``) and with underscores inside. Every value is checked
-here, before a hospital is contacted, so a wrong key or an impossible value costs no privacy.
+What every run has stands at the top, the rest in sections. Outside Python a key is written with dashes, one of a section after
+the section's name and a dot (``training.sample-rate``); inside with underscores. Every value is checked here, before a hospital
+is contacted, so a wrong key or an impossible value costs no privacy.
 """
 
 from __future__ import annotations
@@ -9,77 +10,202 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError, model_validator
+import tomli_w
+from pydantic import Field, field_validator, model_validator
 
 from polyclinic.config.checks import check_together
-from polyclinic.config.execution import Conditions, Execution
-from polyclinic.config.keys import dashed
-from polyclinic.config.learning import Data, Model, Rounds, Training, Upload
+from polyclinic.config.convex import CONVEX_DEFAULTS, Convex
+from polyclinic.config.execution import Checkpoints, Simulation, Tracking
+from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
+from polyclinic.config.learning import Data, Participation, Training, Upload
 from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior, posterior_defaults
-from polyclinic.config.protection import Central, HeldOut, Privacy, SecureSum
-from polyclinic.config.synthesis import Synthesis, is_density, is_game, synthesis_defaults
+from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
+from polyclinic.config.reading import keyword_arguments
+from polyclinic.config.synthesis import SYNTHESIS_DEFAULTS, Synthesis, is_density, is_game, synthesis_defaults
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.strategies import BUILT_IN
+
+Value = bool | int | float | str
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
-_INDECISIVE = {
-    "out", "timeout", "workers", "ray-address", "evaluate-every", "groups", "checkpoint-every", "checkpoints-kept",
-    "overlap", "resume", "meant", "tracker", "tracker-place", "quality",
-    "metrics", "metrics-epsilon", "private-evaluations",
-}  # fmt: skip
+_INDECISIVE = ("out", "timeout", "workers", "ray-address", "resume", "privacy.overlap", "synthesis.quality")
+_INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "output-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.1},
-    "objective-perturbation": {"rounds": 1, "max-grad-norm": 2.0, "weight-decay": 0.03},
-    "posterior": POSTERIOR_DEFAULTS,
-}
-#: What a strategy takes where nothing is given, because it is defined so.
-_STRATEGY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "fedsgd": {"local-steps": 1, "sample-rate": 1.0, "momentum": 0.0},
-    "fedprox": {"local-steps": 2},
-    "scaffold": {"local-steps": 2, "momentum": 0.0},
-}
+_TASK_DEFAULTS: dict[str, dict[str, Any]] = {**CONVEX_DEFAULTS, "posterior": POSTERIOR_DEFAULTS}
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
-_OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"momentum": 0.0}}
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"training.momentum": 0.0}}
 #: What a sum with shared noise takes where nothing is given: the server gives its steps their momentum.
-_SHARED_DEFAULTS: dict[str, Any] = {"strategy": "fedavgm", "momentum": 0.0}
+_SHARED_DEFAULTS: dict[str, Any] = {"strategy": "fedavgm", "training.momentum": 0.0}
 _SHARED_OPTIONS = {"strategy-options": "server-momentum=0.9"}
 
 
 def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the task, the strategy, the optimizer and shared noise take where nothing is given; keys with dashes."""
-    strategy = given.get("strategy")
-    found = _OPTIMIZER_DEFAULTS.get(str(given.get("optimizer")), {}) | _TASK_DEFAULTS.get(str(given.get("task")), {})
-    found |= posterior_defaults(given) | _STRATEGY_DEFAULTS.get(str(strategy), {}) | synthesis_defaults(dict(given))
-    if str(given.get("shared-noise")).lower() == "true" and given.get("task") not in ("synthesis", "posterior"):
-        found |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in (None, "fedavgm") else {})
-    return found
+    """What the task, the strategy, the optimizer and shared noise take where nothing is given, by key."""
+    strategy = str(given.get("strategy", ""))
+    defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
+    defaults = defaults | _TASK_DEFAULTS.get(str(given.get("task")), {})
+    by_strategy = dict(BUILT_IN[strategy].usual) if strategy in BUILT_IN else {}
+    defaults |= posterior_defaults(given) | by_strategy | synthesis_defaults(given)
+    if str(given.get("secure.shared-noise")).lower() == "true" and given.get("task") not in ("synthesis", "posterior"):
+        defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
+    return defaults
 
 
-# Pydantic lists the fields of the last base first.
-class RunConfig(
-    Execution, Central, HeldOut, Privacy, Conditions, SecureSum, Upload, Training, Rounds, Posterior, Synthesis, Model, Data
-):  # fmt: skip
-    """Everything that decides a run's result. Immutable; every field has a default that works."""
+class RunConfig(Keys):
+    """Everything that decides a run's result. Immutable; every key has a default that works.
+
+    A section is given as its own class or as a mapping of its keys. Raises ConfigError as ``build`` does.
+
+    >>> config = RunConfig(rounds=5, privacy=Privacy(epsilon=1), training={"local_steps": 2})
+    >>> config.privacy.epsilon, config.training.local_steps, config.flat()["privacy.epsilon"]
+    (1.0, 2, 1.0)
+    """
+
+    dataset: str = Field(
+        "breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`."
+    )
+    sites: int = Field(0, ge=0, description="Number of hospitals; 0 takes the dataset's own number.")
+    partitioner: str = Field(
+        "",
+        description="How records are dealt to hospitals: natural, column:NAME, time:NAME, iid, dirichlet, quantity, power-law, "
+        "label-quantity, classes:K or feature-shift, with +pool:N, +bias or +units after them; empty takes the dataset's own.",
+    )
+    alpha: Positive = Field(
+        1.0,
+        description="Skew of the partitioner: Dirichlet concentration (smaller is more skewed), exponent of power-law, overlap "
+        "of feature-shift, strength of +bias.",
+    )
+    task: str = Field(
+        "classification",
+        description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
+        "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), synthesis "
+        "(docs/synthesis/README.md), posterior (docs/flows/inference.md), or `package.module:Name`.",
+    )
+    task_options: Written = Field(
+        "", description="Options of a task that another package brings as a program: `temperature=2.0`."
+    )
+    model: str = Field(
+        "logistic",
+        description="logistic, mlp, of task synthesis a method such as moments (the default there), of task posterior logistic "
+        "or linear, or `package.module:Name`.",
+    )
+    hidden: Written = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
+    strategy: str = Field(
+        "fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`."
+    )
+    strategy_options: Written = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
+    rounds: int = Field(30, ge=1, description="Federated rounds.")
+    seed: int = Field(
+        0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system."
+    )
+    workers: int = Field(
+        1, ge=1, description="Processes that train hospitals side by side; results do not depend on it."
+    )
+    ray_address: str = Field(
+        "",
+        description="Workers are Ray actors: local begins Ray here, auto or HOST:PORT joins a cluster; empty: processes.",
+    )
+    gpus: float = Field(
+        0.0,
+        ge=0,
+        description="GPUs that the workers of a simulation share, each at most one; 0 trains on the processor.",
+    )
+    timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
+    out: str = Field("runs", description="Folder in which the run's folder is made.")
+    resume: str = Field(
+        "",
+        description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
+        "result must be as it was.",
+    )
+    data: Data = Data()
+    participation: Participation = Participation()
+    training: Training = Training()
+    privacy: Privacy = Privacy()
+    upload: Upload = Upload()
+    secure: Secure = Secure()
+    central: Central = Central()
+    evaluation: Evaluation = Evaluation()
+    convex: Convex = Convex()
+    synthesis: Synthesis = Synthesis()
+    posterior: Posterior = Posterior()
+    simulation: Simulation = Simulation()
+    checkpoints: Checkpoints = Checkpoints()
+    tracking: Tracking = Tracking()
+
+    @field_validator("partitioner")
+    @classmethod
+    def _partitioner(cls, value: str) -> str:
+        from polyclinic.ehr.partition import check_partitioner
+
+        if value:
+            try:
+                check_partitioner(value)
+            except ConfigError as error:
+                raise ValueError(str(error).removeprefix(f"Partitioner {value!r} ")) from None
+        return value
+
+    @field_validator("hidden")
+    @classmethod
+    def _widths(cls, value: str) -> str:
+        if not all(part.strip().isdigit() and int(part) > 0 for part in value.split(",")):
+            raise ValueError("must be positive whole numbers separated by commas, as in '32' or '64,32'")
+        return value
+
+    @field_validator("ray_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value not in ("", "local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("must be local, auto, or HOST:PORT of a Ray cluster, or empty for processes")
+        return value
 
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given = {dashed(key): value for key, value in values.items()}
-        return _defaults(given) | given | {"meant": ""}
+        # An empty text is a key that is not given, of those that have other defaults than the table's.
+        given = {key: value for key, value in flat_keys(values, SECTIONS).items() if value != "" or key not in _VARYING}
+        return nested_keys(_defaults(given) | given)
 
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
         check_together(self)
         return self
 
+    @classmethod
+    def _key(cls, path: tuple[int | str, ...]) -> str:
+        return ".".join(dashed(str(part)) for part in path)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the hidden layers."""
+        return tuple(int(part) for part in self.hidden.split(","))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The strategy's keyword arguments. Raises ConfigError when the text is not ``key=value`` pairs."""
+        return keyword_arguments(self.strategy_options)
+
+    @property
+    def program_options(self) -> dict[str, Any]:
+        """The keyword arguments of another package's program. Raises ConfigError as ``options`` does."""
+        return keyword_arguments(self.task_options)
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """The keyword arguments of what task synthesis or posterior learns. Raises ConfigError as ``options`` does."""
+        return keyword_arguments(self.posterior.options if self.task == "posterior" else self.synthesis.options)
+
     @property
     def keeps_state(self) -> bool:
-        """Whether a hospital keeps something of a round (moments, momentum, what was not sent) for its next one."""
-        stepwise = self.optimizer != "sgd" or self.momentum > 0 or self.batching == "cyclic" or self.denoise != "none"
-        stays = self.evaluates_own or self.strategy == "scaffold"
-        return self.upload_share < 1 or stays or (stepwise and not self.one_release)
+        """Whether steps and uploads have a hospital keep something of a round for its next one: moments, momentum, what was
+        not sent."""
+        steps = self.training
+        stepwise = (
+            steps.optimizer != "sgd" or steps.momentum > 0 or steps.batching == "cyclic" or steps.denoise != "none"
+        )
+        return self.upload.share < 1 or (stepwise and not self.one_release)
 
     @property
     def asks_statistics(self) -> bool:
@@ -87,17 +213,12 @@ class RunConfig(
 
         Without privacy a plain update tells its weight, but under masks only what the server knows can weigh.
         """
-        weighed = self.secure_aggregation and not self.secure_noise
-        wanted = self.dp or weighed or self.synthesis
-        counted = (
-            self.posterior and not self.dp
-        )  # information is of so many patients; the public number is of noise alone
-        return self.standardise == "measured" or counted or (self.patients_per_site == 0 and wanted)
-
-    @property
-    def evaluates_own(self) -> bool:
-        """Whether a hospital has arrays of its own, with which it evaluates."""
-        return bool(self.local_layers) or self.strategy in ("fedbn", "ditto")
+        weighed = self.secure.aggregation and not self.secure.noise
+        wanted = self.privacy.dp or weighed or self.task == "synthesis"
+        # A posterior's information is of so many patients; the public number is of noise alone.
+        counted = self.task == "posterior" and not self.privacy.dp
+        unknown = self.privacy.patients_per_site == 0
+        return self.data.standardise == "measured" or counted or (unknown and wanted)
 
     @property
     def one_release(self) -> bool:
@@ -105,99 +226,139 @@ class RunConfig(
         return self.task in _TASK_DEFAULTS or self.sums
 
     @property
-    def synthesis(self) -> bool:
-        """Whether what is learned draws synthetic patients."""
-        return self.task == "synthesis"
-
-    @property
     def game(self) -> bool:
-        """Whether that is by an adversarial game."""
-        return self.synthesis and is_game(self.model, self.method_kind)
+        """Whether synthetic patients are drawn by an adversarial game."""
+        return self.task == "synthesis" and is_game(self.model, self.synthesis.kind)
 
     @property
     def density(self) -> bool:
-        """Whether that is by a density, as of a normalizing flow."""
-        return self.synthesis and is_density(self.model, self.method_kind)
+        """Whether they are drawn from a density, as of a normalizing flow."""
+        return self.task == "synthesis" and is_density(self.model, self.synthesis.kind)
 
     @property
     def sums(self) -> bool:
         """Whether a round is one sum over patients."""
-        return self.posterior or (self.synthesis and not self.game and not self.density)
-
-    @property
-    def posterior(self) -> bool:
-        """Whether what is learned is a posterior of a named likelihood's parameters."""
-        return self.task == "posterior"
-
-    @property
-    def kind(self) -> str:
-        """Which of ``polyclinic.programs`` the run is."""
-        if self.posterior:
-            return "posterior"
-        if self.synthesis:
-            return "game" if self.game else "density" if self.density else "sums"
-        return "convex" if self.one_release else "supervised"
+        return self.task == "posterior" or (self.task == "synthesis" and not self.game and not self.density)
 
     @property
     def selection_cost(self) -> float:
         """Pure epsilon of the choice among candidates; 0 without a choice, or without privacy."""
-        return (self.selection_epsilon or self.epsilon / 10) if self.candidates and self.dp else 0.0
+        asked = self.synthesis.selection_epsilon or self.privacy.epsilon / 10
+        return asked if self.synthesis.candidates and self.privacy.dp else 0.0
 
-    def flat(self) -> dict[str, bool | int | float | str]:
-        """Dashed keys to plain values, as Flower's run-config carries them; ``meant`` so that ``from_flower`` reads it back."""
-        plain, default = self._plain(), type(self)()._plain()
-        usual = default | _defaults(plain)
-        return plain | {"meant": ",".join(key for key in plain if plain[key] == default[key] != usual[key])}
+    def flat(self) -> dict[str, Value]:
+        """Every key's value by its name (``rounds``, ``privacy.epsilon``), as Flower's run-config carries them."""
+        return flat_keys(self.model_dump(by_alias=True), SECTIONS)
 
-    def _plain(self) -> dict[str, bool | int | float | str]:
-        return dict(self.model_dump(by_alias=True))
+    def toml(self) -> str:
+        """The configuration as a file, a table for each section."""
+        return tomli_w.dumps(nested_keys(self.flat()))
+
+    def value(self, key: str) -> Any:
+        """The value of a key by its name, as ``"privacy.epsilon"``."""
+        section, dot, inner = key.rpartition(".")
+        return getattr(getattr(self, section) if dot else self, inner.replace("-", "_"))
+
+    def changed(self, values: Mapping[str, Any]) -> RunConfig:
+        """The same with other values of keys, of which nothing is checked and from which nothing else follows."""
+        top: dict[str, Any] = {}
+        for key, value in flat_keys(values, SECTIONS).items():
+            section, dot, inner = key.rpartition(".")
+            name, own = inner.replace("-", "_"), section if dot else ""
+            self.value(key)  # an unknown key
+            top |= (
+                {own: (top.get(own) or getattr(self, own)).model_copy(update={name: value})} if dot else {name: value}
+            )
+        return self.model_copy(update=top)
+
+    @classmethod
+    def packaged(cls) -> dict[str, Value]:
+        """What Flower's configuration of the app holds: ``flat``, and nothing but an empty text for a key of which tasks, models
+        and strategies have defaults of their own, so that one that is given can be told from one that is not."""
+        return {key: "" if key in _VARYING else value for key, value in cls().flat().items()}
+
+    def for_flower(self, app: Mapping[str, Value] | None = None) -> dict[str, Value]:
+        """What `--run-config` must say over an app's configuration, for ``from_flower`` to read this one.
+
+        app: every key of the app; None is ``packaged``.
+        """
+        wanted = self.packaged() | self.given()
+        return {key: value for key, value in wanted.items() if value != (app or self.packaged())[key]}
 
     @classmethod
     def from_flower(cls, values: Mapping[str, Any]) -> RunConfig:
-        """The configuration from Flower's run-config, which holds every key of the app: one at its default counts as not given,
-        so that tasks and strategies take their own, unless ``meant`` names it.
+        """The configuration from Flower's run-config, of which an empty text is a key that was not given.
 
         Raises ConfigError as ``build`` does.
         """
-        meant, default = str(values.get("meant", "")).split(","), cls()._plain()
-        return cls.build(
-            {key: value for key, value in values.items() if key in meant or value != default.get(dashed(key))}
-        )
+        return cls.build(values)
 
-    def given(self) -> dict[str, bool | int | float | str]:
+    def given(self) -> dict[str, Value]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
-        usual = type(self)()._plain() | _defaults(self._plain())
+        flat = self.flat()
+        usual = type(self)().flat() | _defaults(flat)
         named = ("task", "strategy")
-        return {key: value for key, value in self._plain().items() if key in named or value != usual[key]}
+        return {key: value for key, value in flat.items() if key in named or value != usual[key]}
 
-    def decisive(self) -> dict[str, bool | int | float | str]:
+    def decisive(self) -> dict[str, Value]:
         """``flat`` with only the keys that decide what comes out."""
-        return {key: value for key, value in self.flat().items() if key not in _INDECISIVE}
+        return {
+            key: value for key, value in self.flat().items()
+            if key not in _INDECISIVE and key.split(".")[0] not in _INDECISIVE_SECTIONS
+        }  # fmt: skip
 
     @classmethod
     def build(cls, *layers: Mapping[str, Any]) -> RunConfig:
-        """The configuration from layers of dashed or underscored keys, later layers first in rank.
+        """The configuration from layers of keys, as in a file, by their full names or as keyword arguments; later layers rank
+        first.
 
         Raises ConfigError with the key, its value, what is allowed and the nearest known name.
         """
-        known = {dashed(name) for name in cls.model_fields}
         merged: dict[str, Any] = {}
         for layer in layers:
-            for key, value in layer.items():
-                name = dashed(key)
-                if name not in known:
-                    raise ConfigError(f"Unknown configuration key {key!r}.{nearest(name, known)}")
-                merged[name] = value
-        try:
-            return cls.model_validate(merged)
-        except ValidationError as error:
-            raise ConfigError(_sentence(error)) from None
+            for key, value in flat_keys(layer, SECTIONS).items():
+                if key in SECTIONS:
+                    raise ConfigError(
+                        f"{key!r} is a section of the configuration and no key; give its keys, as in {_first(key)}."
+                    )
+                if key not in _KEYS:
+                    raise ConfigError(f"Unknown configuration key {key!r}.{_meant(key)}")
+                merged[key] = value
+        return cls(**merged)
 
 
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message += "" if message.endswith((".", "?")) else "."
-    if not first["loc"]:
-        return f"Impossible configuration: {message}"
-    return f"Configuration key {dashed(str(first['loc'][0]))!r} has the value {first['input']!r}, which {message}"
+#: The sections by name.
+SECTIONS: dict[str, type[Keys]] = {
+    name: field.annotation for name, field in RunConfig.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Keys)
+}  # fmt: skip
+_KEYS = tuple(RunConfig().flat())
+
+
+# Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
+_VARYING = frozenset().union(
+    *_TASK_DEFAULTS.values(), *SYNTHESIS_DEFAULTS, *_OPTIMIZER_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
+    *(one.usual for one in BUILT_IN.values()),
+)  # fmt: skip
+
+
+def _first(section: str) -> str:
+    return next(key for key in _KEYS if key.startswith(f"{section}."))
+
+
+# What the same thing is called elsewhere.
+_ELSEWHERE = {
+    "batch-size": "training.sample-rate", "clip": "privacy.max-grad-norm", "clipping-norm": "privacy.max-grad-norm",
+    "epochs": "training.local-steps", "local-epochs": "training.local-steps", "lr": "training.learning-rate",
+    "noise-multiplier": "privacy.epsilon", "num-rounds": "rounds", "num-server-rounds": "rounds", "num-supernodes": "sites",
+    "l2-norm-clip": "privacy.max-grad-norm", "target-delta": "privacy.delta", "target-epsilon": "privacy.epsilon",
+}  # fmt: skip
+
+
+def _meant(key: str) -> str:
+    """The sentence of the key that was probably meant: of the same name in a section, or elsewhere, or the nearest."""
+    name = key.rpartition(".")[2]
+    same = [repr(known) for known in _KEYS if known.rpartition(".")[2] == name]
+    if not same and name in _ELSEWHERE:
+        same = [repr(_ELSEWHERE[name])]
+    return f" Did you mean {' or '.join(same)}?" if same else nearest(key, (*_KEYS, *SECTIONS))

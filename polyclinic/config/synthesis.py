@@ -1,15 +1,14 @@
-"""The keys of synthetic patients, and what the methods take where nothing is given."""
+"""The section of task synthesis, and what its methods take where nothing is given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from polyclinic.config.keys import Keys
-from polyclinic.config.reading import parse_assignments
+from polyclinic.config.keys import Keys, Written, dashed
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -19,45 +18,40 @@ GAMES = ("gan", "acgan", "dpgan", "ppgan", "wgan", "wgan-gp", "medgan")
 #: Normalizing flows, whose density hospitals estimate by private steps.
 FLOWS = ("maf", "nsf")
 METHODS = ("moments", "independent", "latent", "mixture", "marginals")
+
+
+def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
+    clip = {} if max_grad_norm is None else {"privacy.max-grad-norm": max_grad_norm}
+    return {"rounds": rounds} | clip | {f"training.{dashed(key)}": value for key, value in training.items()}
+
+
 #: What every run of task synthesis takes where nothing is given.
-_ALWAYS: dict[str, Any] = {"model": "moments", "standardise": "none", "momentum": 0.0}
+_ALWAYS: dict[str, Any] = {"model": "moments", "data.standardise": "none", "training.momentum": 0.0}
 # A sum is one step of length one over all patients.
-_SUMS: dict[str, Any] = {"rounds": 1, "local-steps": 1, "sample-rate": 1.0, "learning-rate": 1.0, "max-grad-norm": 1.0}
+_SUMS = _usual(1, local_steps=1, sample_rate=1.0, learning_rate=1.0)
 _OF_METHOD: dict[str, dict[str, Any]] = {"latent": {"rounds": 8}, "marginals": {"rounds": 4}}
 # What was measured to do (docs/synthesis/games.md).
-_OF_GAME: dict[str, dict[str, Any]] = {
-    "gan": {
-        "rounds": 30, "sample-rate": 1.0, "local-steps": 1, "learning-rate": 1.0, "max-grad-norm": 5.0, "weight-decay": 0.7,
-    },
-    "acgan": {
-        "rounds": 200, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 0.2, "max-grad-norm": 1.0, "momentum": 0.5,
-        "weight-decay": 0.01,
-    },
-    "dpgan": {
-        "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",
-    },
-    "ppgan": {"rounds": 300, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 0.05, "max-grad-norm": 1.0},
-    "wgan": {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "rmsprop"},
-    "wgan-gp": {"rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-3, "optimizer": "adam"},
-    "medgan": {
-        "rounds": 300, "sample-rate": 0.1, "local-steps": 10, "learning-rate": 5e-4, "max-grad-norm": 1.0, "optimizer": "adam",
-    },
-}  # fmt: skip
-_OF_FLOW: dict[str, Any] = {
-    "rounds": 20, "local-steps": 10, "sample-rate": 0.3, "optimizer": "adam", "learning-rate": 0.02, "max-grad-norm": 1.0,
-}  # fmt: skip
+_OF_GAME = {
+    "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),
+    "acgan": _usual(200, sample_rate=0.1, local_steps=5, learning_rate=0.2, momentum=0.5, weight_decay=0.01),
+    "dpgan": _usual(300, sample_rate=0.1, local_steps=10, learning_rate=5e-4, optimizer="adam"),
+    "ppgan": _usual(300, sample_rate=0.1, local_steps=5, learning_rate=0.05),
+    "wgan": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="rmsprop"),
+    "wgan-gp": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="adam"),
+    "medgan": _usual(300, sample_rate=0.1, local_steps=10, learning_rate=5e-4, optimizer="adam"),
+}
+_OF_FLOW = _usual(20, local_steps=10, sample_rate=0.3, optimizer="adam", learning_rate=0.02)
+#: All tables of this task's own defaults.
+SYNTHESIS_DEFAULTS = (_ALWAYS, _SUMS, *_OF_METHOD.values(), *_OF_GAME.values(), _OF_FLOW)
 
 
 class Synthesis(Keys):
     """Task synthesis: what is drawn, and how it is judged."""
 
-    method_options: str = Field(
-        "",
-        description="Options of the model of task synthesis or posterior: `classes=8, most=20` (docs/synthesis/methods.md).",
-    )
-    method_kind: Literal["auto", "sums", "game", "density"] = Field(
+    options: Written = Field("", description="Options of the model: `classes=8, most=20` (docs/synthesis/methods.md).")
+    kind: Literal["auto", "sums", "game", "density"] = Field(
         "auto",
-        description="What a synthesis model named `package.module:Name` is: a method of sums, an adversarial game or a density; "
+        description="What a model named `package.module:Name` is: a method of sums, an adversarial game or a density; "
         "auto knows the names of `polyclinic plugins`.",
     )
     condition_hospitals: int = Field(
@@ -89,24 +83,19 @@ class Synthesis(Keys):
         description="In a simulation: show in the report how like held-out patients synthetic ones are "
         "(docs/synthesis/quality.md): exact figures, which epsilon does not cover.",
     )
-    synthetic_rows: int = Field(
+    rows: int = Field(
         2000, ge=10, le=1_000_000, description="Synthetic rows on which the classifier is trained that judges the run."
     )
 
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """The method's keyword arguments. Raises ConfigError when the text is not ``key=value`` pairs."""
-        return {key.replace("-", "_"): value for key, value in parse_assignments(self.method_options).items()}
 
-
-def synthesis_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """What task synthesis takes where nothing is given; nothing for other tasks. Keys with dashes."""
+def synthesis_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What task synthesis takes where nothing is given; nothing for other tasks."""
     if given.get("task") != "synthesis":
         return {}
     model = str(given.get("model", _ALWAYS["model"]))
-    if is_game(model, str(given.get("method-kind", "auto"))):
+    if is_game(model, str(given.get("synthesis.kind", "auto"))):
         return _ALWAYS | _OF_GAME.get(model, {})
-    if is_density(model, str(given.get("method-kind", "auto"))):
+    if is_density(model, str(given.get("synthesis.kind", "auto"))):
         return _ALWAYS | _OF_FLOW
     return _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
 
@@ -129,67 +118,73 @@ def _is(model: str, names: Sequence[str], group: str) -> bool:
 
 def check_synthesis(config: RunConfig) -> None:
     """Raises ValueError for keys that a run of task synthesis, or of another that asks for sums, cannot have."""
-    if not (config.synthesis or config.posterior):
+    if not ((config.task == "synthesis") or (config.task == "posterior")):
         return
-    if config.synthesis and config.imputation != "mean":
+    if (config.task == "synthesis") and config.data.imputation != "mean":
         raise ValueError(
-            f"imputation is {config.imputation!r} but task is 'synthesis': it keeps track of missing cells itself; set "
-            "imputation to 'mean'"
+            f"data.imputation is {config.data.imputation!r} but task is 'synthesis': it keeps track of missing cells itself; set "
+            "data.imputation to 'mean'"
         )
     for key, wanted, why in (
-        ("standardise", "none", "its numbers are scaled by the schema"),
-        ("central-epsilon", 0.0, "whole hospitals are not covered"),
-        ("local-layers", "", "nothing stays at hospitals"),
-        ("proximal-mu", 0.0, "there is no model to stay near"),
-        ("upload", "model", "there is no difference to compress"),
-        ("upload-precision", "full", "there is no difference to compress"),
-        ("batching", "poisson", "noise over time needs one model whose steps follow each other"),
-        ("denoise", "none", "noise is not filtered"),
+        ("data.standardise", "none", "its numbers are scaled by the schema"),
+        ("central.epsilon", 0.0, "whole hospitals are not covered"),
+        ("upload.form", "model", "there is no difference to compress"),
+        ("upload.precision", "full", "there is no difference to compress"),
+        ("training.batching", "poisson", "noise over time needs one model whose steps follow each other"),
+        ("training.denoise", "none", "noise is not filtered"),
     ):  # fmt: skip
-        value = getattr(config, key.replace("-", "_"))
+        value = config.value(key)
         if value != wanted:
             raise ValueError(f"{key} is {value!r} but task is {config.task!r}: {why}; set {key} to {wanted!r}")
-    if config.strategy in ("scaffold", "ditto", "fedbn", "qfedavg"):
+    if config.strategy == "qfedavg":
         raise ValueError(
             f"strategy is {config.strategy!r} but task is {config.task!r}, which averages what hospitals send; take fedavg, "
             "fedavgm, fedadam or another that starts from a mean"
         )
     if config.sums:
         for key, wanted in (
-            ("strategy", "fedavg"), ("strategy-options", ""), ("local-steps", 1), ("sample-rate", 1.0),
-            ("learning-rate", 1.0), ("weight-decay", 0.0),
-            ("max-grad-norm", 1.0),
+            ("strategy", "fedavg"), ("strategy-options", ""), ("training.local-steps", 1), ("training.sample-rate", 1.0),
+            ("training.learning-rate", 1.0), ("training.weight-decay", 0.0),
+            ("privacy.max-grad-norm", 1.0),
         ):  # fmt: skip
-            value = getattr(config, key.replace("-", "_"))
+            value = config.value(key)
             if value != wanted:
                 raise ValueError(
                     f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
                     f"strategy changes; set {key} to {wanted!r}"
                 )
-    if not config.synthesis:
+    if config.task != "synthesis":
         return
-    if config.condition_hospitals and config.sites not in (0, config.condition_hospitals):
+    if config.synthesis.condition_hospitals and config.sites not in (0, config.synthesis.condition_hospitals):
         raise ValueError(
-            f"condition-hospitals is {config.condition_hospitals} but sites is {config.sites}; rows say of which of all the "
-            "run's hospitals they are: give their number, or 0"
+            f"synthesis.condition-hospitals is {config.synthesis.condition_hospitals} but sites is {config.sites}; "
+            "rows say of which of all the run's hospitals they are: give their number, or 0"
         )
-    if config.candidates and (not config.game or config.candidates < 2 or config.selected >= config.candidates):
+    if config.synthesis.candidates and (
+        not config.game or config.synthesis.candidates < 2 or config.synthesis.selected >= config.synthesis.candidates
+    ):
         raise ValueError(
-            f"candidates is {config.candidates} with selected {config.selected} and model {config.model!r}: a choice is among at "
-            "least 2 generators of a game, and of fewer than there are; set candidates to 0 for none"
+            f"synthesis.candidates is {config.synthesis.candidates} with synthesis.selected {config.synthesis.selected} "
+            f"and model {config.model!r}: a choice is among at "
+            "least 2 generators of a game, and of fewer than there are; set synthesis.candidates to 0 for none"
         )
-    if config.candidates > config.rounds:
+    if config.synthesis.candidates > config.rounds:
         raise ValueError(
-            f"candidates is {config.candidates} but rounds is {config.rounds}: a round gives one generator; set candidates to at "
-            "most rounds"
+            f"synthesis.candidates is {config.synthesis.candidates} but rounds is {config.rounds}: a round gives one "
+            "generator; set synthesis.candidates to at most rounds"
         )
-    if config.candidates and config.dp and config.selection_epsilon >= config.epsilon:
+    if (
+        config.synthesis.candidates
+        and config.privacy.dp
+        and config.synthesis.selection_epsilon >= config.privacy.epsilon
+    ):
         raise ValueError(
-            f"selection-epsilon is {config.selection_epsilon:g} but epsilon is {config.epsilon:g}, of which it is a part; take "
+            f"synthesis.selection-epsilon is {config.synthesis.selection_epsilon:g} but privacy.epsilon is "
+            f"{config.privacy.epsilon:g}, of which it is a part; take "
             "less, such as a tenth"
         )
-    if config.candidates and config.secure_noise:
+    if config.synthesis.candidates and config.secure.noise:
         raise ValueError(
-            f"candidates is {config.candidates} but secure-noise is {config.secure_noise:g}: each hospital's choice leaves by "
-            "itself, which noise in sums does not cover; set candidates to 0"
+            f"synthesis.candidates is {config.synthesis.candidates} but secure.noise is {config.secure.noise:g}: each "
+            "hospital's choice leaves by itself, which noise in sums does not cover; set synthesis.candidates to 0"
         )

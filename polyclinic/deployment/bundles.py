@@ -34,7 +34,7 @@ def own_bundle() -> str:
         "tool": {"flwr": {"app": {
             "publisher": "polyclinic",
             "components": {"serverapp": "polyclinic.server_app:app", "clientapp": CLIENT_APP},
-            "config": RunConfig().flat(),
+            "config": RunConfig.packaged(),
         }}},
     })  # fmt: skip
 

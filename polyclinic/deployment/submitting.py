@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +41,21 @@ def submit(
     checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
-    given = {"out": "runs"} | values
+    given: list[Mapping[str, Any]] = [{"out": "runs"}, values]
     if resume is not None:
         begun = RunFolder.existing(run_to_resume(found.folder / "runs", resume))
-        given = begun.config().flat() | values | {"out": str(begun.path.parent), "resume": begun.name}
-    config, usual = RunConfig.build(given), RunConfig().flat()
+        given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
+    config = RunConfig.build(*given)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:
         RunFolder.to_resume(config)
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
     out = str(found.folder / Path(config.out).expanduser())
-    told = {key: value for key, value in config.flat().items() if value != usual[key]} | {"out": out}
+    told = config.for_flower() | {"out": out}
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home:
         (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
-        app = app_dir.resolve() if app_dir else _own_app(Path(home))
+        app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
         run = _started(app, told, environment)
         said, abandoned = _follow(run, environment, say) if stream else ("", False)
@@ -104,7 +104,8 @@ def run_to_resume(runs: Path, named: Path) -> Path:
     return named if named.exists() else runs / named
 
 
-def _own_app(home: Path) -> Path:
+def own_app(home: Path) -> Path:
+    """A Flower app in ``home`` that is nothing but the installed Polyclinic."""
     app = home / "polyclinic"
     app.mkdir()
     (app / "pyproject.toml").write_text(own_bundle(), encoding="utf-8")

@@ -48,6 +48,6 @@ def _column(schema: Schema, name: str) -> Column:
             return column
     names = [column.name for column in able]
     raise ConfigError(
-        f"Configuration key 'groups' has the value {name!r}, which must be a feature column of schema {schema.name!r} "
+        f"Configuration key 'evaluation.groups' has the value {name!r}, which must be a feature column of schema {schema.name!r} "
         f"with one cell in a row.{nearest(name, names)}"
     )

@@ -23,6 +23,11 @@ METRICS = (
     "auroc", "auprc", "accuracy", "f1", "sensitivity", "specificity", "sensitivity_at_90", "loss", "brier",
     "calibration_error", "calibration_in_the_large",
 )  # fmt: skip
+#: The metrics that hospitals' replies carry, of training and of evaluation; others are a strategy's own.
+REPLIED = frozenset({
+    "num-examples", "steps", "train_loss", "simulated-seconds", "loss", "auroc", "auprc", "accuracy", "brier", "patients",
+    "held-out-patients", "n",
+})  # fmt: skip
 SPECIFICITY = 0.9
 BINS = 10
 

@@ -146,7 +146,7 @@ def flow_settings(options: dict[str, Any], rounds: int) -> FlowSettings:
     return FlowSettings(**found)
 
 
-#: Options of method-options by kind and range.
+#: Options of posterior.options by kind and range.
 OPTIONS: dict[str, tuple[type, float, float]] = {
     "clip": (float, 1e-6, 1e6), "draws": (int, 1, 64), "rate": (float, 1e-6, 10.0), "averaged": (float, 0.0, 0.9),
     "hidden": (int, 1, 64), "transforms": (int, 1, 4),

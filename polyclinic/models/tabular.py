@@ -27,12 +27,14 @@ def logistic(features: int, classes: int, widths: Sequence[int] = ()) -> nn.Modu
 def mlp(features: int, classes: int, widths: Sequence[int] = (32,)) -> nn.Module:
     """Perceptron with tanh units (they train better than ReLU under clipping, Papernot et al. 2021).
 
-    (B, features) float to (B, classes) logits.
+    (B, features) float to (B, classes) logits. Its ``representation`` is what the last hidden layer makes of a row.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in zip((features, *widths[:-1]), widths, strict=True):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    module = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    module.representation = str(len(layers) - 1)  # type: ignore[assignment]
+    return module
 
 
 def initialise(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:

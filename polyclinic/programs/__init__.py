@@ -10,9 +10,11 @@ from importlib import import_module
 from typing import cast
 
 from polyclinic.config import RunConfig
-from polyclinic.programs.program import Program
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import is_program, resolve
+from polyclinic.programs.program import Collected, Half, Program, State
 
-__all__ = ["Program", "program_of"]
+__all__ = ["Collected", "Half", "Program", "State", "program_of"]
 
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {
@@ -22,6 +24,33 @@ _PLACES = {
 
 
 def program_of(config: RunConfig) -> Program:
-    """The program of a run; nothing that the configuration names is loaded yet."""
-    module, _, name = _PLACES[config.kind].partition(":")
+    """The program of a run. Of a built-in one nothing that the configuration names is loaded yet; another package's, by its
+    name in the entry points ``polyclinic.programs``, is, so that a hospital asks its policy first.
+
+    Raises ConfigError for an entry point that is no ``Program``, or options that it does not take.
+    """
+    if is_program(config.task):
+        return _brought(config)
+    module, _, name = _PLACES[_kind(config)].partition(":")
     return cast(Program, getattr(import_module(f"{__name__}.{module}"), name)(config))
+
+
+def _brought(config: RunConfig) -> Program:
+    kind = resolve("programs", config.task)
+    if not (isinstance(kind, type) and issubclass(kind, Program)):
+        raise ConfigError(
+            f"Configuration key 'task' has the value {config.task!r}, which must stand for a subclass of "
+            f"polyclinic.programs.Program, not for an object of type {type(kind).__name__}."
+        )
+    try:
+        return kind(config, **config.program_options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task-options do not make a program {config.task!r}: {error}.") from None
+
+
+def _kind(config: RunConfig) -> str:
+    if config.task == "synthesis":
+        return "game" if config.game else "density" if config.density else "sums"
+    if config.task == "posterior":
+        return "posterior"
+    return "convex" if config.one_release else "supervised"

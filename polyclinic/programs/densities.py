@@ -37,7 +37,7 @@ class Densities(Synthetic):
 
     def recipe(self, layout: Layout) -> Recipe:
         """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
-        recipe = made("densities", self.config, layout, self.config.chosen)
+        recipe = made("densities", self.config, layout, self.config.method_options)
         if not isinstance(recipe, Recipe):
             raise ConfigError(
                 f"Configuration key 'model' has the value {self.config.model!r}, which makes no polyclinic Recipe."
@@ -66,7 +66,7 @@ class Densities(Synthetic):
         from polyclinic.training.auditing.densities import of_density
 
         recipe = self.recipe(self.layout(dataset_of(self.config).schema))
-        return of_density(recipe, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault)
+        return of_density(recipe, settings, rounds, rows, epsilon, self.config.privacy.delta, seed=seed, fault=fault)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,16 +53,16 @@ class Games(Synthetic):
         """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
         cannot do."""
         config = self.config
-        options = {dashed(key): value for key, value in config.chosen.items()}
+        options = {dashed(key): value for key, value in config.method_options.items()}
         game = made("games", config, layout, options)
         if not isinstance(game, Game):
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game."
             )
-        if config.dp and game.published:
+        if config.privacy.dp and game.published:
             raise ConfigError(
-                f"Configuration key 'dp' is true, but the game {config.model!r} is trained as published, which keeps no "
-                "epsilon; set dp to false."
+                f"Configuration key 'privacy.dp' is true, but the game {config.model!r} is trained as published, which keeps no "
+                "epsilon; set privacy.dp to false."
             )
         if config.model in BUILT_IN["games"]:
             return game
@@ -88,15 +88,16 @@ class Games(Synthetic):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> GameTask:
         layout = self.layout(schema)
-        task = GameTask(self.game(layout), layout, clips=not self.config.shared_noise)
+        task = GameTask(self.game(layout), layout, clips=not self.config.secure.shared_noise)
         return task if question is None else task.asked(question)
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         config, layout = self.config, self.layout(schema)
         return GameHalf(
             self.game(layout), layout, self.frequencies(schema, classes), rounds=config.rounds,
-            critic_steps=config.local_steps, rate=learning_rate,
-            decay=learning_rate * config.weight_decay if config.shared_noise else 0.0, most=config.candidates,
+            critic_steps=config.training.local_steps, rate=learning_rate,
+            decay=learning_rate * config.training.weight_decay if config.secure.shared_noise else 0.0,
+            most=config.synthesis.candidates,
             seed=config.seed,
         )  # fmt: skip
 
@@ -111,7 +112,15 @@ class Games(Synthetic):
 
         layout = self.layout(dataset_of(self.config).schema)
         return of_game(
-            self.game(layout), layout, settings, rounds, rows, epsilon, self.config.delta, seed=seed, fault=fault
+            self.game(layout),
+            layout,
+            settings,
+            rounds,
+            rows,
+            epsilon,
+            self.config.privacy.delta,
+            seed=seed,
+            fault=fault,
         )
 
     def guarantee(self, synthesizer: Synthesizer | None, patients: Sequence[int]) -> str | None:
@@ -122,7 +131,10 @@ class Games(Synthetic):
             return None
         config = self.config
         return (
-            published.guarantee(patients, config.sample_rate, config.local_steps, config.rounds, config.delta) or None
+            published.guarantee(
+                patients, config.training.sample_rate, config.training.local_steps, config.rounds, config.privacy.delta
+            )
+            or None
         )
 
     def notes(self, state: State, scored: bool) -> list[str]:

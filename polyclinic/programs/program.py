@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config import RunConfig
+from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import task_named
+from polyclinic.plugins import strategy_named
 from polyclinic.privacy.events import merged
-from polyclinic.training import control, personal, pooled
+from polyclinic.training import pooled
+from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Arrays
 
@@ -75,12 +77,12 @@ class Half(ABC):
         """The state before round 1."""
 
     def question(self, number: int, state: State) -> Arrays:
-        """What hospitals are told in round ``number``, from 1, beside the model; nothing where this is empty."""
+        """What hospitals are asked in round ``number``, from 1, beside a model or in place of one; nothing where it is empty."""
         return {}
 
     @abstractmethod
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The next state, and what hospitals are sent next. ``sent``: what they were sent in this round."""
+        """The next state, and the model that hospitals are sent next, if any. ``sent``: what they were sent in this round."""
 
     def synthesizer(self, state: State) -> Synthesizer | None:
         """What draws synthetic patients; None before it can, and of a program that draws none."""
@@ -130,11 +132,25 @@ class Program(ABC):
 
     def check_names(self) -> None:
         """Raises ConfigError when what the configuration names does not exist; touches no hospital."""
-        task_named(self.config.task)
+        self.price(self.settings(1.0))
 
     def check(self, schema: Schema) -> None:
         """Raises ConfigError where the run and the schema do not go together; touches no record."""
-        self.task(schema).check(self.builder(schema), self.first(schema), self.width(schema), self.config.engine)
+        self.check_training(self.task(schema), schema, self.builder(schema), self.first(schema), self.settings(1.0))
+
+    def check_training(
+        self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
+    ) -> None:
+        """Raises ConfigError where training would refuse the model or the strategy's local half; touches no record."""
+        task.check(build, arrays, self.width(schema), self.config.training.engine)
+        if settings.local.penalises:
+            from polyclinic.training.representation import check_penalised
+
+            check_penalised(build, arrays, self.width(schema), self.config.training.engine)
+        if settings.local != PLAIN:
+            from polyclinic.training.rehearsal import check_half
+
+            check_half(build, arrays, settings)
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Raises ConfigError where so much noise leaves nothing to learn.
@@ -165,13 +181,8 @@ class Program(ABC):
         begun: the hospital goes on with a release that it paid for, as a whole, when that began; nothing else may be free.
         Raises ConfigError for a task that calls a look at the records free, or states what cannot be accounted.
         """
-        event = self.plain_price(settings, begun)
-        if self.config.strategy == "scaffold":
-            event = control.price(event, settings, self.config.control_variate)
-        elif self.config.shared_noise:
-            event = pooled.price(settings)
-        elif self.config.strategy == "ditto":
-            event = personal.price(event, settings)
+        self.check_local_half(settings)
+        event = pooled.price(settings) if self.config.secure.shared_noise else self.plain_price(settings, begun)
         if not begun and not merged(event):
             raise ConfigError(
                 f"The task {self.config.task!r} states an event that costs nothing, which no look at records does."
@@ -180,30 +191,97 @@ class Program(ABC):
 
     @abstractmethod
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        """The hospital's half, without what the strategy adds."""
+        """The hospital's half, where each hospital adds its own noise."""
 
     def task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        """The hospital's half, as the run's strategy has hospitals do it. ``question``: what a round asks beside the model.
+        """The hospital's half. ``question``: what a round asks beside a model, or in place of one.
 
         Raises ConfigError for a question that cannot be answered.
         """
-        return self.by_strategy(self.plain_task(schema, question))
+        task = self.plain_task(schema, question)
+        return pooled.Pooled(task) if self.config.secure.shared_noise else task
 
-    def by_strategy(self, task: Task) -> Task:
-        """The task with what the strategy has hospitals do beside it."""
-        if self.config.strategy == "scaffold":
-            return control.Controlled(task, self.config.control_variate)
-        if self.config.shared_noise:
-            return pooled.Pooled(task)
-        return personal.Personal(task, self.config.personal_mu) if self.config.strategy == "ditto" else task
+    @cached_property
+    def local_half(self) -> LocalHalf:
+        """What the run's strategy has hospitals do in a round; it loads the strategy. Raises ConfigError for its options."""
+        from polyclinic.strategies.registry import local_half_of  # it loads Flower's strategies
+
+        return local_half_of(strategy_named(self.config.strategy), self.config.options)
+
+    @property
+    def lets_join(self) -> bool:
+        """Whether hospitals may join while it goes on: what each sends is a model of its own, whoever else is there."""
+        return False
+
+    @property
+    def takes_local_halves(self) -> bool:
+        """Whether the task trains as a strategy's local half says."""
+        return False
+
+    @property
+    def has_local_half(self) -> bool:
+        """Whether hospitals must load the strategy to train as it says."""
+        return self.local_half != PLAIN
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a hospital keeps something of a round for its next one."""
+        half = self.local_half
+        return self.config.keeps_state or half.keeps or half.personal or self.keeps_arrays
+
+    @property
+    def keeps_arrays(self) -> bool:
+        """Whether some of the model's arrays stay at hospitals."""
+        return type(self.local_half).stays is not LocalHalf.stays
+
+    @property
+    def evaluates_own(self) -> bool:
+        """Whether a hospital has arrays of its own, with which it evaluates."""
+        return self.local_half.personal or self.keeps_arrays
+
+    def settings(self, noise_multiplier: float | None) -> TrainSettings:
+        """The public settings of a round of training; ``noise_multiplier`` None trains without privacy."""
+        return replace(train_settings(self.config, noise_multiplier), local=self.local_half)
+
+    def check_local_half(self, settings: TrainSettings) -> None:
+        """Raises ConfigError where what the strategy has hospitals do does not go with the rest of the run."""
+        half, config = settings.local, self.config
+        if half == PLAIN:
+            return
+        if not self.takes_local_halves:
+            raise ConfigError(
+                f"Configuration key 'strategy' has the value {config.strategy!r}, which changes the steps that hospitals take; "
+                f"the task {config.task!r} takes none that a strategy can change, so take another strategy, as fedavg."
+            )
+        if config.secure.shared_noise:
+            raise ConfigError(
+                f"Configuration key 'strategy' has the value {config.strategy!r}, which changes what hospitals compute of their "
+                "patients; with secure.shared-noise they give one sum and take no step, so take another strategy, as fedavgm."
+            )
+        if config.secure.aggregation and (half.sends or half.metrics):
+            beside = ", ".join((*half.sends, *half.metrics))
+            raise ConfigError(
+                f"Configuration key 'strategy' has the value {config.strategy!r}, for which {beside} would leave "
+                "without masks beside the model; set secure.aggregation to false or take another strategy."
+            )
+        half.check(settings)
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
-        """What hospitals are sent in round 1. ``classes``: counts of the label that were paid for."""
+        """The model that hospitals are sent in round 1; empty where none is. ``classes``: counts of the label that were paid
+        for."""
         from polyclinic.models.tabular import initialise
         from polyclinic.privacy.streams import torch_seed
 
         model = initialise(self.builder(schema), torch_seed(self.config.seed, "model"))
         return {name: value.numpy() for name, value in model.items()}
+
+    def origin(self, schema: Schema, model: Arrays, question: Mapping[str, np.ndarray]) -> Arrays:
+        """Arrays of the names and shapes of a hospital's answer, from which compressed and masked answers are differences.
+
+        They are the ``model`` that hospitals were sent; where a round asks for a sum and sends no model, they are zeros. A
+        hospital has ``task`` check the ``question`` first.
+        """
+        return model
 
     def local(self, schema: Schema) -> list[str]:
         """The model's arrays that stay at hospitals. Raises ConfigError where there are none to stay, or none to share."""
@@ -223,7 +301,7 @@ class Program(ABC):
 
     def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
         """Raises ConfigError for arrays by which one patient's scores would depend on another's."""
-        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.engine)
+        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine)
 
     def published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""

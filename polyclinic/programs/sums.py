@@ -68,10 +68,10 @@ class Sums(Program):
                 f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for "
                 f"{method.rounds} sums, one a round; set rounds to {method.rounds}."
             )
-        if config.secure_aggregation and getattr(method, "separate", False):
+        if config.secure.aggregation and getattr(method, "separate", False):
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which keeps hospitals' sums apart, but "
-                "secure-aggregation opens their total alone; set secure-aggregation to false, or take model 'moments'."
+                "secure.aggregation opens their total alone; set secure.aggregation to false, or take model 'moments'."
             )
         super().check(schema)
 
@@ -89,7 +89,11 @@ class Sums(Program):
         return task if question is None else task.asked(question)
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
-        return {SUM: np.zeros(self.method(schema).size(1, {"classes": self.classes(schema, classes)}))}
+        """Nothing: hospitals are sent the half's question alone."""
+        return {}
+
+    def origin(self, schema: Schema, model: Arrays, question: Mapping[str, np.ndarray]) -> Arrays:
+        return {SUM: np.zeros(replace(self.plain_task(schema), question=question).size)}
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         return SumsHalf(self.method(schema), self.classes(schema, classes))
@@ -101,7 +105,7 @@ class Sums(Program):
         from polyclinic.training.auditing.fixed import of_sums
 
         method = self.method(dataset_of(self.config).schema)
-        return of_sums(method, settings, rows, epsilon, self.config.delta, seed=seed, fault=fault)
+        return of_sums(method, settings, rows, epsilon, self.config.privacy.delta, seed=seed, fault=fault)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class SyntheticSums(Sums, Synthetic):
 
     def method(self, schema: Schema) -> SynthesisMethod:
         config, layout = self.config, self.layout(schema)
-        make, options = resolve("methods", config.model), config.chosen
+        make, options = resolve("methods", config.model), config.method_options
         if callable(make) and "rounds" in signature(make).parameters:
             options = {"rounds": config.rounds} | options
         check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
@@ -141,10 +145,12 @@ class Posterior(Sums):
 
         config = self.config
         make = resolve("likelihoods", config.model)
-        method, options = chosen_method(config.chosen, config.rounds, config.seed)
+        method, options = chosen_method(config.method_options, config.rounds, config.seed)
         check_options(config.model, make, options, "columns")
         with making(config):
-            return posterior_sums(make, Layout.of(schema), config.columns, options, config.prior, method)
+            return posterior_sums(
+                make, Layout.of(schema), config.posterior.columns, options, config.posterior.prior, method
+            )
 
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         return np.ones(1)
@@ -154,9 +160,9 @@ class Posterior(Sums):
         config, method = self.config, self.method(schema)
         method.method.check_noise(noise)
         longest = 1.0 + 2.0 * noise_multiplier * math.sqrt(method.method.width) / fewest
-        if config.secure_aggregation and not config.shared_noise and config.secure_clip_norm < longest:
+        if config.secure.aggregation and not config.secure.shared_noise and config.secure.clip_norm < longest:
             raise ConfigError(
-                f"Configuration key 'secure-clip-norm' has the value {config.secure_clip_norm:g}, but a hospital's sum by its "
+                f"Configuration key 'secure.clip-norm' has the value {config.secure.clip_norm:g}, but a hospital's sum by its "
                 f"number of patients may be as long as {longest:.3g}; a shorter one would be cut and the posterior false: set "
                 "it to that."
             )
@@ -174,7 +180,7 @@ class Posterior(Sums):
         return replace(subject, counts=partial(contributions, measured=False))
 
     def notes(self, state: State, scored: bool) -> list[str]:
-        return [_FLOW if by_flow(self.config.method_options) else _POSTERIOR]
+        return [_FLOW if by_flow(self.config.posterior.options) else _POSTERIOR]
 
     def statement(
         self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
@@ -189,9 +195,9 @@ class Posterior(Sums):
                 refused = f"No posterior: {error}"
         return {
             "posterior": {
-                "method": method.name, "model": config.model, "options": config.method_options,
+                "method": method.name, "model": config.model, "options": config.posterior.options,
                 "names": list(method.method.likelihood.names), "finished": not refused, "refused": refused,
-                "patients": state["patients"], "rows": "mean of a patient's", "missing": config.imputation,
+                "patients": state["patients"], "rows": "mean of a patient's", "missing": config.data.imputation,
                 "prior": method.prior(), "columns": method.scales(), **numbers,
             }
         }  # fmt: skip
@@ -223,20 +229,19 @@ class SumsHalf(Half):
         return {name: np.ascontiguousarray(value) for name, value in asked.items()}
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The next state, and zeros for the next round's sum."""
+        """The next state. Nothing but the next question is sent then."""
         arrays: Arrays = state["arrays"]
         each, weights = dict(state["each"]), dict(state["weights"])
         if self.separate:
             for node, reply in collected.replies.items():
                 before = each.get(node, arrays)
-                each[node] = self.method.absorb(number, before, _sum_of(reply.arrays), reply.noise)
+                each[node] = self.method.absorb(number, before, reply.arrays[SUM].astype(np.float64), reply.noise)
                 weights[node] = reply.weight
         else:
             counted = arrays | {"patients": np.array([collected.patients])}
-            arrays = self.method.absorb(number, counted, _sum_of(collected.mean), collected.noise)
-        size = self.method.size(min(number + 1, self.method.rounds), arrays)
+            arrays = self.method.absorb(number, counted, collected.mean[SUM].astype(np.float64), collected.noise)
         after = {"arrays": arrays, "each": each, "weights": weights, "rounds": number, "patients": collected.patients}
-        return after, {SUM: np.zeros(size)}
+        return after, {}
 
     def synthesizer(self, state: State) -> Synthesizer | None:
         make: Callable[[Arrays], Synthesizer] | None = getattr(self.method, "synthesizer", None)
@@ -251,8 +256,3 @@ class SumsHalf(Half):
         parts = [make(state["each"][node]) for node in nodes]
         mixed: Synthesizer = Mixture.of(parts, [state["weights"][node] / total for node in nodes])
         return mixed
-
-
-def _sum_of(arrays: Arrays) -> np.ndarray:
-    """The mean sum over a patient: hospitals send zeros less theirs."""
-    return -arrays[SUM].astype(np.float64)

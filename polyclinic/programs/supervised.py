@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ from dp_accounting import DpEvent
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError
-from polyclinic.plugins import model_named, task_named, why
+from polyclinic.errors import ConfigError, why
+from polyclinic.plugins import model_named, task_named
 from polyclinic.programs.program import Builder, Program
 from polyclinic.training.task import Task, TrainSettings
 
@@ -26,7 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised(Program):
-    """The run's ``task`` trains the run's ``model``."""
+    """The run's ``task`` trains the run's ``model``; a program of another package says in ``trains`` what does."""
+
+    @property
+    def trains(self) -> Task:
+        """What hospitals do with their shards. Raises ConfigError for a name that stands for no task."""
+        task: Task = task_named(self.config.task)
+        return task
 
     def check_names(self) -> None:
         model_named(self.config.model)
@@ -36,16 +41,22 @@ class Supervised(Program):
         return build_for(self.config, len(feature_names(schema)), schema.num_classes)
 
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
-        event: DpEvent = task_named(self.config.task).event(settings, begun)
-        return event
+        return self.trains.event(settings, begun)
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        task: Task = task_named(self.config.task)
-        return task
+        return self.trains
 
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)
+
+    @property
+    def lets_join(self) -> bool:
+        return self.config.task == "classification"
+
+    @property
+    def takes_local_halves(self) -> bool:
+        return bool(getattr(self.trains, "takes_local_halves", False))
 
     def subject(
         self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
@@ -54,33 +65,21 @@ class Supervised(Program):
         from polyclinic.training.auditing.subject import Subject
 
         return Subject(
-            self.by_strategy(task_named(self.config.task)), lambda features: build_for(self.config, features, classes), settings,
-            rounds, rows, classes, epsilon, self.config.delta, seed, fault,
+            self.trains, lambda features: build_for(self.config, features, classes), settings, rounds, rows,
+            classes, epsilon, self.config.privacy.delta, seed, fault,
         )  # fmt: skip
 
     def local(self, schema: Schema) -> list[str]:
-        from polyclinic.training.modules import load, normalisation_arrays
+        from polyclinic.training.modules import load
 
-        config = self.config
         module = load(self.builder(schema), self.first(schema))
-        names = list(module.state_dict())
-        local = set(normalisation_arrays(module)) if config.strategy == "fedbn" else set()
-        if config.strategy == "fedbn" and not local:
+        names, stays = list(module.state_dict()), set(self.local_half.stays(module))
+        if stays >= set(names):
             raise ConfigError(
-                f"Configuration key 'strategy' has the value 'fedbn', but the model {config.model!r} has no normalisation "
-                "layers to keep at hospitals; take strategy 'fedavg', with local-layers if you like."
+                f"Configuration key 'strategy' has the value {self.config.strategy!r}, which leaves no array of the model to "
+                "share."
             )
-        for pattern in config.local_patterns:
-            matching = fnmatch.filter(names, pattern)
-            if not matching:
-                raise ConfigError(
-                    f"Configuration key 'local-layers' names {pattern!r}, which no array of the model matches; they are "
-                    f"{', '.join(names)}."
-                )
-            local.update(matching)
-        if local >= set(names):
-            raise ConfigError("Configuration key 'local-layers' leaves no array of the model to share.")
-        return [name for name in names if name in local]
+        return [name for name in names if name in stays]
 
 
 def build_for(config: RunConfig, features: int, classes: int) -> Builder:

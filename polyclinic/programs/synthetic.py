@@ -16,8 +16,8 @@ from polyclinic.config.keys import dashed
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError, PolyclinicError, nearest
-from polyclinic.plugins import resolve, why
+from polyclinic.errors import ConfigError, PolyclinicError, nearest, why
+from polyclinic.plugins import resolve
 from polyclinic.privacy.streams import generator
 from polyclinic.programs.program import Half, Program, State
 from polyclinic.synthesis.layout import Layout
@@ -37,7 +37,7 @@ class Synthetic(Program):
     tells_rate: ClassVar[bool] = False
 
     def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
-        return judge(synthesizer, self.config.synthetic_rows, self.config.seed) if synthesizer else None
+        return judge(synthesizer, self.config.synthesis.rows, self.config.seed) if synthesizer else None
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         return judged(arrays, rows)
@@ -59,7 +59,7 @@ class Synthetic(Program):
         config = self.config
         return {
             "synthesis": {
-                "method": config.model, "options": config.method_options, "game": config.kind == "game",
+                "method": config.model, "options": config.synthesis.options, "game": config.game,
                 "finished": synthesizer is not None, "guarantee": self.guarantee(synthesizer, patients),
             }
         }  # fmt: skip
@@ -70,13 +70,13 @@ class Synthetic(Program):
 
     def class_counts(self, places: Sequence[int], totals: Sequence[np.ndarray]) -> list[float]:
         """Raises ConfigError where the run conditions on another number of hospitals than there are."""
-        hospitals = self.config.condition_hospitals
+        hospitals = self.config.synthesis.condition_hospitals
         if not hospitals:
             return super().class_counts(places, totals)
         if max(places) >= hospitals:
             raise ConfigError(
-                f"Configuration key 'condition-hospitals' has the value {hospitals}, but {len(places)} hospitals take part; "
-                "give their number."
+                f"Configuration key 'synthesis.condition-hospitals' has the value {hospitals}, but {len(places)} "
+                "hospitals take part; give their number."
             )
         counts = np.zeros((len(totals[0]), hospitals))
         for place, total in zip(places, totals, strict=True):
@@ -85,7 +85,7 @@ class Synthetic(Program):
 
     def layout(self, schema: Schema) -> Layout:
         """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
-        return Layout.of(schema, self.config.condition_hospitals)
+        return Layout.of(schema, self.config.synthesis.condition_hospitals)
 
     def frequencies(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         """(K,) of the label, from counts that were paid for; where there are none, all alike."""
@@ -129,7 +129,7 @@ def making(config: RunConfig) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"Configuration key 'method-options' has the value {config.method_options!r}, which makes no {config.model!r}: "
+            f"Configuration key 'synthesis.options' has the value {config.synthesis.options!r}, which makes no {config.model!r}: "
             f"{why(error)}."
         ) from error
 
@@ -160,6 +160,6 @@ def check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) 
     ]
     if lacking:
         raise ConfigError(
-            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in method-options, as "
+            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in synthesis.options, as "
             f"'{dashed(lacking[0])}=1'."
         )

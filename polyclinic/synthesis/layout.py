@@ -46,7 +46,7 @@ class Layout:
             if column.indicator:
                 raise ConfigError(
                     f"Schema column {column.name!r} has a feature that says where it is missing; task synthesis keeps track of "
-                    "that itself: leave imputation at 'mean' and indicator out of the schema."
+                    "that itself: leave data.imputation at 'mean' and indicator out of the schema."
                 )
         return cls(schema, *public_standardiser(schema), nullable_mask(schema), max(hospitals, 1))
 

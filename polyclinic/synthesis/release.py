@@ -131,7 +131,7 @@ def _check_task(folder: Path) -> int:
             f"{folder} is a run of task {config.get('task')!r}, which has no generator; rows are drawn from a run of task "
             f"{TASK!r}."
         )
-    return max(int(config.get("condition-hospitals", 0)), 1)
+    return max(int(config.get("synthesis", {}).get("condition-hospitals", 0)), 1)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

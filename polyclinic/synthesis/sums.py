@@ -33,8 +33,8 @@ class SumsMethod(Protocol):
         """What hospitals must be told for the sum of ``round``, from 1 on."""
         ...
 
-    def size(self, round: int, state: Arrays) -> int:
-        """How many numbers that sum has."""
+    def size(self, round: int, question: Arrays) -> int:
+        """How many numbers the sum has that answers ``question``."""
         ...
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
@@ -55,15 +55,14 @@ class SynthesisMethod(SumsMethod, Protocol):
 
 
 def clipped_total(
-    method: SumsMethod, round: int, question: Arrays, size: int, z: Floats, patient: Ints, patients: int,
-    apart: bool = False,
-) -> Floats:  # fmt: skip
+    method: SumsMethod, round: int, question: Arrays, z: Floats, patient: Ints, patients: int, apart: bool = False
+) -> Floats:
     """(size,) sum of the patients' vectors of ``round``, as ``privacy.sums.clipped_total``."""
 
     def contributions(rows: Floats, patient: Ints, patients: int) -> Floats:
         return method.contributions(round, question, rows, patient, patients)
 
-    return sums.clipped_total(contributions, size, z, patient, patients, method.name, apart)
+    return sums.clipped_total(contributions, method.size(round, question), z, patient, patients, method.name, apart)
 
 
 def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
@@ -95,8 +94,7 @@ def fit_centrally(
     label = mean_of_rows(z[:, method.layout.label], patient, patients).sum(axis=0)
     state: Arrays = {"classes": class_frequencies(label + noise_multiplier * rng.standard_normal(len(label)))}
     for round in range(1, method.rounds + 1):
-        size = method.size(round, state)
-        total = clipped_total(method, round, method.question(round, state), size, z, patient, patients)
-        noisy = total + noise_multiplier * rng.standard_normal(size)
+        total = clipped_total(method, round, method.question(round, state), z, patient, patients)
+        noisy = total + noise_multiplier * rng.standard_normal(len(total))
         state = method.absorb(round, state, noisy / patients, noise_multiplier / patients)
     return method.synthesizer(state)

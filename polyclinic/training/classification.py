@@ -12,13 +12,14 @@ from logging import getLogger
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event
+from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
+from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
@@ -27,20 +28,36 @@ from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
 name = "classification"
+#: It makes the passes of a strategy's local half, and charges them.
+takes_local_halves = True
 _log = getLogger(__name__)
 
 
 def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
-    """What one round spends: ``local_steps`` Poisson-sampled Gaussian steps, or everything without noise.
+    """What one round spends: the Poisson-sampled Gaussian steps of its passes, or everything without noise.
 
     A noise process over cyclic batches is one release of the whole run: it is paid for when it begins, and then no more.
+    Raises ConfigError for such a process and a strategy that makes other passes than the configured steps.
     """
     if settings.noise_multiplier is None:
         return NonPrivateDpEvent()
+    passes = settings.local.passes(settings)
     if settings.noise is not None:
+        if passes != PLAIN.passes(settings):
+            raise ConfigError(
+                "Configuration key 'training.batching' has the value 'cyclic', but what the strategy computes of "
+                "patients beside the shared model is charged for Poisson batches only; set training.batching to "
+                "'poisson'."
+            )
         whole = settings.noise.event(settings.noise_multiplier, settings.participation)
         return PAID_BEFORE if begun else whole
-    return dpsgd_event(settings.sample_rate, settings.noise_multiplier, settings.local_steps)
+    steps = sum(one.gradients for one in passes if not one.all_patients)
+    events = [dpsgd_event(settings.sample_rate, settings.noise_multiplier, steps)] if steps else []
+    for one in passes:
+        if one.all_patients:
+            noise = settings.noise_multiplier / settings.sample_rate
+            events.append(SelfComposedDpEvent(gaussian_event(noise), one.gradients))
+    return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 
 def check(build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
@@ -64,7 +81,7 @@ def train(
     made = (lambda: build().double()) if settings.double else build
     module = load(made, arrays)
     check_module(module)
-    engine = choose(module, work[0].rows.x.shape[1], settings.engine)
+    engine = choose(module, work[0].rows.x.shape[1], settings.engine, settings.local.penalises)
     _log.debug("training %d sites with the engine %s", len(work), engine)
     private = settings.noise_multiplier is not None
     with single_thread(settings.apart):

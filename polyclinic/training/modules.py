@@ -5,6 +5,7 @@ Clipping one patient bounds that patient's influence only where the module keeps
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -39,12 +40,12 @@ def load(build: Callable[[], nn.Module], arrays: Arrays) -> nn.Module:
     return module
 
 
-def noised_only(module: nn.Module, received: Arrays) -> Arrays:
-    """The trained parameters, in the dtype that came; buffers go back as they came, for what wrote to them added no noise."""
-    trained = {label: p for label, p in module.named_parameters() if p.requires_grad}
+def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:
+    """Views of (..., P) as the module's trainable parameters, by name."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    pieces = torch.split(flat, [p.numel() for p in trained.values()], dim=-1)
     return {
-        label: trained[label].detach().cpu().numpy().astype(value.dtype) if label in trained else value
-        for label, value in received.items()
+        name: piece.view(*piece.shape[:-1], *p.shape) for (name, p), piece in zip(trained.items(), pieces, strict=True)
     }
 
 
@@ -70,6 +71,27 @@ def normalisation_arrays(module: nn.Module) -> list[str]:
         for name in part.state_dict()
     }  # fmt: skip
     return [name for name in module.state_dict() if name in inside]
+
+
+def matching_arrays(module: nn.Module, patterns: str) -> list[str]:
+    """The names of the arrays that match one of ``patterns``, separated by spaces, as ``head.* *.bias``.
+
+    Without patterns those of the module's last layer. Raises ConfigError for a pattern that no array matches.
+    """
+    names = list(module.state_dict())
+    if not patterns.strip():
+        layer = names[-1].rpartition(".")[0]
+        return [name for name in names if name.rpartition(".")[0] == layer]
+    wanted: set[str] = set()
+    for pattern in patterns.split():
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise ConfigError(
+                f"strategy-options names the layers {pattern!r}, which no array of the model matches; they are "
+                f"{', '.join(names)}."
+            )
+        wanted.update(matching)
+    return [name for name in names if name in wanted]
 
 
 def check_module(module: nn.Module) -> None:

@@ -9,18 +9,20 @@ gradient is clipped once. An empty batch still adds noise and counts. Abadi et a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
-from polyclinic.training.denoising import GradientFilter
-from polyclinic.training.draws import Draws
+from polyclinic.training.local import Penalty
 from polyclinic.training.losses import row_losses
-from polyclinic.training.modules import flat_parameters, load, noised_only, seeded
+from polyclinic.training.modules import load, seeded
+from polyclinic.training.representation import represent_by, represented
+from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Ints, Reals
 
 
 def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
@@ -30,93 +32,131 @@ def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, se
 
 
 def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-    private = settings.noise_multiplier is not None
-    plain = module = load(build, {**arrays, **site.own, **site.begin}).to(settings.device)
-    if private and not settings.apart:
-        from opacus import GradSampleModule  # Opacus takes a second to load
+    return _Alone(load(build, arrays).to(settings.device), arrays, site, settings).updates()[0]
 
-        # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
-        module = GradSampleModule(plain, loss_reduction="sum", strict=True)
-    parameters = [p for p in plain.parameters() if p.requires_grad]
-    origin = _split(flat_parameters(plain, {**arrays, **site.own}), parameters)
-    control = _split(flat_parameters(plain, site.control), parameters)
-    optimizer = _optimizer(parameters, settings)
-    _restore(optimizer, site.kept)
 
-    x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, parameters[0].dtype)
-    y = torch.from_numpy(site.rows.y).to(settings.device)
-    patient = site.rows.patient
-    divisor = settings.sample_rate * (site.public_patients if site.public_patients else site.rows.patients)
-    losses: list[float] = []
-    draws = Draws(site, settings, sum(p.numel() for p in parameters))
-    denoiser = GradientFilter([site.kept], settings, _flat(parameters)[None])
-    for _ in range(settings.local_steps):
-        here = _flat(parameters)
-        _put(parameters, denoiser.ahead(here[None])[0])
+class _Alone(TrainedSites):
+    """One hospital, whose module is trained by autograd and torch's own optimizers."""
+
+    def __init__(self, module: nn.Module, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> None:
+        super().__init__(module, arrays, [site], settings)
+        self._private = settings.noise_multiplier is not None
+        self._hooked: nn.Module = module
+        if self._private and not settings.apart:
+            from opacus import GradSampleModule  # Opacus takes a second to load
+
+            # "mean" would divide by the private number of rows in the batch; losses are weighted and summed here instead.
+            self._hooked = GradSampleModule(module, loss_reduction="sum", strict=True)
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        dtype = self._parameters[0].dtype
+        self._x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, dtype)
+        self._y = torch.from_numpy(site.rows.y).to(settings.device)
+        self._rows = site.rows
+
+    def _begin(self, running: Running) -> torch.optim.Optimizer:
+        optimizer = _optimizer(self._parameters, running.settings)
+        _restore(optimizer, running.kept[0])
+        return optimizer
+
+    def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
+        _put(self._parameters, models[0])
+        (draws,), settings, patient = running.draws, running.settings, self._rows.patient
         batch = np.flatnonzero(draws.batches(1)[0])
-        position = np.full(site.rows.patients, -1)
+        position = np.full(self._rows.patients, -1)
         position[batch] = np.arange(len(batch))
         rows = np.flatnonzero(position[patient] >= 0)
-        member = torch.from_numpy(position[patient[rows]]).to(settings.device)
-        if private:
-            clipped, loss = _clipped(module, parameters, x[rows], y[rows], member, len(batch), settings)
-            flat = privatise(clipped, settings.noise_multiplier or 0.0, draws.noise(1)[0])
-            gradient = _split(flat.to(parameters[0].dtype), parameters)
+        some = _Batch(self._x[rows], self._y[rows], torch.from_numpy(position[patient[rows]]).to(settings.device))
+        losses = _Losses(self._hooked, self._module, settings.loss, penalty)
+        if self._private:
+            clipped, loss = _clipped(losses, self._parameters, some, len(batch), settings)
+            total = privatise(clipped, settings.noise_multiplier or 0.0, draws.noise(1)[0]).to(models.dtype)
         else:
-            gradient, loss = _plain(module, parameters, x[rows], y[rows], member, len(batch), settings.loss)
-        _put(parameters, here)
-        estimate = denoiser.filtered(torch.cat([total.flatten() for total in gradient])[None] / divisor)[0]
-        for p, total, pull, shift in zip(parameters, _split(estimate, parameters), origin, control, strict=True):
-            p.grad = total + settings.proximal_mu * (p.detach() - pull) + shift
-        optimizer.step()
-        denoiser.moved(_flat(parameters)[None] - here)
-        if len(batch):
-            losses.append(loss / len(batch))
-    return SiteUpdate(noised_only(plain, arrays), settings.local_steps, float(np.mean(losses)) if losses else float("nan"),
-                      _state(optimizer) | draws.kept() | denoiser.kept()[0])  # fmt: skip
+            parts, loss = _plain(losses, self._parameters, some, len(batch))
+            total = torch.cat([part.flatten() for part in parts])
+        return total[None].to(models), np.array([loss]), np.array([len(batch)])
+
+    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
+        _put(self._parameters, models[0])
+        for p, part in zip(self._parameters, _split(gradient[0], self._parameters), strict=True):
+            p.grad = part.clone()
+        running.state.step()
+        return _flat(self._parameters)[None]
+
+    def _optimizers(self, running: Running) -> list[Arrays]:
+        return [_state(running.state)]
 
 
-def _plain(
-    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int, loss: str,
-) -> tuple[list[Tensor], float]:  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Rows of a batch: x (B, F), y (B,), and each row's patient among those of the batch, (B,)."""
+
+    x: Tensor
+    y: Tensor
+    member: Tensor
+
+    def part(self, rows: Tensor) -> _Batch:
+        return _Batch(self.x[rows], self.y[rows], self.member[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class _Losses:
+    """The patients' losses under a module, and with a penalty where the half has one.
+
+    module: What is called, with Opacus' hooks where gradients are had by them. plain: The same without them.
+    """
+
+    module: nn.Module
+    plain: nn.Module
+    loss: str
+    penalty: Penalty | None
+
+    def backward(self, batch: _Batch, patients: int) -> float:
+        """The patients' summed loss, each one's the mean of its rows', after its gradients are computed."""
+        weight = 1.0 / torch.bincount(batch.member, minlength=patients)[batch.member].to(batch.x.dtype)
+        if self.penalty is None:
+            rows = row_losses(self.loss, self.module(batch.x), batch.y)
+        else:
+            with represented(self.plain) as represent:
+                outputs, own = represent(lambda: self.module(batch.x))
+            with torch.no_grad():
+                others = [represent_by(self.plain, flat[0], batch.x) for flat in self.penalty.models]
+            rows = row_losses(self.loss, outputs, batch.y) + self.penalty.term(own, others)
+        summed = (rows * weight).sum()
+        self.module.zero_grad(set_to_none=True)
+        torch.autograd.backward(summed)
+        return float(summed.detach())
+
+
+def _plain(losses: _Losses, parameters: list[nn.Parameter], batch: _Batch, patients: int) -> tuple[list[Tensor], float]:
     """Sum over the batch's patients of their gradients, and their summed loss."""
     if patients == 0:
         return [torch.zeros_like(p) for p in parameters], 0.0
-    summed = _backward(module, x, y, member, patients, loss)
+    summed = losses.backward(batch, patients)
     return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], summed
 
 
 def _clipped(
-    module: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor, member: Tensor, patients: int,
-    settings: TrainSettings,
-) -> tuple[ClippedSum, float]:  # fmt: skip
+    losses: _Losses, parameters: list[nn.Parameter], batch: _Batch, patients: int, settings: TrainSettings
+) -> tuple[ClippedSum, float]:
     """Sum over the batch's patients of their clipped gradients, and their summed loss; patients apart one after the other."""
-    per_patient, loss = parameters[0].new_zeros(0, sum(p.numel() for p in parameters)), 0.0
+    per_patient, loss, member = parameters[0].new_zeros(0, sum(p.numel() for p in parameters)), 0.0, batch.member
     if settings.apart:
         places = torch.split(torch.argsort(member, stable=True), torch.bincount(member, minlength=patients).tolist())
-        total, losses = per_patient.new_zeros(per_patient.shape[1], dtype=torch.float64), 0.0
-        for own in places:
-            gradient, loss = _plain(module, parameters, x[own], y[own], member[own] * 0, 1, settings.loss)
+        total, summed = per_patient.new_zeros(per_patient.shape[1], dtype=torch.float64), 0.0
+        for rows in places:
+            own = batch.part(rows)
+            gradient, loss = _plain(losses, parameters, replace(own, member=own.member * 0), 1)
             total += clipped_sum(torch.cat([part.flatten() for part in gradient])[None], settings.max_grad_norm).total
-            losses += loss
-        return ClippedSum(total, settings.max_grad_norm), losses
+            summed += loss
+        return ClippedSum(total, settings.max_grad_norm), summed
     if patients:
         # Opacus' backward hooks want an input that has a gradient.
-        loss = _backward(module, x.requires_grad_(), y, member, patients, settings.loss)
+        loss = losses.backward(replace(batch, x=batch.x.requires_grad_()), patients)
         rows = torch.cat([p.grad_sample.flatten(1) for p in parameters], dim=1)  # type: ignore[attr-defined]
         for p in parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
         per_patient = rows.new_zeros(patients, rows.shape[1]).index_add_(0, member, rows)
     return clipped_sum(per_patient, settings.max_grad_norm), loss
-
-
-def _backward(module: nn.Module, x: Tensor, y: Tensor, member: Tensor, patients: int, loss: str) -> float:
-    """The patients' summed loss, each one's the mean of its rows', after its gradients are computed."""
-    weight = 1.0 / torch.bincount(member, minlength=patients)[member].to(x.dtype)
-    summed = (row_losses(loss, module(x), y) * weight).sum()
-    module.zero_grad(set_to_none=True)
-    torch.autograd.backward(summed)
-    return float(summed.detach())
 
 
 def _flat(parameters: list[nn.Parameter]) -> Tensor:

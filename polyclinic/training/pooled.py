@@ -16,6 +16,7 @@ from torch import nn
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.distributed import patient_rho
 from polyclinic.privacy.events import zcdp_event
+from polyclinic.training.local import PLAIN
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays
 
@@ -57,7 +58,7 @@ class Pooled:
             build,
             exact,
             alone,
-            replace(settings, learning_rate=1.0, noise_multiplier=0.0, weight_decay=0.0, double=True),
+            replace(settings, learning_rate=1.0, noise_multiplier=0.0, weight_decay=0.0, double=True, local=PLAIN),
         )
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:

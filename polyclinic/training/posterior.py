@@ -73,7 +73,7 @@ Make = Callable[[Likelihood, Floats, Floats], Method]
 
 
 def chosen_method(given: Mapping[str, Any], rounds: int, seed: int) -> tuple[Make, dict[str, Any]]:
-    """The method that ``method-options`` choose, and the options that are left to the likelihood.
+    """The method that ``posterior.options`` choose, and the options that are left to the likelihood.
 
     seed: of what is public. Raises ConfigError for an unknown method, or an option of one that is out of range.
     """
@@ -107,7 +107,7 @@ class PosteriorSums:
         """What the method asks of the state."""
         return self.method.question(self._begun(state))
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         """Numbers of a sum, in all rounds."""
         return self.method.width
 
@@ -157,7 +157,7 @@ def posterior_sums(
     named = "columns" in signature(make).parameters
     if text and not named:
         raise ConfigError(
-            f"Configuration key 'columns' has the value {text!r}, but the model has its own columns; leave the key out."
+            f"Configuration key 'posterior.columns' has the value {text!r}, but the model has its own columns; leave the key out."
         )
     likelihood = make(**({"columns": chosen(layout, text)} if named else {}), **options)
     if not isinstance(likelihood, Likelihood):
@@ -165,14 +165,16 @@ def posterior_sums(
     where = places(layout, likelihood.columns)
     if named and (where >= layout.label.start).sum() > 1:
         raise ConfigError(
-            f"Configuration key 'columns' has the label more than once among {', '.join(likelihood.columns)}."
+            f"Configuration key 'posterior.columns' has the label more than once among {', '.join(likelihood.columns)}."
         )
     if likelihood.yes_or_no and layout.numeric[where[-1]]:
         raise ConfigError(
-            f"Configuration key 'columns' has {likelihood.columns[-1]!r} last, which is a number; the model's outcome is 0 or 1."
+            f"Configuration key 'posterior.columns' has {likelihood.columns[-1]!r} last, which is a number; the model's "
+            f"outcome is 0 or 1."
         )
     start, scale = (
-        _of_each(key, given, likelihood) for key, given in zip(("prior-mean", "prior-sd"), prior, strict=True)
+        _of_each(key, given, likelihood)
+        for key, given in zip(("posterior.prior-mean", "posterior.prior-sd"), prior, strict=True)
     )
     return PosteriorSums(method(likelihood, start, scale), layout, where)
 
@@ -200,7 +202,9 @@ def places(layout: Layout, columns: Sequence[str]) -> Ints:
                 if name == layout.schema.label.name
                 else nearest(name, known)
             )
-            raise ConfigError(f"Configuration key 'columns': the schema has no number {name!r} in a record.{why}")
+            raise ConfigError(
+                f"Configuration key 'posterior.columns': the schema has no number {name!r} in a record.{why}"
+            )
     return np.array([known[name] for name in columns], dtype=np.int64)
 
 
@@ -215,12 +219,12 @@ def chosen(layout: Layout, text: str) -> tuple[str, ...]:
     found = [name for part in given for name in (whole.get(part) or [part])]
     twice = next((name for name in found if found.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"Configuration key 'columns' names {twice!r} twice.")
+        raise ConfigError(f"Configuration key 'posterior.columns' names {twice!r} twice.")
     outcome = found[-1]
     if outcome in layout.names and _may_miss(layout, outcome):
         raise ConfigError(
-            f"Configuration key 'columns' has {outcome!r} last, which may be missing: an outcome is not filled in; name one that "
-            "every record has."
+            f"Configuration key 'posterior.columns' has {outcome!r} last, which may be missing: an outcome is not "
+            "filled in; name one that every record has."
         )
     return tuple(found)
 

@@ -37,7 +37,7 @@ def train_shadows(
             SiteWork(
                 part, keyed_stream(seed, "shadow-batches", *key), keyed_stream(seed, "shadow-noise", *key),
                 float(max(part.patients, 1)), kept[shadow][site], keyed_stream(seed, "shadow-layers", *key),
-                begin=models[shadow], number=site,
+                own=models[shadow], number=site,
             )
             for shadow in shadows for site, part in enumerate(rows[shadow])
             for key in [(number, shadow, site)]

@@ -55,7 +55,7 @@ def sum_event(settings: TrainSettings) -> DpEvent:
 
 @dataclass(frozen=True, eq=False)
 class SumsTask:
-    """A round is one sum of patients' vectors."""
+    """A round is one sum of patients' vectors. Hospitals are sent a question and no model, and answer with their sum."""
 
     method: SumsMethod
     question: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -68,29 +68,30 @@ class SumsTask:
         found._check_question()
         return found
 
+    @property
+    def size(self) -> int:
+        """How many numbers the sum has."""
+        return self.method.size(self._round, self._given)
+
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """One sum of clipped vectors, with Gaussian noise or everything without."""
         return sum_event(settings)
 
     def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
-        """Raises ConfigError unless ``arrays`` are the one sum that the question asks for."""
-        if set(arrays) != {SUM} or arrays[SUM].ndim != 1 or arrays[SUM].any():
-            raise ConfigError(f"A sum begins with one array {SUM!r} of zeros, not with {', '.join(sorted(arrays))}.")
-        if self.question and (size := self._probe()) != len(arrays[SUM]):
-            raise ConfigError(
-                f"Array {SUM!r} has {len(arrays[SUM])} numbers; the method {self.method.name} sums {size}."
-            )
+        """Raises ConfigError for a model: a sum is asked for without one."""
+        if arrays:
+            raise ConfigError(f"A round of sums has no model, but the message holds {', '.join(sorted(arrays))}.")
 
     def train(
         self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
-        """Each site's zeros less its noisy sum by the number of patients, so that hospitals' mean is that of all.
+        """Each site's noisy sum by its number of patients, so that the mean by these numbers is that of all patients.
 
         Raises ConfigError for a private call without ``public_patients``.
         """
         if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
             raise ConfigError("public_patients is missing: a private sum needs a public divisor.")
-        return [self._update(arrays, site, settings) for site in work]
+        return [self._update(site, settings) for site in work]
 
     def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
@@ -100,21 +101,24 @@ class SumsTask:
         """The arrays that records reach, through noise."""
         return [SUM]
 
-    def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+    def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         method, rows = self.method, site.rows
         z = method.layout.rows(rows.x, rows.y, site.number)
-        given = {name: value for name, value in self.question.items() if name != ROUND}
         total = settings.max_grad_norm * clipped_total(
-            method, self._round, given, len(arrays[SUM]), z, rows.patient, rows.patients, settings.apart
+            method, self._round, self._given, z, rows.patient, rows.patients, settings.apart
         )
         if settings.noise_scale:
             total += settings.noise_scale * site.noise.normal(len(total))
-        moved = arrays[SUM] - total / (site.public_patients or rows.patients)
-        return SiteUpdate({SUM: moved}, 1, float("nan"), {})
+        return SiteUpdate({SUM: total / (site.public_patients or rows.patients)}, 1, float("nan"), {})
 
     @property
     def _round(self) -> int:
         return int(self.question[ROUND][0])
+
+    @property
+    def _given(self) -> Arrays:
+        """The question without its round, as the method asked it."""
+        return {name: value for name, value in self.question.items() if name != ROUND}
 
     def _check_question(self) -> None:
         number = self.question.get(ROUND)
@@ -125,26 +129,27 @@ class SumsTask:
                 raise ConfigError(f"Array {name!r} of the question holds values that are not finite.")
         self._probe()
 
-    def _probe(self) -> int:
-        """The size of the sum, of made-up records, whose vectors must be the same together as alone."""
-        method = self.method
+    def _probe(self) -> None:
+        """Raises ConfigError unless made-up records have vectors of the sum's size, the same together as alone."""
+        method, given = self.method, self._given
         layout, rng = method.layout, np.random.default_rng(0)
         z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), np.arange(3) % layout.schema.num_classes)
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
-        given = {name: value for name, value in self.question.items() if name != ROUND}
         try:
             found = method.contributions(self._round, given, z, np.arange(3), 3)
             alone = [
                 method.contributions(self._round, given, z[at : at + 1], np.zeros(1, dtype=np.int64), 1)
                 for at in range(3)
             ]
+            size = self.size
         except Exception as error:
             raise ConfigError(
                 f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
             ) from error
         if not np.allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-9, equal_nan=True):
             raise ConfigError(f"The method {method.name} mixes patients: one's rows change another's part of the sum.")
-        return int(found.shape[1])
+        if found.shape[1] != size:
+            raise ConfigError(f"The method {method.name} sums {found.shape[1]} numbers, but says that it sums {size}.")
 
 
 @dataclass(frozen=True, eq=False)

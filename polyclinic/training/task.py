@@ -19,6 +19,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
+from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.types import Arrays
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
@@ -38,7 +39,8 @@ class TrainSettings:
     whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
     for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
     ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``.
+    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``. ``local``: what the strategy
+    has hospitals do in a round.
     """
 
     sample_rate: float
@@ -49,7 +51,6 @@ class TrainSettings:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    proximal_mu: float = 0.0
     engine: str = "auto"
     double: bool = False
     apart: bool = False
@@ -61,6 +62,7 @@ class TrainSettings:
     perturbation: Kind = "gaussian"
     release_delta: float = 0.0
     loss: str = "cross-entropy"
+    local: LocalHalf = PLAIN
 
     @property
     def epoch(self) -> int:
@@ -86,9 +88,9 @@ class SiteWork:
     ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` (batches), ``noise`` and
     ``layers`` (dropout and other layers that draw) are the site's own streams; ``kept`` is what the site kept
     from its last round: its optimizer's tensors, and the noise process under way.
-    ``own``: arrays of the site's own in place of the model's; ``begin``: where it begins instead, while a proximal term goes
-    on pulling to the model; ``control``: what is added to every step's gradient. All by the arrays' names. ``number``: which of
-    the run's hospitals it is, from 0.
+    ``own``: arrays of the site's own in place of the model's, by their names; ``beside``: what the strategy sent beside the
+    model, by name, arrays like the model's; ``config``: numbers that it told, by name.
+    ``number``: which of the run's hospitals it is, from 0; ``round``: from 1.
     """
 
     rows: Rows
@@ -98,21 +100,23 @@ class SiteWork:
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     layers: Stream = field(default_factory=system_stream)
     own: Mapping[str, np.ndarray] = field(default_factory=dict)
-    begin: Mapping[str, np.ndarray] = field(default_factory=dict)
-    control: Mapping[str, np.ndarray] = field(default_factory=dict)
+    beside: Mapping[str, Arrays] = field(default_factory=dict)
+    config: Mapping[str, float] = field(default_factory=dict)
     number: int = 0
+    round: int = 1
 
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """A site's new model, the steps it took (equal to the steps charged), its mean training loss, what it keeps for its
-    next call, and the change of its control variate where it has one, which leaves beside the model."""
+    """A site's new model or its sum, the steps it took (equal to the steps charged), its mean training loss, what it keeps for
+    its next call, and what leaves beside the model: arrays like its, and metrics, by name."""
 
     arrays: Arrays
     steps: int
     loss: float
     kept: Arrays
-    control: Arrays = field(default_factory=dict)
+    beside: Mapping[str, Arrays] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:

@@ -59,8 +59,13 @@ def test_a_split_that_does_not_exist_is_refused(name: str) -> None:
 def test_every_setting_of_a_method_is_a_valid_configuration(method: Method) -> None:
     for setting in method.grid:
         config = Job("ist", 0, method.options(1.0, setting)).config
-        assert (config.dp, config.central) == (method.private and method.unit == "patient", method.unit == "hospital")
-        assert (config.central_epsilon if config.central else config.epsilon) == (1.0 if method.private else 3.0)
+        assert (config.privacy.dp, config.central.on) == (
+            method.private and method.unit == "patient",
+            method.unit == "hospital",
+        )
+        assert (config.central.epsilon if config.central.on else config.privacy.epsilon) == (
+            1.0 if method.private else 3.0
+        )
 
 
 def test_opacus_shuffled_rounds_are_gaussians_without_amplification() -> None:
@@ -102,14 +107,19 @@ class Made(Runs):
         return iter(())
 
     def __getitem__(self, job: Job) -> Found:
-        rate = job.options.get("learning_rate", 0.0)
+        rate = job.options.get("training.learning-rate", 0.0)
         tops = {"pooled": 0.8, "alone": 0.6}
         # The best rate of the tuning seeds is 1, of the reported seeds 2.
         own = 0.7 - 0.01 * abs(rate - (1.0 if job.seed >= 100 else 2.0)) + 0.001 * job.seed
         return {"auroc": tops.get(job.peer, own), "macro": 0.5, "true_epsilon": 0.99, "claimed_epsilon": 0.5}
 
 
-GRID = Method("one", "One", {"momentum": 0.0}, ({"learning_rate": 0.5}, {"learning_rate": 1.0}, {"learning_rate": 2.0}))
+GRID = Method(
+    "one",
+    "One",
+    {"training.momentum": 0.0},
+    ({"training.learning-rate": 0.5}, {"training.learning-rate": 1.0}, {"training.learning-rate": 2.0}),
+)
 SMALL = Plan(
     datasets=("ist",), methods=(METHODS[0], GRID), epsilons=(1.0,), more=(3.0,), furthers=("one",), seeds=(0, 1)
 )
@@ -120,10 +130,10 @@ def test_settings_are_chosen_on_the_tuning_seeds_alone() -> None:
     rows = measured(SMALL, runs, lambda line: None)
     told = {(row["method"], row["epsilon"]): row for row in rows}
     assert set(told) == {("pooled", None), ("alone", None), ("default", 1.0), ("one", 1.0), ("one", 3.0)}
-    assert told["one", 1.0]["options"] == {"momentum": 0.0, "learning_rate": 1.0}
+    assert told["one", 1.0]["options"] == {"training.momentum": 0.0, "training.learning-rate": 1.0}
     assert told["one", 1.0]["auroc"] == pytest.approx(0.69 + 0.0005)
     assert told["one", 1.0]["gap"] == pytest.approx(0.8 - 0.6905)
-    assert {job.seed for job in runs.jobs if job.options.get("learning_rate") == 0.5} == {100, 101}
+    assert {job.seed for job in runs.jobs if job.options.get("training.learning-rate") == 0.5} == {100, 101}
 
 
 def test_a_method_without_privacy_stands_once() -> None:
@@ -141,7 +151,7 @@ def test_the_gap_is_paired_by_split() -> None:
 def test_our_run_beside_opacus_has_its_true_epsilon() -> None:
     runs = Made()
     (told,) = beside_opacus(replace(SMALL, opacus=((4.0, False),)), runs, lambda line: None)
-    assert {job.options["epsilon"] for job in runs.jobs if not job.peer} == {0.99}
+    assert {job.options["privacy.epsilon"] for job in runs.jobs if not job.peer} == {0.99}
     assert told["won"] == pytest.approx(told["ours_auroc"] - told["theirs_auroc"])
 
 

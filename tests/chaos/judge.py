@@ -112,8 +112,8 @@ def _epsilon(own: Sequence[dict[str, Any]], released: Digests, keys: dict[str, A
     noise = {(reply["run"], reply["round"]): reply["noise_multiplier"] for reply in own}
     accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for key, digests in released.items():
-        step = dpa.PoissonSampledDpEvent(keys["sample-rate"], dpa.GaussianDpEvent(noise[key]))
-        accountant.compose(step, keys["local-steps"] * (1 if once else len(digests)))
+        step = dpa.PoissonSampledDpEvent(keys["training.sample-rate"], dpa.GaussianDpEvent(noise[key]))
+        accountant.compose(step, keys["training.local-steps"] * (1 if once else len(digests)))
     found = float(accountant.get_epsilon(DELTA)) if released else 0.0
     return found if math.isfinite(found) else math.inf
 

@@ -21,8 +21,9 @@ from tests.chaos.judge import complaints
 from tests.chaos.place import DELTA, EPSILON, NAMES, Place, held
 
 KEYS: dict[str, Any] = {
-    "min-sites": 2, "rounds": 3, "local-steps": 10, "sample-rate": 0.2, "epsilon": EPSILON, "delta": DELTA, "timeout": 12.0,
-    "checkpoints-kept": 2, "evaluate-every": 3,
+    "participation.min-sites": 2, "rounds": 3, "training.local-steps": 10, "training.sample-rate": 0.2,
+    "privacy.epsilon": EPSILON, "privacy.delta": DELTA, "timeout": 12.0,
+    "checkpoints.kept": 2, "evaluation.every": 3,
 }  # fmt: skip
 _MOST_SECONDS, _MOST_SUBMISSIONS = 480.0, 20
 

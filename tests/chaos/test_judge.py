@@ -19,7 +19,7 @@ from tests.chaos.place import DELTA
 from tests.chaos.schedules import KEYS
 
 NOISE, ROUNDS, RUN = 4.0, (1, 2, 3), "20261122-120000-abcdef"
-STEP = dpsgd_event(KEYS["sample-rate"], NOISE, KEYS["local-steps"])
+STEP = dpsgd_event(KEYS["training.sample-rate"], NOISE, KEYS["training.local-steps"])
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_the_order_of_records_may_change_as_a_data_base_changes_it_but_where_bat
 ) -> None:
     hospital, cyclic = (
         make_hospital(tmp_path, ROOMY),
-        RunConfig(local_steps=3, sample_rate=0.25, batching="cyclic", rounds=4),
+        RunConfig(training={"local_steps": 3, "sample_rate": 0.25, "batching": "cyclic"}, rounds=4),
     )
     asked = (
         TrainRequest(run="cyclic", site=0, round=1, noise_multiplier=6.0, public_patients=150.0, learning_rate=0.5),

@@ -11,21 +11,33 @@ from polyclinic.client.app import app
 from polyclinic.client.journal import read_journal
 from polyclinic.config import RunConfig
 from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
+from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.enrolment import enrol_request
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, statistics
 
-RUN: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-3, "rounds": 4, "local-steps": 3, "sample-rate": 0.2}
+RUN: dict[str, Any] = {
+    "privacy.epsilon": 1.0,
+    "privacy.delta": 1e-3,
+    "rounds": 4,
+    "training.local-steps": 3,
+    "training.sample-rate": 0.2,
+}
 # A policy's line, what the run asks, and the words of the refusal.
 REFUSED_TERMS = {
     "task": ('allowed-tasks = ["statistics"]', {}, "the policy allows the tasks statistics, not 'classification'"),
     "statistics": ('allowed-tasks = ["classification"]', {}, "the policy allows classification, not 'statistics'"),
     "model": ('allowed-models = ["mlp"]', {}, "the policy allows the models mlp, not 'logistic'"),
-    "local steps": ("most-local-steps = 2", {}, "local-steps 3 is above the policy's most-local-steps 2"),
+    "local steps": ("most-local-steps = 2", {}, "training.local-steps 3 is above the policy's most-local-steps 2"),
     "both models of ditto": (
         "most-local-steps = 5",
         {"strategy": "ditto"},
-        "local-steps 6 is above the policy's most-local-steps 5",
+        "training.local-steps 6 is above the policy's most-local-steps 5",
+    ),
+    "strategy": (
+        'allowed-strategies = ["scaffold"]',
+        {"strategy": "ditto"},
+        "the policy allows the local halves of the strategies scaffold, not of 'ditto'",
     ),
     "parameters": ("most-parameters = 5", {}, "parameters, above the policy's most-parameters 5"),
     "a large network": (
@@ -36,21 +48,27 @@ REFUSED_TERMS = {
     "noise": ("smallest-noise-multiplier = 50", {}, "is below the policy's smallest-noise-multiplier 50"),
     "no privacy": (
         "",
-        {"dp": False, "standardise": "measured"},
+        {"privacy.dp": False, "data.standardise": "measured"},
         "does not allow training or statistics without privacy",
     ),
     "secure aggregation": ("only-secure-aggregation = true", {}, "the policy allows secure aggregation only"),
     "shared noise": (
         "",
-        {"secure-aggregation": True, "shared-noise": True, "local-steps": 1, "sample-rate": 1.0},
+        {
+            "secure.aggregation": True,
+            "secure.shared-noise": True,
+            "training.local-steps": 1,
+            "training.sample-rate": 1.0,
+        },
         "the policy does not allow shared noise",
     ),
 }
 
 
 def enrol(hospital: Path, config: RunConfig, run: str = "r") -> Message:
-    privacy = calibrate(config) if config.dp else None
-    return app(message(enrol_request(run, "", privacy), "query.enrol"), context(hospital, config))
+    privacy = calibrate(config) if config.privacy.dp else None
+    request = enrol_request(run, "", privacy, local_half=program_of(config).has_local_half)
+    return app(message(request, "query.enrol"), context(hospital, config))
 
 
 @pytest.mark.parametrize("name", REFUSED_TERMS)
@@ -73,8 +91,10 @@ def test_fault_43_statistics_of_such_a_run_are_refused_by_a_server_that_asked_no
 ) -> None:
     line, keys, words = REFUSED_TERMS[name]
     hospital = make_hospital(tmp_path, f"{STRICT}{line}\n")
-    request = StatisticsRequest(run="r", site=0, noise_multiplier=5.0)
-    reply = app(message(request, "query.statistics"), context(hospital, RunConfig.build(RUN, keys)))
+    config = RunConfig.build(RUN, keys)
+    half = name == "both models of ditto"
+    request = StatisticsRequest(run="r", site=0, noise_multiplier=5.0, local_half=half)
+    reply = app(message(request, "query.statistics"), context(hospital, config))
     assert reply.error.code == REFUSED and (words in str(reply.error.reason) or name == "task")
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
@@ -87,13 +107,18 @@ def test_fault_43_a_budget_that_has_no_room_for_the_first_round_is_said_before_a
     statistics(hospital, "before")
     spent, events = ledger(hospital).spent(), len(ledger(hospital).events())
     hospital.write_text(hospital.read_text().replace("budget = 2.0", f"budget = {spent + 0.3:.6g}"))
-    refusal = str(enrol(hospital, RunConfig.build(RUN, {"epsilon": 5.0, "rounds": 1})).content[RECORD]["refusal"])
+    refusal = str(
+        enrol(hospital, RunConfig.build(RUN, {"privacy.epsilon": 5.0, "rounds": 1})).content[RECORD]["refusal"]
+    )
     assert "The privacy budget of 'St. Elsewhere' refuses 'train' of round 1" in refusal and "allowed is" in refusal
     assert ledger(hospital).spent() == spent and len(ledger(hospital).events()) == events
     # The same budget lets the first of many rounds in, and a run that has begun is judged round by round.
-    assert enrol(hospital, config.model_copy(update={"epsilon": 0.1})).content[RECORD]["refusal"] == ""
+    assert enrol(hospital, config.changed({"privacy.epsilon": 0.1})).content[RECORD]["refusal"] == ""
     assert (
-        enrol(hospital, RunConfig.build(RUN, {"epsilon": 5.0, "rounds": 1}), "before").content[RECORD]["refusal"] == ""
+        enrol(hospital, RunConfig.build(RUN, {"privacy.epsilon": 5.0, "rounds": 1}), "before").content[RECORD][
+            "refusal"
+        ]
+        == ""
     )
 
 

@@ -39,7 +39,7 @@ SCHEMA = {
         {"name": "died", "kind": "binary", "role": "label"},
     ],
 }
-CONFIG = RunConfig(local_steps=3, sample_rate=0.2)
+CONFIG = RunConfig(training={"local_steps": 3, "sample_rate": 0.2})
 STRICT = "budget = 2.0\ndelta = 1e-3\n"
 
 
@@ -85,7 +85,8 @@ def train(hospital: Path, planned: int = 2, config: RunConfig = CONFIG, **change
         "learning_rate": 0.5,
     } | changes
     if values["noise_multiplier"]:
-        event = dpsgd_event(config.sample_rate, values["noise_multiplier"], config.local_steps)
+        program = program_of(config)
+        event = program.price(program.settings(values["noise_multiplier"]))
         values["plan"] = plan_text([(event, planned)])
     return app(message(TrainRequest(**values), "train", model()), context(hospital, config))
 
@@ -105,7 +106,9 @@ def test_an_imputation_that_cannot_be_is_refused_before_the_ledger(tmp_path: Pat
         "columns": [c | ({"nullable": True} if c["name"] == "age" else {}) for c in SCHEMA["columns"]],
     }
     Schema.from_dict(nullable).to_toml(tmp_path / "schema.toml")
-    config = RunConfig.build(CONFIG.given() | {"imputation": imputation, "dp": False, "imputer-file": "elsewhere.json"})
+    config = RunConfig.build(
+        CONFIG.given() | {"data.imputation": imputation, "privacy.dp": False, "data.imputer-file": "elsewhere.json"}
+    )
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0)
     reply = app(message(request, "train", model()), context(hospital, config))
     assert words in (reply.error.reason or "") and not (tmp_path / "home" / "ledger.sqlite").exists()
@@ -238,7 +241,7 @@ def test_a_bad_cell_stops_enrolment_and_is_never_quoted(tmp_path: Path, caplog: 
 
 def test_a_run_cannot_name_code_that_the_policy_does_not_allow(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
-    evil = CONFIG.model_copy(update={"model": "antigravity:fly"})
+    evil = CONFIG.changed({"model": "antigravity:fly"})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0, learning_rate=0.5)
     reply = app(message(request, "train", model()), context(hospital, evil))
     assert "the policy allows the models logistic, mlp" in str(reply.error.reason)
@@ -467,7 +470,7 @@ def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_p
     hospital = make_hospital(tmp_path, STRICT + ('allowed-models = ["brought"]\n' if allowed else ""))
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     for name in ("brought_net:net", "brought"):  # the same object under a name that the policy does not have
-        reply = app(message(request, "train", model()), context(hospital, CONFIG.model_copy(update={"model": name})))
+        reply = app(message(request, "train", model()), context(hospital, CONFIG.changed({"model": name})))
         answered = allowed and name == "brought"
         assert reply.has_content() == answered, reply.error if reply.has_error() else name
         assert ("brought_net" in sys.modules) == answered
@@ -490,7 +493,7 @@ def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_p
 def test_predictions_and_groups_leave_only_by_name(tmp_path: Path, policy: str, told: set[str] | None) -> None:
     hospital = make_hospital(tmp_path, STRICT + policy)
     train(hospital)  # only the outcome of a charged round is evaluated exactly
-    config = RunConfig.build(CONFIG.given() | {"groups": "age"})
+    config = RunConfig.build(CONFIG.given() | {"evaluation.groups": "age"})
     question = message(EvaluateRequest(run="r", site=0, round=1), "evaluate", model())
     content = app(question, context(hospital, config)).content
     assert told == (set(content["predictions"]) if "predictions" in content else None)
@@ -508,5 +511,5 @@ def test_what_only_the_coordinator_or_a_simulation_resolves_is_not_loaded_at_a_h
     other = dict.fromkeys(("dataset", "strategy"), "coordinators_own:Thing")
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     hospital = make_hospital(tmp_path)
-    reply = app(message(request, "train", model()), context(hospital, CONFIG.model_copy(update=other)))
+    reply = app(message(request, "train", model()), context(hospital, CONFIG.changed(other)))
     assert reply.has_content() and "coordinators_own" not in sys.modules

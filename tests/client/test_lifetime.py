@@ -23,7 +23,7 @@ from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, m
 from tests.nursery import python
 
 ROUND = dpsgd_event(0.2, 1.2, 3)
-FULL = CONFIG.model_copy(update={"sample_rate": 1.0})
+FULL = CONFIG.changed({"training.sample-rate": 1.0})
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = "budget = 2.5\ndelta = 1e-3\n"
 

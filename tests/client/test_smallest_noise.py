@@ -39,7 +39,7 @@ RUN = {"run": "r", "site": 0}
 
 
 def select(hospital: Path, epsilon: float) -> Message:
-    config = RunConfig.build({"task": "synthesis", "model": "dpgan", "candidates": 3, "rounds": 5})
+    config = RunConfig.build({"task": "synthesis", "model": "dpgan", "synthesis.candidates": 3, "rounds": 5})
     shape = (3, 2, len(feature_names(Schema.from_dict(SCHEMA))))
     asked = message(SelectRequest(**RUN, round=5, selected=2, epsilon=epsilon), SELECT)
     asked.content[QUESTION] = ArrayRecord({"weight": Array(np.ones(shape)), "bias": Array(np.zeros(shape[:2]))})
@@ -103,7 +103,7 @@ def test_fault_35_less_noise_is_refused_whatever_the_mechanism_and_the_budget(
 @pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation"])
 def test_fault_35_convex_releases_are_bound_too(tmp_path: Path, task: str, perturbation: str) -> None:
     hospital = make_hospital(tmp_path, POLICY)
-    config = RunConfig.build({"task": task, "perturbation": perturbation})
+    config = RunConfig.build({"task": task, "convex.perturbation": perturbation})
 
     def release(noise_multiplier: float) -> Message:
         values = {"public_patients": 150.0, "learning_rate": 0.5, "noise_multiplier": noise_multiplier}

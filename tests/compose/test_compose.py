@@ -23,6 +23,8 @@ import yaml
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
+from polyclinic.cli.terminal import assignments
+from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -77,8 +79,10 @@ def test_secrets_and_records_are_mounted_by_their_own_services_alone() -> None:
 
 
 def test_a_run_outlives_one_hospital_by_its_own_settings() -> None:
-    keys = dict(part.split("=") for part in SERVICES["submit"]["entrypoint"] if "=" in part)
-    assert 2 <= int(keys["min-sites"]) < int(keys["sites"]) == len(HOSPITALS)
+    submit = SERVICES["submit"]
+    config = RunConfig.build(assignments([part for part in submit["entrypoint"] + submit["command"] if "=" in part]))
+    check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+    assert 2 <= config.participation.min_sites < config.sites == len(HOSPITALS)
 
 
 def test_every_command_of_the_page_is_run_by_a_test() -> None:
@@ -331,7 +335,7 @@ def test_services_that_work_once_do_nothing_when_their_work_is_done(demo: Demo) 
 def test_a_run_goes_to_its_end_with_a_fourth_hospital_that_comes_while_it_is_on(demo: Demo) -> None:
     before = {site: demo.status(site)["epsilon"] for site in HOSPITALS}
     enrolled = {site: demo.messages(site, "answered", "query.enrol") for site in HOSPITALS}
-    running = demo.begin("docker compose run --rm submit -c rounds=2 -c epsilon=1.0 -c delta=1e-4")
+    running = demo.begin("docker compose run --rm submit -c rounds=2 -c privacy.epsilon=1.0 -c privacy.delta=1e-4")
     wait_for(
         lambda: (
             all(demo.messages(site, "answered", "query.enrol") > number for site, number in enrolled.items())
@@ -367,7 +371,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
 def test_a_run_whose_serverapp_and_then_superlink_were_killed_goes_on_to_its_end(demo: Demo) -> None:
     kept = 'test -f "$(cat /coordinator/runs/latest.txt)"/checkpoint.safetensors && cat /coordinator/runs/latest.txt'
     before = demo("exec", "-T", "superlink", "sh", "-c", kept, check=False)
-    running = demo.begin("docker compose run --rm submit -c rounds=1 -c epsilon=0.5 -c delta=1e-4")
+    running = demo.begin("docker compose run --rm submit -c rounds=1 -c privacy.epsilon=0.5 -c privacy.delta=1e-4")
     wait_for(lambda: demo("exec", "-T", "superlink", "sh", "-c", kept, check=False) not in ("", before))
     demo("exec", "-T", "superlink", "python", "-c", KILL_SERVERAPP)
     assert running.wait(timeout=900) != 0

@@ -28,9 +28,18 @@ from .federation import STRUCTURED, Federation, free_ports, wait_for
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 # Without statistics a run of one round has three messages for each hospital, each a process that imports torch.
 QUICK = [
-    part for key in ("rounds=1", "local-steps=2", "patients-per-site=150", "timeout=300.0") for part in ("-c", key)
+    part
+    for key in ("rounds=1", "training.local-steps=2", "privacy.patients-per-site=150", "timeout=300.0")
+    for part in ("-c", key)
 ]
-KEYS = [*(part for key in ("sites=2", "min-sites=2", "epsilon=2.0", "delta=1e-3") for part in ("-c", key)), *QUICK]
+KEYS = [
+    *(
+        part
+        for key in ("sites=2", "participation.min-sites=2", "privacy.epsilon=2.0", "privacy.delta=1e-3")
+        for part in ("-c", key)
+    ),
+    *QUICK,
+]
 
 
 @pytest.fixture(scope="module")

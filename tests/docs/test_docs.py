@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.flower.foreign import app_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
@@ -117,6 +119,8 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
     if page.endswith("start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
+    if page == "docs/flower.md":
+        app_folder("own_loop", folder).rename(folder / "my-app")
     if page.endswith("method-developer.md"):
         (folder / "mymethods.py").write_text("\n".join(text for _, text in blocks(page, "python")))
     if page.endswith("administrator.md"):

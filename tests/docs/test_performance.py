@@ -16,9 +16,12 @@ def test_the_page_is_the_results() -> None:
 def test_what_the_page_says_in_words_is_what_its_tables_say() -> None:
     engine = read("engine")["rows"]
     text = PAGE.read_text(encoding="utf-8")
-    words = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 18: "eighteen"}
+    words = {1: "one", 2: "two", 3: "three", 4: "four", 8: "eight", 9: "nine", 10: "ten", 11: "eleven", 18: "eighteen"}
     missed = sum(row["met"] is False for row in engine)
     assert f"{words[missed]} of the engine's {words[len(engine)]} rows are missed" in text
+    simulator = sum(row["met"] is False for row in read("simulate")["rows"])
+    assert f"{words[simulator]} of the simulator's rows are missed" in text
+    missed += simulator
     assert sum(met is False for *_, met in rows()) == missed, "another row is missed, of which the page says nothing"
     ours, theirs = (row["node_megabytes"] for row in read("latency")["rows"])
     assert 2 < ours / theirs < 3

@@ -251,4 +251,4 @@ def test_a_million_rows_are_read_and_trained_on_in_two_gigabytes(server: Server,
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
-    assert found["steps"] == RunConfig().local_steps and found["peak_bytes"] < 2e9
+    assert found["steps"] == RunConfig().training.local_steps and found["peak_bytes"] < 2e9

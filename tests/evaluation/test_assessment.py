@@ -263,5 +263,5 @@ def test_groups_are_categories_or_quarters_of_public_bounds() -> None:
     quarters = [group_names(schema, "age")[n] for n in group_numbers(x, schema, "age")]
     assert quarters == ["30 to 60 years", "90 to 120 years", "missing"]
     for name in ("note", "died", "sx"):
-        with pytest.raises(ConfigError, match=f"'groups' has the value '{name}'"):
+        with pytest.raises(ConfigError, match=f"'evaluation.groups' has the value '{name}'"):
             group_names(schema, name)

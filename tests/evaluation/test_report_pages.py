@@ -106,7 +106,9 @@ def runs(write_run: WriteRun, evaluation: Evaluation, tmp_path: Path) -> list[Pa
         folder.mkdir()
         for name in ("summary.json", "rounds.parquet"):
             (folder / name).write_bytes((made / name).read_bytes())
-        (folder / "config.toml").write_text(f'strategy = "{strategy}"\nrounds = 12\nepsilon = {epsilon or 1.0}\n')
+        (folder / "config.toml").write_text(
+            f'strategy = "{strategy}"\nrounds = 12\n[privacy]\nepsilon = {epsilon or 1.0}\n'
+        )
         found.append(folder)
     return found
 

@@ -23,8 +23,8 @@ from polyclinic.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).resolve().parents[2]
-FAST = {"rounds": 2, "local_steps": 2}
-KEYS = "rounds=2 local-steps=2"
+FAST = {"rounds": 2, "training.local-steps": 2}
+KEYS = "rounds=2 training.local-steps=2"
 Quick = Callable[..., RunResult]
 
 
@@ -35,23 +35,54 @@ def assert_same_model(ours: RunResult, theirs: RunResult) -> None:
 
 
 @pytest.mark.slow
-def test_flower_run_gives_the_same_model_and_epsilon(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
-    summary = as_json("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "rounds=2", "-c", "local-steps=2")
-    assert len(summary["metrics"]["sites"]) == 4
-    assert_same_model(quick(**FAST), RunResult.read(summary["run"]))
+def test_flower_run_gives_the_same_model_and_epsilon(
+    as_json: Callable[..., Any], quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a file, flags and `-c`, with a strategy and a model that lie in the current folder; results are written there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("study.toml").write_text('strategy = "besides:Gentle"\nmodel = "besides:net"\n[training]\nlocal-steps = 2\n')
+    Path("besides.py").write_text(BESIDES)
+    summary = as_json("flower", "run", "study.toml", "--rounds", "2", "-c", "seed=3")
+    assert len(summary["metrics"]["sites"]) == 4 and Path(summary["run"]).parent == tmp_path / "runs"
+    here = quick(**FAST, strategy="besides:Gentle", model="besides:net", seed=3)
+    assert_same_model(here, RunResult.read(summary["run"]))
+    assert here.summary["model_sha256"] != quick(**FAST, model="besides:net", seed=3).summary["model_sha256"]
+
+
+BESIDES = """
+from flwr.serverapp.strategy import FedAvg
+from polyclinic import LocalHalf, Trained
+from torch import nn
+
+
+class Gentle(FedAvg):
+    class Local(LocalHalf):
+        def round(self, sites):
+            models = sites.model
+            for _ in range(sites.settings.local_steps):
+                models = sites.step(models, 0.5 * sites.gradient(models))
+            return Trained(models)
+
+
+def net(features, classes, widths):
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, classes))
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [("strategy=scaffold", "control-variate=gradient"), ("strategy=ditto",), ("strategy=bulyan",)]
+    "options", [("strategy=scaffold", "strategy-options=variate=gradient"), ("strategy=ditto",), ("strategy=bulyan",)]
 )
 def test_strategies_with_more_than_a_mean_run_under_flower_by_name(
     as_json: Callable[..., Any], quick: Quick, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """A record beside the model, and what hospitals keep, go Flower's way as they go ours."""
-    given = [f'out="{tmp_path}"', "rounds=2", "local-steps=2", *options]
-    summary = as_json("flower", "run", str(ROOT), *(part for option in given for part in ("-c", option)))
-    here = quick(**FAST, **{key.replace("-", "_"): value for key, value in (option.split("=") for option in options)})
+    given = [f'out="{tmp_path}"', "rounds=2", "training.local-steps=2", *options]
+    summary = as_json("flower", "run", "--app", str(ROOT), *(part for option in given for part in ("-c", option)))
+    here = quick(
+        **FAST, **{key.replace("-", "_"): value for key, value in (option.split("=", 1) for option in options)}
+    )
     theirs = RunResult.read(summary["run"])
     assert_same_model(here, theirs)
     assert theirs.pooled["loss"] == pytest.approx(here.pooled["loss"], rel=1e-4)
@@ -59,7 +90,7 @@ def test_strategies_with_more_than_a_mean_run_under_flower_by_name(
 
 @pytest.mark.slow
 def test_flower_run_says_when_the_run_failed(command: Callable[..., Any], tmp_path: Path) -> None:
-    done = command("flower", "run", str(ROOT), "-c", f'out="{tmp_path}"', "-c", "delta=0.5")
+    done = command("flower", "run", "--out", str(tmp_path), "--delta", "0.5")
     assert done.returncode == 1 and "1/patients" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -118,7 +149,10 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
                     "--port", str(_free_port()), "--node-config", f'hospital="{hospital}"']  # fmt: skip
             stack.enter_context(_process(node, environment | {"FLWR_HOME": str(folder / "flwr")}, folder / "node.log"))
         time.sleep(8)
-        keys = f'out="{tmp_path / "runs"}" rounds=1 local-steps=2 min-sites=2 sites=2 epsilon=2.0 timeout=300.0'
+        keys = (
+            f'out="{tmp_path / "runs"}" rounds=1 training.local-steps=2 participation.min-sites=2 sites=2 '
+            "privacy.epsilon=2.0 timeout=300.0"
+        )
         done = subprocess.run(
             ["flwr", "run", str(ROOT), "site", "--stream", "--run-config", keys], env=environment, capture_output=True,
             text=True, timeout=500,
@@ -142,10 +176,11 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
 
 
 def test_flowers_config_has_our_keys_and_defaults() -> None:
-    from polyclinic.config import RunConfig
+    from polyclinic.config import SECTIONS, RunConfig
+    from polyclinic.config.keys import flat_keys
 
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert told == RunConfig().flat()
+    assert flat_keys(told, SECTIONS) == RunConfig.packaged()
 
 
 def _python_without_polyclinic(folder: Path) -> Path:

@@ -30,7 +30,7 @@ def attacked(*arguments: str) -> Any:
 
 
 def test_a_models_run_is_attacked_and_its_report_says_what_was_found(quick: Run) -> None:
-    run = quick(rounds=2, epsilon=2, delta=1e-4)
+    run = quick(rounds=2, privacy={"epsilon": 2, "delta": 1e-4})
     found = attacked(str(run.path), "--shadows", "4", "--sensitive", "mean_radius", "--canaries", "100")
     assert found == json.loads((run.path / "attacks.json").read_text())
     assert not set(keys(found)) - NAMED
@@ -53,7 +53,7 @@ def test_a_models_run_is_attacked_and_its_report_says_what_was_found(quick: Run)
 
 def test_a_generators_run_is_attacked_by_its_rows(tmp_path: Path) -> None:
     run = Federation.from_dataset("trial", sites=2, out=str(tmp_path)).run(
-        task="synthesis", model="moments", quality=False
+        task="synthesis", model="moments", synthesis={"quality": False}
     )
     found = attacked(str(run.path), "--canaries", "0")
     assert not set(keys(found)) - NAMED
@@ -66,7 +66,7 @@ def test_a_generators_run_is_attacked_by_its_rows(tmp_path: Path) -> None:
 
 def test_who_took_part_is_no_coin_where_the_split_was_published(quick: Run, heart_disease: None) -> None:
     shares = [
-        read_target(quick(dataset="heart-disease", dp=False, **more).path).share
+        read_target(quick(dataset="heart-disease", privacy={"dp": False}, **more).path).share
         for more in ({}, {"partitioner": "iid", "sites": 2})
     ]
     assert shares == [None, 0.75]
@@ -74,7 +74,14 @@ def test_who_took_part_is_no_coin_where_the_split_was_published(quick: Run, hear
 
 @pytest.mark.slow
 def test_of_a_model_whose_layers_stay_at_hospitals_only_gradients_are_attacked(quick: Run) -> None:
-    run = quick(rounds=1, dp=False, model="mlp", hidden="4", local_layers="0.*")
+    run = quick(
+        rounds=1,
+        privacy={"dp": False},
+        model="mlp",
+        hidden="4",
+        strategy="fedper",
+        strategy_options="layers=0.*",
+    )
     found = attacked(str(run.path), "--canaries", "0")
     assert found["membership"] == found["attributes"] == [] and found["gradients"]["trials"][0]["recovered"] == 1
     assert [one["attack"] for one in found["left_out"]] == ["who took part", "secret columns", "audit with canaries"]
@@ -89,7 +96,7 @@ def test_a_section_is_there_only_of_what_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_run_without_privacy_has_nothing_to_audit_and_a_wrong_column_is_told(quick: Run) -> None:
-    run = quick(rounds=1, dp=False)
+    run = quick(rounds=1, privacy={"dp": False})
     found = attacked(str(run.path), "--shadows", "0", "--sensitive", "mean_area", "--delta", "1e-3")
     why = {one["attack"]: one["why"] for one in found["left_out"]}
     assert set(why) == {"LiRA", "audit with canaries"} and "claims no epsilon" in why["audit with canaries"]

@@ -55,7 +55,7 @@ def test_people_are_told_in_a_sentence_and_a_table() -> None:
 
 
 def test_a_run_is_audited_with_its_noise_rounds_and_claims(quick: Run) -> None:
-    run = quick(rounds=3, delta=1e-4)
+    run = quick(rounds=3, privacy={"delta": 1e-4})
     code, found = audit(str(run.path))
     assert code == 0 and found["violated"] is False
     assert found["epsilon_claimed"] == run.privacy["epsilon"] and found["delta"] == 1e-4
@@ -67,13 +67,13 @@ def test_a_run_is_audited_with_its_noise_rounds_and_claims(quick: Run) -> None:
 
 
 def test_tasks_that_release_a_minimiser_and_strategies_that_look_twice_are_audited(quick: Run) -> None:
-    code, found = audit("--task", "output-perturbation", "-c", "perturbation=gamma")
+    code, found = audit("--task", "output-perturbation", "-c", "convex.perturbation=gamma")
     assert code == 0 and found["box"] == "white" and len(found["findings"]) == 4
     code, found = audit("--strategy", "ditto", "-c", "rounds=5", "--fault", "second-noise-off")
-    assert code == 1 and found["caught_by"][-1] == "noise size (personal model)"
-    run = quick(rounds=2, strategy="scaffold", control_variate="gradient")
+    assert code == 1 and found["caught_by"][-1] == "noise size (personal)"
+    run = quick(rounds=2, strategy="scaffold", strategy_options="variate=gradient")
     code, found = audit(str(run.path))
-    assert code == 0 and "noise size (control variate)" in {finding["name"] for finding in found["findings"]}
+    assert code == 0 and "noise size (control)" in {finding["name"] for finding in found["findings"]}
 
 
 def test_a_plugged_in_task_is_audited_and_one_of_another_kind_as_a_black_box(
@@ -95,7 +95,7 @@ def test_a_plugged_in_task_is_audited_and_one_of_another_kind_as_a_black_box(
 
 
 def test_a_run_that_claims_nothing_or_has_not_finished_cannot_be_audited(quick: Run) -> None:
-    run = quick(rounds=1, dp=False)
+    run = quick(rounds=1, privacy={"dp": False})
     with pytest.raises(ConfigError, match="claims no epsilon for patients, so there is nothing to audit"):
         subject_of_run(run.path)
     (run.path / "summary.json").unlink()
@@ -113,14 +113,14 @@ def test_a_run_that_claims_nothing_or_has_not_finished_cannot_be_audited(quick: 
             ["--task", "output-perturbation", "--fault", "shuffled"],
             "of which the task 'output-perturbation' takes none",
         ),
-        (["--fault", "second-noise-off"], "strategy 'ditto'"),
+        (["--fault", "second-noise-off"], "as 'ditto'"),
         (["--model", "mlpp"], "Did you mean 'mlp'?"),
         (["--strategy", "fedavgg"], "Did you mean 'fedavg'?"),
         (["--canaries", "5"], "--canaries is 5; allowed are 10 to 3000"),
         (["--guesses", "2000"], "--guesses is 2000; allowed are 1 to 1000"),
         (["--confidence", "1"], "--confidence is 1; it must lie between 0 and 1"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--delta", "2"], "'delta' has the value 2.0"),
+        (["--delta", "2"], "'privacy.delta' has the value 2.0"),
         (["nowhere", "--model", "mlp"], "give --task, --model, --strategy and -c without one"),
     ],
 )

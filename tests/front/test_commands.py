@@ -20,7 +20,9 @@ Command = Callable[..., Any]
 @pytest.fixture(scope="module")
 def finished(as_json: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("runs")
-    summary: dict[str, Any] = as_json("run", "--rounds", "3", "-c", "local-steps=2", "--out", str(out), "--compare")
+    summary: dict[str, Any] = as_json(
+        "run", "--rounds", "3", "-c", "training.local-steps=2", "--out", str(out), "--compare"
+    )
     return summary
 
 
@@ -82,13 +84,13 @@ def test_without_dp_nothing_is_claimed(as_json: Command, command: Command, tmp_p
     [
         (["run", "--dataset", "heart-diseas"], 2, "Did you mean 'heart-disease'?"),
         (["run", "--strategy", "fedavgg"], 2, "Did you mean 'fedavg'?"),
-        (["run", "--epsilon", "-1"], 2, "'epsilon' has the value -1.0"),
+        (["run", "--epsilon", "-1"], 2, "'privacy.epsilon' has the value -1.0"),
         (["run", "--delta", "0.5"], 2, "1/patients"),
         (["run", "-c", "strategy-options=zeta=1"], 2, "'zeta'"),
         (["run", "-c", "strategy-options=fraction-train=0.5"], 2, "the round loop decides"),
         (["run", "-c", "rounds"], 2, "KEY=VALUE"),
         (["run", "-c", "model=mlpp"], 2, "Did you mean 'mlp'?"),
-        (["run", "-c", "min-sites=9"], 2, "min-sites"),
+        (["run", "-c", "participation.min-sites=9"], 2, "participation.min-sites"),
         (["run", "nowhere.toml"], 2, "There is no configuration file"),
         (["run", "--resume", "nowhere"], 2, "not a run's folder"),
         (["show", "nowhere"], 2, "not a run's folder"),
@@ -100,7 +102,7 @@ def test_without_dp_nothing_is_claimed(as_json: Command, command: Command, tmp_p
         ),
         (["ledger", "show", "nowhere.sqlite"], 2, "ledger"),
         (["datasets", "show", "trail"], 2, "Did you mean 'trial'?"),
-        (["flower", "run", "nowhere"], 2, "not a Flower app"),
+        (["flower", "run", "--app", "nowhere"], 2, "not a Flower app"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(
@@ -125,7 +127,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
         (["-c", "model=builtins:max"], "'model' has the value 'builtins:max', which does not build a torch module"),
         (["-c", "model=builtins:print"], "must build a torch nn.Module, not a NoneType"),
         (["-c", "model=:x"], "'model' has the value ':x'; known are logistic, mlp"),
-        (["-c", "min-sites=9"], "'min-sites' has the value 9, which must be at most 4"),
+        (["-c", "participation.min-sites=9"], "'participation.min-sites' has the value 9, which must be at most 4"),
         (["."], "cannot be read"),
     ],
 )

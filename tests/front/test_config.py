@@ -2,20 +2,45 @@
 
 import pytest
 
+from polyclinic import Privacy
 from polyclinic.config import RunConfig, parse_assignments
+from polyclinic.config.keys import Keys
 from polyclinic.errors import ConfigError
 
 
 def test_dashed_and_underscored_keys_are_the_same_key() -> None:
-    assert RunConfig.build({"sample-rate": 0.2}) == RunConfig.build({"sample_rate": 0.2})
+    assert RunConfig.build({"training.sample_rate": 0.2}) == RunConfig.build({"training.sample-rate": 0.2})
 
 
 def test_later_layers_win() -> None:
     assert RunConfig.build({"rounds": 1, "seed": 4}, {"rounds": 2}).rounds == 2
 
 
+@pytest.mark.parametrize(
+    ("keys", "values", "sentence"),
+    [
+        (
+            Privacy,
+            {"epsilon": -1},
+            "Configuration key 'privacy.epsilon' has the value -1, which must be greater than 0.",
+        ),
+        (Privacy, {"epsilom": 1}, "Unknown configuration key 'privacy.epsilom'. Did you mean 'privacy.epsilon'?"),
+        (
+            RunConfig,
+            {"privacy": {"epsilon": -1}},
+            "Configuration key 'privacy.epsilon' has the value -1, which must be",
+        ),
+        (RunConfig, {"rouns": 1}, "Unknown configuration key 'rouns'. Did you mean 'rounds'?"),
+    ],
+)
+def test_a_class_of_keys_refuses_in_the_same_words(keys: type[Keys], values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        keys(**values)
+    assert str(refused.value).startswith(sentence) and "\n" not in str(refused.value)
+
+
 def test_flat_form_round_trips() -> None:
-    config = RunConfig.build({"epsilon": 1.5, "hidden": "8,4", "dp": True})
+    config = RunConfig.build({"privacy.epsilon": 1.5, "hidden": "8,4", "privacy.dp": True})
     assert RunConfig.build(config.flat()) == config
     assert all(isinstance(value, bool | int | float | str) for value in config.flat().values())
 
@@ -23,11 +48,25 @@ def test_flat_form_round_trips() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"epsilonn": 1}, "Unknown configuration key 'epsilonn'. Did you mean 'epsilon'?"),
-        ({"epsilon": 0}, "'epsilon' has the value 0, which must be greater than 0"),
-        ({"epsilon": float("inf")}, "'epsilon' has the value inf"),
-        ({"delta": 1.0}, "'delta' has the value 1.0, which must be less than 1"),
-        ({"sample-rate": 1.5}, "'sample-rate' has the value 1.5, which must be less than or equal to 1"),
+        ({"epsilon": 1}, "Did you mean 'privacy.epsilon' or 'central.epsilon' or 'evaluation.epsilon'?"),
+        ({"privacy.epsilonn": 1}, "Unknown configuration key 'privacy.epsilonn'. Did you mean 'privacy.epsilon'?"),
+        (
+            {"training": {"clip": 1.0}},
+            "Unknown configuration key 'training.clip'. Did you mean 'privacy.max-grad-norm'?",
+        ),
+        ({"noise_multiplier": 1.0}, "Unknown configuration key 'noise-multiplier'. Did you mean 'privacy.epsilon'?"),
+        ({"privacy": {"epsilon": 1}, "privacy.epsilon": 2}, "Configuration key 'privacy.epsilon' is given twice."),
+        ({"privacy": 1}, "'privacy' is a section of the configuration and no key; give its keys, as in privacy.dp."),
+        ({"privcy": {"epsilon": 1}}, "Unknown configuration key 'privcy'. Did you mean 'privacy'?"),
+        ({"privacy": {"epsilon": True}}, "'privacy.epsilon' has the value True, which must be a number."),
+        ({"strategy-options": "eta=0.1, eta=0.2", "strategy": {"name": "fedadam"}}, "must be a valid string"),
+        ({"privacy": {"epsilon": 0}}, "'privacy.epsilon' has the value 0, which must be greater than 0"),
+        ({"privacy.epsilon": float("inf")}, "'privacy.epsilon' has the value inf"),
+        ({"privacy.delta": 1.0}, "'privacy.delta' has the value 1.0, which must be less than 1"),
+        (
+            {"training.sample-rate": 1.5},
+            "'training.sample-rate' has the value 1.5, which must be less than or equal to 1",
+        ),
         ({"rounds": "many"}, "'rounds' has the value 'many', which must be a valid integer"),
         ({"rounds": 0}, "'rounds' has the value 0"),
         ({"hidden": "32,x"}, "positive whole numbers"),
@@ -35,17 +74,26 @@ def test_flat_form_round_trips() -> None:
         ({"partitioner": "dirichelt"}, "has the value 'dirichelt', which is unknown; allowed are natural"),
         ({"partitioner": "iid+pool:3"}, "which must not pool"),
         (
-            {"noise": "blts"},
-            "'noise' has the value 'blts', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree. "
+            {"training.noise": "blts"},
+            "'training.noise' has the value 'blts', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree. "
             "Did you mean 'blt'?",
         ),
         (
-            {"central_noise": "white"},
-            "'central-noise' has the value 'white', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree.",
+            {"central.noise": "white"},
+            "'central.noise' has the value 'white', which must be one of independent, sqrt-toeplitz, banded, blt, dense, tree.",
         ),
-        ({"optimizer": "lion"}, "'optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
-        ({"statistics-share": 0}, "statistics-share is 0 but standardise is 'public' and patients-per-site 0"),
-        ({"standardise": False}, "'standardise' has the value False, which must be 'public', 'measured' or 'none'"),
+        (
+            {"training.optimizer": "lion"},
+            "'training.optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw' or 'rmsprop'",
+        ),
+        (
+            {"privacy.statistics-share": 0},
+            "privacy.statistics-share is 0 but data.standardise is 'public' and privacy.patients-per-site 0",
+        ),
+        (
+            {"data.standardise": False},
+            "'data.standardise' has the value False, which must be 'public', 'measured' or 'none'",
+        ),
     ],
 )
 def test_wrong_values_are_one_sentence(values: dict[str, object], sentence: str) -> None:
@@ -61,6 +109,8 @@ def test_assignments() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="key=value"):
         parse_assignments("eta")
+    with pytest.raises(ConfigError, match="'eta' is given twice"):
+        parse_assignments("eta=0.1, eta=0.2")
 
 
 def test_one_width_may_be_a_number() -> None:
@@ -68,9 +118,9 @@ def test_one_width_may_be_a_number() -> None:
 
 
 def test_what_is_usual_for_an_optimizer_gives_way_to_what_is_given() -> None:
-    usual = {name: RunConfig.build({"optimizer": name}) for name in ("sgd", "adam", "adamw", "rmsprop")}
-    assert [config.momentum for config in usual.values()] == [0.9, 0.9, 0.9, 0.0]
+    usual = {name: RunConfig.build({"training.optimizer": name}) for name in ("sgd", "adam", "adamw", "rmsprop")}
+    assert [config.training.momentum for config in usual.values()] == [0.9, 0.9, 0.9, 0.0]
     for config in usual.values():
         assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
-    assert RunConfig.build({"optimizer": "rmsprop", "momentum": 0.9}).momentum == 0.9
-    assert RunConfig.build(usual["rmsprop"].given(), {"optimizer": "sgd"}).momentum == 0.9
+    assert RunConfig.build({"training.optimizer": "rmsprop", "training.momentum": 0.9}).training.momentum == 0.9
+    assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.momentum == 0.9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.config import RunConfig, check_effects, noise_named, put_aside
+from polyclinic.config import SECTIONS, RunConfig, check_effects, noise_named, put_aside
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.comparison import SHOWN, shown_epsilon
@@ -39,7 +39,9 @@ EDGES = [
 COUNTS = [1, 2, 1000, 10**6, 10**9, 10**18, 10**400]
 NUMBERS = [*EDGES, *(-edge for edge in EDGES), 0.0, math.inf, math.nan, *COUNTS, -1]
 NUMERIC = [
-    key for name, field in RunConfig.model_fields.items() for key in [name.replace("_", "-")]
+    before + name.replace("_", "-")
+    for before, keys in (("", RunConfig), *((f"{name}.", section) for name, section in SECTIONS.items()))
+    for name, field in keys.model_fields.items()
     if {field.annotation, *get_args(field.annotation)} & {int, float}
 ]  # fmt: skip
 QUICKLY = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -52,7 +54,9 @@ def one_sentence(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("key", NUMERIC)
-@pytest.mark.parametrize("beside", [{}, {"batching": "cyclic"}, {"secure-aggregation": True}, {"dp": False}], ids=str)
+@pytest.mark.parametrize(
+    "beside", [{}, {"training.batching": "cyclic"}, {"secure.aggregation": True}, {"privacy.dp": False}], ids=str
+)
 def test_every_number_of_a_configuration_is_taken_or_refused(key: str, beside: dict[str, Any]) -> None:
     for value in NUMBERS:
         try:
@@ -65,15 +69,22 @@ def test_every_number_of_a_configuration_is_taken_or_refused(key: str, beside: d
 
 
 def test_the_numbers_of_a_configuration_are_found() -> None:
-    assert {"sample-rate", "rounds", "epsilon", "delta", "learning-rate", "central-epsilon", "gpus"} <= set(NUMERIC)
+    assert {
+        "training.sample-rate",
+        "rounds",
+        "privacy.epsilon",
+        "training.learning-rate",
+        "central.delta",
+        "gpus",
+    } <= set(NUMERIC)
     assert len(NUMERIC) > 40
 
 
 def test_a_rate_that_makes_no_whole_number_of_cyclic_batches_is_refused() -> None:
     with contextlib.suppress(ConfigError):
-        noise_named(RunConfig.build({"batching": "cyclic", "sample-rate": 1e-9}))
-    with pytest.raises(ConfigError, match="'sample-rate' has the value 5e-324"):
-        RunConfig.build({"batching": "cyclic", "sample-rate": 5e-324})
+        noise_named(RunConfig.build({"training.batching": "cyclic", "training.sample-rate": 1e-9}))
+    with pytest.raises(ConfigError, match="'training.sample-rate' has the value 5e-324"):
+        RunConfig.build({"training.batching": "cyclic", "training.sample-rate": 5e-324})
 
 
 @QUICKLY

@@ -144,7 +144,7 @@ def test_a_result_is_one_short_line(quick: Quick) -> None:
     shown = repr(result)
     assert shown.startswith(f"RunResult({result.path.name!r}, rounds=2, epsilon=2.99")
     assert "pooled_auroc=0." in shown and len(shown) < 120
-    assert "epsilon=None" in repr(quick(dp=False))
+    assert "epsilon=None" in repr(quick(privacy={"dp": False}))
 
 
 def mixing(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
@@ -160,22 +160,37 @@ def normed(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
     [
         ({"model": f"{__name__}:mixing"}, "mixes patients within a batch"),
         (
-            {"model": f"{__name__}:normed", "engine": "linear"},
-            "'engine' has the value 'linear'.*LayerNorm is not a linear",
+            {"model": f"{__name__}:normed", "training.engine": "linear"},
+            "'training.engine' has the value 'linear'.*LayerNorm is not a linear",
         ),
         ({"ray_address": "nowhere"}, "'ray-address' has the value 'nowhere', which must be local, auto, or HOST:PORT"),
-        ({"epsilon": 1e-6}, "'epsilon' has the value 1e-06"),
+        ({"privacy.epsilon": 1e-6}, "'privacy.epsilon' has the value 1e-06"),
         (
-            {"batching": "cyclic", "sample_rate": 0.25, "noise": "banded", "noise_options": "bands=0"},
-            "'noise-options' has the value 'bands=0': bands must be a whole number from 1",
+            {
+                "training.batching": "cyclic",
+                "training.sample-rate": 0.25,
+                "training.noise": "banded",
+                "training.noise-options": "bands=0",
+            },
+            "'training.noise-options' has the value 'bands=0': bands must be a whole number from 1",
         ),
         (
-            {"batching": "cyclic", "sample_rate": 0.25, "noise": "tree", "noise_options": "bands=2"},
-            "'noise-options' has the value 'bands=2': .*takes no option 'bands'",
+            {
+                "training.batching": "cyclic",
+                "training.sample-rate": 0.25,
+                "training.noise": "tree",
+                "training.noise-options": "bands=2",
+            },
+            "'training.noise-options' has the value 'bands=2': .*takes no option 'bands'",
         ),
         (
-            {"batching": "cyclic", "sample_rate": 0.25, "noise": "tree", "noise_options": "restart"},
-            "'noise-options' has the value 'restart': 'restart' is not of the form key=value",
+            {
+                "training.batching": "cyclic",
+                "training.sample-rate": 0.25,
+                "training.noise": "tree",
+                "training.noise-options": "restart",
+            },
+            "'training.noise-options' has the value 'restart': 'restart' is not of the form key=value",
         ),
     ],
 )

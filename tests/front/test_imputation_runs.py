@@ -41,7 +41,7 @@ def trial(tmp_path: Path) -> Callable[..., RunResult]:
     """A small private run of simulated records with missing visits."""
 
     def run(**options: Any) -> RunResult:
-        return Federation.from_dataset("trial", out=str(tmp_path), sites=2, rounds=1, local_steps=1).run(
+        return Federation.from_dataset("trial", out=str(tmp_path), sites=2, rounds=1, training={"local_steps": 1}).run(
             pictures=False, **options
         )
 
@@ -55,12 +55,12 @@ def test_an_imputer_is_paid_for_and_used(tmp_path: Path, trial: Callable[..., Ru
     events = Ledger.read(Path(result["ledger"]), "hospital-1").events()
     assert [event["purpose"] for event in events] == ["relations"]
     Imputer.read(result["imputer"]).check(dataset_named("trial").schema)
-    mean, filled = trial(), trial(imputation="chained", imputer_file=result["imputer"])
+    mean, filled = trial(), trial(data={"imputation": "chained", "imputer_file": result["imputer"]})
     assert filled.summary["model_sha256"] != mean.summary["model_sha256"] and filled.pooled["auroc"] is not None
 
 
 def test_indicators_are_features_of_the_run(trial: Callable[..., RunResult]) -> None:
-    run = trial(imputation="indicator")
+    run = trial(data={"imputation": "indicator"})
     told = Schema.from_toml(run.path / "schema.toml")
     assert next(column for column in told.features if column.name == "sbp").indicator
     names = feature_names(told)
@@ -69,19 +69,22 @@ def test_indicators_are_features_of_the_run(trial: Callable[..., RunResult]) -> 
 
 def test_without_privacy_hospitals_may_fit_their_own_equations(trial: Callable[..., RunResult]) -> None:
     with pytest.raises(ConfigError, match="no epsilon holds"):
-        trial(imputation="mice")
-    run = trial(imputation="mice", dp=False)
-    assert run.pooled["auroc"] is not None and run.summary["model_sha256"] != trial(dp=False).summary["model_sha256"]
+        trial(data={"imputation": "mice"})
+    run = trial(data={"imputation": "mice"}, privacy={"dp": False})
+    assert (
+        run.pooled["auroc"] is not None
+        and run.summary["model_sha256"] != trial(privacy={"dp": False}).summary["model_sha256"]
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"imputation": "constant"}, "column 'sbp' may be missing and declares no fill"),
-        ({"imputation": "chained"}, "imputer-file is empty"),
-        ({"imputation": "chained", "imputer_file": "nowhere.json"}, "no imputer file nowhere.json"),
-        ({"imputer_file": "x.json"}, "only with imputation at chained"),
-        ({"imputation": "median"}, "'imputation' has the value 'median'"),
+        ({"data.imputation": "constant"}, "column 'sbp' may be missing and declares no fill"),
+        ({"data.imputation": "chained"}, "data.imputer-file is empty"),
+        ({"data.imputation": "chained", "data.imputer-file": "nowhere.json"}, "no imputer file nowhere.json"),
+        ({"data.imputer-file": "x.json"}, "only with data.imputation at chained"),
+        ({"data.imputation": "median"}, "'data.imputation' has the value 'median'"),
     ],
 )
 def test_what_is_lacking_is_said_before_a_run_begins(
@@ -95,7 +98,7 @@ def test_what_is_lacking_is_said_before_a_run_begins(
 def test_an_imputer_of_other_features_is_refused(tmp_path: Path, trial: Callable[..., RunResult]) -> None:
     Imputer(("a",), np.zeros(1), np.eye(1)).write(tmp_path / "imputer.json")
     with pytest.raises(ConfigError, match="not of those of schema 'trial'"):
-        trial(imputation="chained", imputer_file=str(tmp_path / "imputer.json"))
+        trial(data={"imputation": "chained", "imputer_file": str(tmp_path / "imputer.json")})
 
 
 def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
@@ -120,7 +123,10 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     assert result["imputer"] == str(tmp_path / "imputer.json")
 
     def rows(imputation: str) -> np.ndarray:
-        config = RunConfig(imputation=imputation, dp=False, imputer_file="x" if imputation == "chained" else "")
+        config = RunConfig(
+            data={"imputation": imputation, "imputer_file": "x" if imputation == "chained" else ""},
+            privacy={"dp": False},
+        )
         context = Context(1, 1, {"hospital": str(file)}, RecordDict(), config.flat())
         found: np.ndarray = filled_rows(
             open_hospital(context, EnrolRequest(run="r", site=0, version=polyclinic.__version__), config), imputation
@@ -133,7 +139,7 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
     # 80 + age is known but for the noise.
     guessed, true = (rows("chained")[gone, 1] + 1) * 100 + 60, 80 + (rows("mean")[gone, 0] + 1) * 60
     assert np.abs(guessed - true).mean() < np.abs(true.mean() - true).mean()
-    config = RunConfig(imputation="chained", dp=False, imputer_file="x")
+    config = RunConfig(data={"imputation": "chained", "imputer_file": "x"}, privacy={"dp": False})
     hospital = open_hospital(
         Context(1, 1, {"hospital": str(file)}, RecordDict(), {}),
         EnrolRequest(run="r", site=0, version=polyclinic.__version__),

@@ -119,14 +119,14 @@ def outcome(sites: int, elsewhere: int, charged: list[int], **config: Any) -> Ou
     """A finished run over real hospitals, each charged so many rounds."""
     chosen = RunConfig.build(config)
     found = tuple(
-        Site(i, f"h{i}", i, False, dataset_named("breast-cancer").schema, chosen.delta, 3.0, "add-remove", "pld",
+        Site(i, f"h{i}", i, False, dataset_named("breast-cancer").schema, chosen.privacy.delta, 3.0, "add-remove", "pld",
              elsewhere if i == 0 else 0)
         for i in range(sites)
     )  # fmt: skip
     state = RunState({}, noise_multiplier=1.0)
     for site, count in zip(found, charged, strict=True):
         past = ran([entry_of(ROUND)] * count)
-        spent = epsilon(dpsgd_event(0.1, 1.2, 5 * count), chosen.delta) if count else 0.0
+        spent = epsilon(dpsgd_event(0.1, 1.2, 5 * count), chosen.privacy.delta) if count else 0.0
         state.hear(site.name, ConfigRecord({"epsilon": spent, "charged": to_text(past)}))
     return Outcome(program_of(chosen), "r", found, calibrate(chosen), None, state)
 
@@ -148,7 +148,7 @@ def test_fault_patient_in_several_hospitals_the_runs_epsilon_is_composed(tmp_pat
     assert shared["epsilon"] == cost(5) > alone["epsilon"] and shared["overlap"] == 2
     assert shared["composition"] == "patients in up to 2 hospitals: composed"
     assert privacy(outcome(3, 7, [1, 3, 2]), tmp_path)["epsilon"] == cost(6)
-    assert privacy(outcome(3, 0, [1, 3, 2], overlap=2), tmp_path)["epsilon"] == cost(5)
+    assert privacy(outcome(3, 0, [1, 3, 2], privacy={"overlap": 2}), tmp_path)["epsilon"] == cost(5)
     said = privacy_sentence({"privacy": shared})
     assert "at up to 2 hospitals together" in said and share(shared["risk"]["tpr_at_1_percent_fpr"]) in said
     assert shared["risk"]["advantage"] > alone["risk"]["advantage"] > 0
@@ -162,7 +162,7 @@ def test_what_makes_no_sense_of_a_ledger_is_not_heard(told: dict[str, Any]) -> N
 
 
 def test_overlap_changes_what_a_run_says_and_nothing_else(quick: Callable[..., RunResult]) -> None:
-    alone, shared = quick(), quick(overlap=2)
+    alone, shared = quick(), quick(privacy={"overlap": 2})
     assert shared.summary["model_sha256"] == alone.summary["model_sha256"]
     assert shared.sites["epsilon"].equals(alone.sites["epsilon"])
     largest = alone.privacy["epsilon"]
@@ -173,5 +173,5 @@ def test_overlap_changes_what_a_run_says_and_nothing_else(quick: Callable[..., R
 
 
 def test_an_impossible_overlap_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'overlap'"):
-        RunConfig.build({"overlap": 0})
+    with pytest.raises(ConfigError, match="'privacy.overlap'"):
+        RunConfig.build({"privacy.overlap": 0})

@@ -3,20 +3,24 @@
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from torch import nn
 
-from polyclinic import Federation, RunConfig
+from polyclinic import Federation, Privacy, RunConfig
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.breast_cancer import DATASET
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
 from polyclinic.naming import check_reach
+from polyclinic.strategies.ditto import Ditto
 
 Quick = Callable[..., RunResult]
 
@@ -38,12 +42,12 @@ def narrow(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
 
 
 def test_a_class_and_a_function_run_as_their_names_do(quick: Quick) -> None:
-    result = quick(strategy=Still, model=narrow, rounds=1, dp=False)
+    result = quick(strategy=Still, model=narrow, rounds=1, privacy={"dp": False})
     assert result.config.strategy == f"{__name__}:Still" and result.config.model == f"{__name__}:narrow"
     assert [name for name, _ in result.model.named_modules()] == ["", "0", "1", "2"]
-    named = quick(strategy=f"{__name__}:Still", model=f"{__name__}:narrow", rounds=1, dp=False)
+    named = quick(strategy=f"{__name__}:Still", model=f"{__name__}:narrow", rounds=1, privacy={"dp": False})
     assert named.summary["model_sha256"] == result.summary["model_sha256"]
-    moved = quick(model=narrow, rounds=1, dp=False)
+    moved = quick(model=narrow, rounds=1, privacy={"dp": False})
     assert moved.summary["model_sha256"] != result.summary["model_sha256"]
 
 
@@ -52,15 +56,49 @@ def test_a_strategy_of_ours_keeps_the_name_that_decides_its_defaults() -> None:
     assert Federation().with_options(strategy=FedAvg).config == RunConfig()
 
 
+def test_a_strategy_that_is_made_is_its_class_and_arguments() -> None:
+    for made in (FedAdam(eta=0.03, beta_1=0.8), partial(FedAdam, eta=0.03, beta_1=0.8)):
+        config = Federation().with_options(strategy=made, rounds=3).config
+        assert (config.strategy, config.options) == ("fedadam", {"eta": 0.03, "beta_1": 0.8})
+    own = Federation().with_options(strategy=Still(), strategy_options={"x": 1}).config
+    assert (own.strategy, own.options) == (f"{__name__}:Still", {"x": 1})
+    used = FedAdam()
+    used.v_t = {"w": np.ones(2)}
+    with pytest.raises(ConfigError, match="carry that into the next run"):
+        Federation().with_options(strategy=used)
+
+
+def test_sections_and_values_are_given_as_objects() -> None:
+    same = Federation.from_dataset(
+        "trial",
+        privacy=Privacy(epsilon=1.5),
+        training={"local_steps": 2, "sample_rate": 0.5},
+        hidden=[64, 32],
+        strategy="fedadam",
+        strategy_options={"eta": 0.1},
+    )
+    assert same.config == RunConfig.build(
+        {
+            "dataset": "trial", "privacy.epsilon": 1.5, "training.local-steps": 2, "training.sample-rate": 0.5,
+            "hidden": "64, 32", "strategy": "fedadam", "strategy-options": "eta=0.1",
+        }
+    )  # fmt: skip
+    assert same.with_options(privacy={"delta": 1e-4}).config.privacy == Privacy(epsilon=1.5, delta=1e-4)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("strategy", FedAvg(), "made already"),
+        (
+            "strategy",
+            FedAvg(train_metrics_aggr_fn=lambda records, key: MetricRecord()),
+            "more is its own than arguments",
+        ),
         ("model", lambda features, classes, widths: nn.Linear(features, classes), "no name leads to"),
         ("dataset", replace(DATASET, title="mine"), "no name leads to"),
         ("model", nn.Linear(2, 2), "no name leads to"),
     ],
-    ids=["a strategy that is made", "a lambda", "a dataset", "a module"],
+    ids=["a strategy with a function", "a lambda", "a dataset", "a module"],
 )
 def test_what_has_no_name_is_refused_in_one_sentence(key: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -78,7 +116,7 @@ def test_a_cell_that_is_run_again_is_what_the_next_run_takes(monkeypatch: pytest
         monkeypatch.setattr(sys.modules["__main__"], "MINE", falls(patients), raising=False)
         federation = Federation.from_dataset(sys.modules["__main__"].MINE, out=str(tmp_path))  # type: ignore[attr-defined]
         assert federation.config.dataset == "__main__:MINE"
-        result = federation.run(dp=False, rounds=1, sites=2)
+        result = federation.run(privacy={"dp": False}, rounds=1, sites=2)
         sizes.append(int(result.sites["patients"].sum()))
     assert sizes[1] - sizes[0] > 50, sizes
 
@@ -88,13 +126,19 @@ def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypa
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(ConfigError, match="'model' has the value '__main__:net', which worker processes cannot see"):
         check_reach(config)
-    check_reach(config.model_copy(update={"workers": 1}))
-    check_reach(RunConfig(strategy="__main__:Mine", workers=2))  # a strategy stays at the server
+    check_reach(config.changed({"workers": 1}))
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", FedAvg, raising=False)
+    check_reach(RunConfig(strategy="__main__:Mine", workers=2))  # it stays at the server
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", Ditto)
+    with pytest.raises(
+        ConfigError, match="'strategy' has the value '__main__:Mine', which worker processes cannot see"
+    ):
+        check_reach(RunConfig(strategy="__main__:Mine", workers=2))
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     with pytest.raises(ConfigError, match="worker processes cannot see"):
         check_reach(config)
     with pytest.raises(ConfigError, match="leave workers at 1 and ray-address empty"):
-        check_reach(config.model_copy(update={"ray_address": "local"}))
+        check_reach(config.changed({"ray_address": "local"}))
 
 
 def test_a_notebook_sees_one_line_of_progress_and_a_table(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +151,7 @@ def test_a_notebook_sees_one_line_of_progress_and_a_table(quick: Quick, capsys: 
 
 
 def test_a_federation_is_shown_as_it_is_written() -> None:
-    federation = Federation.from_dataset("trial", sites=3, strategy="fedadam", learning_rate=0.1)
+    federation = Federation.from_dataset("trial", sites=3, strategy="fedadam", training={"learning_rate": 0.1})
     assert eval(repr(federation)) == federation and "dataset=" not in repr(federation)
     assert repr(Federation()) == "Federation.from_dataset('breast-cancer')"
 
@@ -119,6 +163,8 @@ def test_a_module_that_was_loaded_again_is_what_the_next_run_takes(
     sizes = []
     for patients in (300, 400):
         ward.MINE = falls(patients)  # type: ignore[attr-defined]
-        result = Federation.from_dataset("ward_module:MINE", out=str(tmp_path)).run(dp=False, rounds=1, sites=2)
+        result = Federation.from_dataset("ward_module:MINE", out=str(tmp_path)).run(
+            privacy={"dp": False}, rounds=1, sites=2
+        )
         sizes.append(int(result.sites["patients"].sum()))
     assert sizes[1] - sizes[0] > 50, sizes

@@ -14,12 +14,21 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.cli.new import package
 from polyclinic.cli.new_templates import KINDS
+from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
+from polyclinic.messages import TrainRequest
 from polyclinic.plugins import checked, plugins
 from polyclinic.strategies.registry import make_strategy
+from tests.client.test_hospital import STRICT, context, make_hospital, message, model
 
-NAMES = {"strategy": "half-way", "task": "near-means", "dataset": "old-falls", "model": "normed-net"}
+NAMES = {
+    "strategy": "half-way",
+    "task": "near-means",
+    "program": "late-mean",
+    "dataset": "old-falls",
+    "model": "normed-net",
+}
 
 
 def install(folder: Path, site: Path) -> None:
@@ -57,7 +66,7 @@ def test_each_is_found_by_its_name_and_loads(made: Path) -> None:
     assert {(plugin.group, name) for name, plugin in found.items()} == {
         (KINDS[kind].group, name) for kind, name in NAMES.items()
     }
-    assert [plugin.problem for plugin in found.values()] == [""] * 4 and found["half-way"].version == "0.1.0"
+    assert [plugin.problem for plugin in found.values()] == [""] * 5 and found["half-way"].version == "0.1.0"
 
 
 @pytest.mark.slow
@@ -67,7 +76,20 @@ def test_each_passes_its_own_tests_with_a_small_federation(made: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", *NAMES.values()],
         cwd=made, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0 and "10 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "13 passed" in done.stdout, done.stdout
+
+
+def test_a_hospital_loads_a_program_only_where_its_policy_names_it(made: Path, tmp_path: Path) -> None:
+    config = RunConfig.build({"task": "late-mean", "rounds": 2})
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=4.0, public_patients=150.0, learning_rate=0.5)
+    sys.modules.pop("late_mean", None)
+    for policy in ("", 'allowed-tasks = ["late-mean"]\n'):
+        hospital = make_hospital(tmp_path, STRICT + policy)
+        reply = hospital_app(message(request, "train", model()), context(hospital, config))
+        assert reply.has_content() is bool(policy) and ("late_mean" in sys.modules) is bool(policy)
+        if not policy:
+            assert "the policy allows the tasks classification" in reply.error.reason
+            assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
 def test_its_readme_shows_commands_that_there_are(made: Path) -> None:
@@ -76,7 +98,7 @@ def test_its_readme_shows_commands_that_there_are(made: Path) -> None:
         listing, run = (line.split() for line in lines if line.startswith("polyclinic "))
         assert CliRunner().invoke(app, [*listing[1:], "--json"]).exit_code == 0
         flags = dict(zip(run[2::2], run[3::2], strict=True))
-        assert flags.pop("--rounds") == "2" and flags[f"--{kind}"] == name
+        assert flags.pop("--rounds") == "2" and flags["--task" if kind == "program" else f"--{kind}"] == name
         RunConfig.build({key.strip("-"): value for key, value in flags.items() if key != "-c"})
 
 

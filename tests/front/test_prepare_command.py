@@ -48,7 +48,7 @@ def test_a_prepared_schema_is_written_paid_for_and_trained_under(
         ledger = Ledger.read(Path(result["ledger"]), name)
         assert [event["purpose"] for event in ledger.events()] == ["survey"]
         assert site["epsilon"] == pytest.approx(ledger.spent(), rel=0.02) and site["cost"] <= 2
-    trained = quick(rounds=1, schema_file=result["schema"])
+    trained = quick(rounds=1, data={"schema_file": result["schema"]})
     assert Schema.from_toml(trained.path / "schema.toml") == schema
     assert trained.pooled["auroc"] is not None
 
@@ -189,6 +189,6 @@ def test_a_schema_file_written_anew_is_read_anew(tmp_path: Path) -> None:
             name="draft", unit=draft.unit, columns=(wider, *(c for c in draft.columns if c.name != wider.name))
         ).to_toml(file)
         run = Federation.from_dataset(
-            "breast-cancer", out=str(tmp_path), rounds=1, schema_file=str(file), dp=False
+            "breast-cancer", out=str(tmp_path), rounds=1, data={"schema_file": str(file)}, privacy={"dp": False}
         ).run()
         assert Schema.from_toml(run.path / "schema.toml").features[0].bounds == bounds

@@ -117,7 +117,7 @@ def test_queries_of_one_ledger_add_up_and_a_seed_repeats_them(simulated: Callabl
 
 
 def test_a_run_and_queries_share_a_ledger(quick: Callable[..., RunResult]) -> None:
-    ledger = quick(rounds=1, epsilon=1.0).path / "sites" / "ledger.sqlite"
+    ledger = quick(rounds=1, privacy={"epsilon": 1.0}).path / "sites" / "ledger.sqlite"
     asked = ("count", "--dataset", "breast-cancer", "--ledger", str(ledger), "--epsilon", "0.5")
     with pytest.raises(BudgetRefused, match="would spend the budget of 1, and only what it declared is answered"):
         query(*asked)
@@ -132,7 +132,7 @@ def test_a_pure_query_after_a_run_costs_the_part_of_the_budget_that_pure_answers
     quick: Callable[..., RunResult],
 ) -> None:
     """docs/privacy/filter.md: a quarter of epsilon is for the count here, and three quarters are for the run."""
-    ledger = quick(rounds=1, epsilon=1.0).path / "sites" / "ledger.sqlite"
+    ledger = quick(rounds=1, privacy={"epsilon": 1.0}).path / "sites" / "ledger.sqlite"
     result = query("count", "--dataset", "breast-cancer", "--ledger", str(ledger), "--epsilon", "0.5", "--budget", "3")
     assert all(site["epsilon"] == pytest.approx(0.5 / (1 / 4)) for site in result["sites"].values())
 

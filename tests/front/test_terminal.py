@@ -72,7 +72,7 @@ def _said_after(screen: str, words: str) -> list[str]:
 
 
 def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
-    arguments = ["run", "--rounds", "5000", "--out", str(tmp_path), "-c", "checkpoint-every=1000"]
+    arguments = ["run", "--rounds", "5000", "--out", str(tmp_path), "-c", "checkpoints.every=1000"]
     code, screen = _on_a_terminal(arguments, {"3/5000": "SIGINT"})
     assert code == 130 and "Stopping after this round; Ctrl-C again stops at once." in screen
     (folder,) = tmp_path.iterdir()
@@ -97,9 +97,9 @@ def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
         "-c",
-        "local-steps=2000000",
+        "training.local-steps=2000000",
         "-c",
-        "engine=opacus",
+        "training.engine=opacus",
     ]
     code, screen = _on_a_terminal(arguments, {"4 hospitals": "SIGINT", "Stopping after this round": "SIGINT"})
     assert code == 130 and "Stopped." in screen and " 1/2" not in screen
@@ -232,7 +232,7 @@ def test_live_progress_shows_names_as_they_are(
 
 
 def test_no_dp_is_said_to_give_no_guarantee_once(quick: Command) -> None:
-    shown = _shown(quick(dp=False).path, 200)
+    shown = _shown(quick(privacy={"dp": False}).path, 200)
     assert shown.count("formal guarantee") == 1 and "No differential privacy." in shown
 
 

@@ -31,7 +31,7 @@ Run = Callable[..., RunResult]
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
         usual = {
-            "task": "posterior", "columns": "age, male, controlled", "sites": 3, "rounds": 4, "method_options": FLOW,
+            "task": "posterior", "posterior.columns": "age, male, controlled", "sites": 3, "rounds": 4, "posterior.options": FLOW,
         }  # fmt: skip
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**({"pictures": False} | usual | options))
 
@@ -72,14 +72,14 @@ def test_a_patients_vector_is_the_gradient_of_the_expected_log_density_by_the_cl
 
 
 def test_one_hospital_split_in_three_gives_the_same_and_goes_on_the_same(run: Run) -> None:
-    whole, split = (run(dp=False, sites=sites, partitioner="iid") for sites in (1, 3))
+    whole, split = (run(privacy={"dp": False}, sites=sites, partitioner="iid") for sites in (1, 3))
     for name, row in whole.posterior["parameters"].items():
         assert split.posterior["parameters"][name] == pytest.approx(row, rel=1e-6)
-    assert run(dp=False, partitioner="iid").posterior == split.posterior
+    assert run(privacy={"dp": False}, partitioner="iid").posterior == split.posterior
 
 
 def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run: Run) -> None:
-    result = run(epsilon=5.0, method_options="method=flow, draws=4, hidden=4")
+    result = run(privacy={"epsilon": 5.0}, **{"posterior.options": "method=flow, draws=4, hidden=4"})
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 4]
         assert site["epsilon"] == pytest.approx(epsilon(calibrate(result.config).total_event, 1e-3), rel=1e-6)
@@ -92,7 +92,7 @@ def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run:
 
 
 def test_rounds_are_a_hundred_unless_given() -> None:
-    given = {"task": "posterior", "method-options": "method=flow"}
+    given = {"task": "posterior", "posterior.options": "method=flow"}
     assert RunConfig.build(given).rounds == 100 and RunConfig.build(given | {"rounds": 9}).rounds == 9
     assert RunConfig.build({"task": "posterior"}).rounds == 8
     assert RunConfig.from_flower(RunConfig.build(given).flat()) == RunConfig.build(given)
@@ -112,12 +112,12 @@ def test_rounds_are_a_hundred_unless_given() -> None:
 )
 def test_an_option_that_cannot_be_is_named(run: Run, options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        run(method_options=options)
+        run(**{"posterior.options": options})
 
 
 def test_a_real_hospital_refuses_a_bad_question_unpaid(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["posterior"]\n')
-    config = RunConfig.build({"task": "posterior", "method-options": "method=flow, draws=4, hidden=4"})
+    config = RunConfig.build({"task": "posterior", "posterior.options": "method=flow, draws=4, hidden=4"})
     method = FlowSums(
         Logistic(("a", "b", "y")), np.zeros(3), np.full(3, 2.5), flow_settings({"draws": 4, "hidden": 4}, 100)
     )
@@ -127,7 +127,7 @@ def test_a_real_hospital_refuses_a_bad_question_unpaid(tmp_path: Path) -> None:
         request = TrainRequest(
             run="r", site=0, round=1, noise_multiplier=40.0, public_patients=150.0, learning_rate=1.0
         )
-        sent = message(request, "train", {"sum": np.zeros(method.width)})
+        sent = message(request, "train", {})
         sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in (good | wrong).items()})
         return app(sent, context(hospital, config))
 

@@ -58,7 +58,13 @@ def __getattr__(name: str) -> Dataset:
 
 def posterior(seed: int) -> dict[str, Any]:
     config = RunConfig.build(
-        {"task": "posterior", "dataset": f"{__name__}:seed_{seed}", "seed": seed, "epsilon": 2.0, "delta": 1e-4}
+        {
+            "task": "posterior",
+            "dataset": f"{__name__}:seed_{seed}",
+            "seed": seed,
+            "privacy.epsilon": 2.0,
+            "privacy.delta": 1e-4,
+        }
     )
     with tempfile.TemporaryDirectory() as home, Federation._grid(config) as grid:
         outcome = federate(grid, config, "run", Path(home))

@@ -55,7 +55,7 @@ def test_the_wheel_runs_elsewhere(built: Path, tmp_path: Path) -> None:
     where = subprocess.run([python, "-c", "import polyclinic.server as s; print(s.__file__)"], cwd=tmp_path, env=environment,
                            capture_output=True, text=True, check=True).stdout  # fmt: skip
     assert where.startswith(str(site)), where
-    done = subprocess.run([python, "-m", "polyclinic", "run", "--rounds", "1", "-c", "local-steps=1"], cwd=tmp_path,
+    done = subprocess.run([python, "-m", "polyclinic", "run", "--rounds", "1", "-c", "training.local-steps=1"], cwd=tmp_path,
                           env=environment, capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "runs").glob("*/report.html"))

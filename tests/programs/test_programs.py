@@ -32,8 +32,8 @@ SYNTHESIS = {"task": "synthesis", "dataset": "trial"}
 HALVES: dict[str, dict[str, Any]] = {
     "moments": SYNTHESIS,
     "mixture": SYNTHESIS | {"model": "mixture"},
-    "posterior": {"task": "posterior", "dataset": "trial", "columns": "intensive, age, male, controlled"},
-    "gan": SYNTHESIS | {"model": "gan", "rounds": 2, "candidates": 2},
+    "posterior": {"task": "posterior", "dataset": "trial", "posterior.columns": "intensive, age, male, controlled"},
+    "gan": SYNTHESIS | {"model": "gan", "rounds": 2, "synthesis.candidates": 2},
     "maf": SYNTHESIS | {"model": "maf", "rounds": 2},
 }
 
@@ -52,9 +52,10 @@ def begun(name: str) -> tuple[Learning, dict[str, np.ndarray]]:
     return Learning(FedAvg(), half), found.first(SCHEMA)
 
 
-def collected(learning: Learning, sent: dict[str, np.ndarray]) -> Collected:
-    rng = np.random.default_rng(1)
-    mean = {name: value + 0.01 * rng.standard_normal(value.shape) for name, value in sent.items()}
+def collected(name: str, learning: Learning, sent: dict[str, np.ndarray]) -> Collected:
+    """What might come of a round: the model moved a little, or a small sum."""
+    rng, origin = np.random.default_rng(1), program(name).origin(SCHEMA, sent, learning.question(1))
+    mean = {name: value + 0.01 * rng.standard_normal(value.shape) for name, value in origin.items()}
     each = {"7": Reply(mean, 50.0, 0.01), "12": Reply(mean, 30.0, 0.02)} if learning.half.separate else {}
     return Collected({} if each else mean, 0.001, 80.0, each)
 
@@ -77,7 +78,7 @@ def test_a_half_changes_nothing_but_what_it_returns(name: str) -> None:
     half, state = learning.half, learning.state
     before, given = copy.deepcopy(state), copy.deepcopy(sent)
     half.question(1, state)
-    arrived = collected(learning, sent)
+    arrived = collected(name, learning, sent)
     first, following = half.absorb(1, state, sent, arrived)
     again, _ = half.absorb(1, state, sent, arrived)
     np.testing.assert_equal(state, before)
@@ -91,7 +92,7 @@ def test_a_half_changes_nothing_but_what_it_returns(name: str) -> None:
 @pytest.mark.parametrize("name", HALVES)
 def test_a_checkpoint_holds_all_that_was_learned(name: str) -> None:
     learning, sent = begun(name)
-    learning.state, _ = learning.half.absorb(1, learning.state, sent, collected(learning, sent))
+    learning.state, _ = learning.half.absorb(1, learning.state, sent, collected(name, learning, sent))
     other, _ = begun(name)
     restore_strategy(other, strategy_state(learning))
     np.testing.assert_equal(other.state, learning.state)
@@ -110,7 +111,7 @@ def test_a_checkpoint_of_another_half_is_refused() -> None:
 
 def test_shared_noise_is_measured_by_the_threshold_that_was_agreed() -> None:
     """Four hospitals are asked and three must open the sum; the one that is lost early does not make it two."""
-    options = {"secure_aggregation": True, "shared_noise": True, "secure_dropouts": 1, "secure_bits": 28}
+    options = {"secure.aggregation": True, "secure.shared-noise": True, "secure.dropouts": 1, "secure.bits": 28}
     config = RunConfig.build({"task": "synthesis", **options})
     shares = 3 / (3 - 1)  # of three hospitals, of which one may look on
     assert noise_of_mean(config, 2.0, [50.0] * 3, threshold=3) == pytest.approx(2.0 * shares**0.5 / 150, rel=1e-4)
@@ -131,11 +132,11 @@ class OneGivesNoKeys(PassingGrid):
 
 def test_a_run_of_sums_outlives_a_hospital_that_is_lost_before_it_shares_keys(tmp_path: Path) -> None:
     options = {
-        "secure_aggregation": True,
-        "shared_noise": True,
-        "secure_dropouts": 1,
-        "secure_bits": 28,
-        "min_sites": 3,
+        "secure.aggregation": True,
+        "secure.shared-noise": True,
+        "secure.dropouts": 1,
+        "secure.bits": 28,
+        "participation.min-sites": 3,
     }
     config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, **options})
     with Federation._grid(config) as grid:
@@ -155,13 +156,13 @@ def test_an_audit_of_a_classifier_loads_no_records() -> None:
 
 def test_sums_take_no_options_of_the_strategy() -> None:
     with pytest.raises(ConfigError, match="strategy-options"):
-        RunConfig.build(SYNTHESIS | {"strategy-options": "weighted-by-key=train-loss"})
+        RunConfig.build(SYNTHESIS | {"strategy-options": "weighted-by-key=train_loss"})
 
 
 def test_rows_are_drawn_from_the_generators_that_were_chosen() -> None:
     learning, sent = begun("gan")
     for number in (1, 2):
-        learning.state, sent = learning.half.absorb(number, learning.state, sent, collected(learning, sent))
+        learning.state, sent = learning.half.absorb(number, learning.state, sent, collected("gan", learning, sent))
     candidates = learning.half.candidates(learning.state)
     assert [*candidates] == [1, 2]
 

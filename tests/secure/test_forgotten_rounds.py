@@ -30,7 +30,9 @@ from tests.secure.ward import Ward
 
 COUNT = 3
 CONFIG = RunConfig(
-    secure_aggregation=True, local_steps=1, patients_per_site=100, secure_clip_norm=10.0, learning_rate=0.5
+    secure={"aggregation": True, "clip_norm": 10.0},
+    training={"local_steps": 1, "learning_rate": 0.5},
+    privacy={"patients_per_site": 100},
 )
 
 
@@ -100,7 +102,7 @@ def test_fault_41_a_later_round_does_not_make_hospitals_answer_an_earlier_one_ag
 
 @pytest.mark.parametrize("site", range(4))
 def test_fault_41_a_later_round_does_not_make_hospitals_sign_another_outcome(tmp_path: Path, site: int) -> None:
-    ward = Ward(tmp_path, np.ones((4, 5)), secure_dropouts=1)
+    ward = Ward(tmp_path, np.ones((4, 5)), secure={"dropouts": 1})
     later, first = LyingServer(ward, round=3), LyingServer(ward, round=1)
     for server in (later, first):
         server.exchange_keys()

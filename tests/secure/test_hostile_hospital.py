@@ -55,7 +55,7 @@ def test_it_is_left_out_and_the_others_sum(
     tmp_path: Path, phase: str, change: Callable[[Arrays], None], reason: str
 ) -> None:
     vectors = updates(4)
-    ward = OneHostile(tmp_path, vectors, secure_dropouts=1)
+    ward = OneHostile(tmp_path, vectors, secure={"dropouts": 1})
     ward.phase, ward.change = phase, change  # type: ignore[method-assign]
     mean, opened = ward.sum()
     arrived = 4 if phase == SECURE_CONFIRM else 3  # whose update had arrived is in the sum
@@ -75,7 +75,7 @@ def test_a_false_question_beside_a_true_signature_changes_no_sum(tmp_path: Path)
         answer["question"][0] ^= 1
 
     vectors = updates(5)
-    ward = OneHostile(tmp_path, vectors, {(3, "train")}, secure_dropouts=1)
+    ward = OneHostile(tmp_path, vectors, {(3, "train")}, secure={"dropouts": 1})
     ward.phase, ward.change = SECURE_CONFIRM, another_question  # type: ignore[method-assign]
     mean, _ = ward.sum()
     np.testing.assert_allclose(mean, vectors[[0, 1, 2, 4]].mean(axis=0), atol=1e-5)

@@ -52,7 +52,7 @@ class Swapping(Ward):
 
 def ward(folder: Path, known: bool = True, size: int = 20) -> Swapping:
     """Four hospitals; ``known``: each lists the keys of all."""
-    found = Swapping(folder, np.random.default_rng(0).normal(size=(4, size)) / np.sqrt(size), secure_dropouts=1)
+    found = Swapping(folder, np.random.default_rng(0).normal(size=(4, size)) / np.sqrt(size), secure={"dropouts": 1})
     if known:
         found.list_each_other()
     return found
@@ -150,7 +150,7 @@ def test_without_a_list_a_server_with_keys_of_its_own_reads_an_update(tmp_path: 
     request = TrainRequest(run="run", site=0, round=1, secure_parties=[0, 1, 2, 3], secure_signatures=signatures)
     content = RecordDict({"arrays": to_record({"w": np.zeros(20)}), RECORD: request.record()})
     words = from_record(ward_.ask(Message(content, 1, TRAIN, group_id="0"))["arrays"])["masked"]
-    terms = SumTerms(20, ward_.config.secure_clip_norm, ward_.config.secure_bits, 4, 3)
+    terms = SumTerms(20, ward_.config.secure.clip_norm, ward_.config.secure.bits, 4, 3)
     size, word, shares = terms.size, terms.word, {}
     for place, own in seeds.items():
         agreed = secure_sum.agree(secure_sum.private_key(own["sealing"]), bytes(keys["sealing"]), "seal run 1")

@@ -136,13 +136,13 @@ def attack_on(count: int, threshold: int) -> Attack:
 
 @pytest.mark.parametrize(
     ("changes", "threshold"),
-    [({"secure_noise": 0.0}, 3), ({"secure_clip_norm": 1.0}, 3), ({"secure_bits": 20}, 3), ({"seed": 5}, 3), ({}, 4)],
+    [({"secure.noise": 0.0}, 3), ({"secure.clip-norm": 1.0}, 3), ({"secure.bits": 20}, 3), ({"seed": 5}, 3), ({}, 4)],
 )
 def test_fault_41_one_hospital_told_other_terms_is_found_out_before_anything_is_charged(
     tmp_path: Path, changes: dict[str, Any], threshold: int
 ) -> None:
     """Another configuration, or another threshold, for hospital 0: no update leaves for or from it."""
-    lying = server(tmp_path, 4, secure_noise=2.0)
+    lying = server(tmp_path, 4, secure={"noise": 2.0})
     config = lying.ward.config
     lying.exchange_keys()
     for index in range(4):
@@ -158,10 +158,10 @@ def test_fault_41_one_hospital_told_other_terms_is_found_out_before_anything_is_
 
 
 def test_fault_41_a_configuration_that_changes_after_the_terms_were_signed_is_refused(tmp_path: Path) -> None:
-    lying = server(tmp_path, 4, secure_noise=2.0)
+    lying = server(tmp_path, 4, secure={"noise": 2.0})
     lying.exchange_keys()
     assert lying.share(3)
-    lying.ward.config = lying.ward.config.model_copy(update={"secure_noise": 0.0})
+    lying.ward.config = lying.ward.config.changed({"secure.noise": 0.0})
     assert lying.train(0, range(4)) is None and "did not sign" in lying.refused[0]
 
 

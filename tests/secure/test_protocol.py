@@ -45,13 +45,13 @@ def test_the_mean_is_the_plain_one_within_rounding_whoever_drops_out_where(
     vectors = updates(count, size, data.draw(st.integers(0, 99)))
     weights = {f"h{index}": data.draw(st.integers(1, 50)) * 1.0 for index in range(count)}
     with tempfile.TemporaryDirectory() as folder:
-        ward = Ward(Path(folder), vectors, silent, secure_dropouts=tolerated)
+        ward = Ward(Path(folder), vectors, silent, secure={"dropouts": tolerated})
         mean, opened = ward.sum(weights)
     late = {index for index, phase in silent if phase in (SECURE_CONFIRM, SECURE_UNMASK)}
     arrived = [index for index in range(count) if index not in gone or index in late]
     shares = np.array([weights[f"h{index}"] for index in arrived])
     # Each update is rounded by less than a step, relative to the largest weight.
-    step = ward.config.secure_clip_norm / 2**ward.config.secure_bits
+    step = ward.config.secure.clip_norm / 2**ward.config.secure.bits
     error = step * len(arrived) * max(weights.values()) / shares.sum()
     assert np.abs(mean - shares @ vectors[arrived] / shares.sum()).max() <= error
     assert {site.index for site, _ in opened.dropped} == late
@@ -59,7 +59,7 @@ def test_the_mean_is_the_plain_one_within_rounding_whoever_drops_out_where(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_more_drop_outs_than_tolerated_are_refused_in_one_sentence(tmp_path: Path, phase: str) -> None:
-    ward = Ward(tmp_path, updates(5), {(0, phase), (3, phase)}, secure_dropouts=1)
+    ward = Ward(tmp_path, updates(5), {(0, phase), (3, phase)}, secure={"dropouts": 1})
     if phase == TRAIN:
         found = ward.begin()
         exchange = ward.upload(found)
@@ -73,13 +73,13 @@ def test_more_drop_outs_than_tolerated_are_refused_in_one_sentence(tmp_path: Pat
 
 def test_updates_are_clipped_and_infinite_ones_count_as_zero(tmp_path: Path) -> None:
     vectors = np.array([[3.0, 4.0], [0.3, 0.4], [np.inf, 0.0]])
-    mean, _ = Ward(tmp_path, vectors, secure_clip_norm=1.0).sum()
+    mean, _ = Ward(tmp_path, vectors, secure={"clip_norm": 1.0}).sum()
     np.testing.assert_allclose(mean, [0.3, 0.4], atol=1e-6)
 
 
 def test_forty_hospitals_and_thirteen_drop_outs(tmp_path: Path) -> None:
     vectors = updates(40)
-    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(13)}, secure_dropouts=13)
+    ward = Ward(tmp_path, vectors, {(index, TRAIN) for index in range(13)}, secure={"dropouts": 13})
     mean, _ = ward.sum()
     np.testing.assert_allclose(mean, vectors[13:].mean(axis=0), atol=1e-5)
 
@@ -87,7 +87,7 @@ def test_forty_hospitals_and_thirteen_drop_outs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1000.0])
 def test_what_the_server_receives_is_uniform_but_for_the_sum(tmp_path: Path, scale: float) -> None:
     """All that reached the server, with all masks removed that it may remove: only the sum of all is not noise."""
-    ward = Ward(tmp_path, scale * updates(4, 3000), secure_dropouts=1)
+    ward = Ward(tmp_path, scale * updates(4, 3000), secure={"dropouts": 1})
     found = ward.begin()
     exchange = ward.upload(found)
     sent = masked(ward)
@@ -108,7 +108,7 @@ def test_what_the_server_receives_is_uniform_but_for_the_sum(tmp_path: Path, sca
 
 def test_moving_what_one_hospital_sends_to_another_changes_the_opened_sum_in_nothing(tmp_path: Path) -> None:
     """Steps of the grid go from one hospital to another: what is opened is the same to the last bit."""
-    step = RunConfig().secure_clip_norm / 2 ** RunConfig().secure_bits
+    step = RunConfig().secure.clip_norm / 2 ** RunConfig().secure.bits
     base = np.round(updates(4, 500) / step) * step
     moved = base + np.outer([1, -1, 0, 0], np.arange(500) * step)
     one, other = Ward(tmp_path / "one", base), Ward(tmp_path / "other", moved)
@@ -118,7 +118,7 @@ def test_moving_what_one_hospital_sends_to_another_changes_the_opened_sum_in_not
 
 def test_a_dropped_hospitals_update_that_arrives_late_stays_masked(tmp_path: Path) -> None:
     """The server says that hospital 3 dropped out, though it has its update: all that it learns leaves its own mask on."""
-    ward = Ward(tmp_path, updates(4, 3000), secure_dropouts=1)
+    ward = Ward(tmp_path, updates(4, 3000), secure={"dropouts": 1})
     found = ward.begin()
     exchange = ward.upload(found)
     _, late = exchange.replies.pop()
@@ -138,7 +138,7 @@ def test_fault_20_drop_outs_never_leave_less_noise_than_agreed(tmp_path: Path) -
     z, size = 2.0, 250
     for gone in (0, 2, 3):
         silent = {(index, TRAIN) for index in range(gone)}
-        ward = Ward(tmp_path / str(gone), np.zeros((10, size)), silent, secure_dropouts=3, secure_noise=z)
+        ward = Ward(tmp_path / str(gone), np.zeros((10, size)), silent, secure={"dropouts": 3, "noise": z})
         found = ward.begin()
         opened = found.open(ward.upload(found).replies, {"w": np.zeros(size)}, "num-examples")
         total = from_record(opened.reply.content["arrays"])["w"] * (10 - gone) / found.terms.step  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_fault_20_drop_outs_never_leave_less_noise_than_agreed(tmp_path: Path) -
         assert epsilon(found.terms.event(10 - gone), 1e-5) <= 1.12 * epsilon(gaussian_event(agreed), 1e-5)
         assert epsilon(found.terms.event(10 - gone), 1e-5) <= epsilon(found.terms.event(7), 1e-5)
     ward = Ward(
-        tmp_path / "four", np.zeros((10, size)), {(i, TRAIN) for i in range(4)}, secure_dropouts=3, secure_noise=z
+        tmp_path / "four", np.zeros((10, size)), {(i, TRAIN) for i in range(4)}, secure={"dropouts": 3, "noise": z}
     )
     found = ward.begin()
     with pytest.raises(SumRefused, match="fewer than the threshold 7"):
@@ -184,7 +184,7 @@ def changed(message: Any, **arrays: np.ndarray) -> Any:
 
 
 def test_a_server_that_asks_for_both_shares_of_a_hospital_is_refused(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(5), secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(5), secure={"dropouts": 1})
     ward.sum()
     for kind in (SECURE_CONFIRM, SECURE_UNMASK):
         again = ward.ask(asked_of(ward, 0, kind))
@@ -197,13 +197,13 @@ def test_a_server_that_asks_for_both_shares_of_a_hospital_is_refused(tmp_path: P
 @pytest.mark.parametrize("count", range(2, 11))
 def test_a_threshold_of_two_thirds_or_less_is_refused_by_server_and_hospitals(tmp_path: Path, count: int) -> None:
     for threshold in range(1, count + 1):
-        config = RunConfig(secure_aggregation=True, secure_dropouts=count - threshold)
+        config = RunConfig(secure={"aggregation": True, "dropouts": count - threshold})
         if threshold >= 2 and 3 * threshold > 2 * count:
             assert secure_threshold(config, count) == threshold
         else:
             with pytest.raises(ConfigError, match=f"over two thirds, to stay; allowed are at most {(count - 1) // 3}"):
                 secure_threshold(config, count)
-    ward = Recorded(tmp_path, updates(count), {(0, SECURE_SHARES)}, secure_dropouts=(count - 1) // 3)
+    ward = Recorded(tmp_path, updates(count), {(0, SECURE_SHARES)}, secure={"dropouts": (count - 1) // 3})
     with suppress(SumRefused):  # of two or three hospitals all must answer
         ward.begin()
     told = asked_of(ward, 0, SECURE_SHARES)
@@ -220,7 +220,7 @@ def test_one_hospital_alone_has_no_secure_sum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("survivors", [[0, 1], [1, 2, 3], [0, 1, 9], [0, 0, 1, 2], [2, 1, 0]])
 def test_survivors_that_cannot_be_are_refused(tmp_path: Path, survivors: list[int]) -> None:
-    ward = Recorded(tmp_path, updates(5), secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(5), secure={"dropouts": 1})
     found = ward.begin()
     exchange = ward.upload(found)
     ward.silent = {(0, SECURE_CONFIRM)}
@@ -231,7 +231,7 @@ def test_survivors_that_cannot_be_are_refused(tmp_path: Path, survivors: list[in
 
 
 def test_masks_are_for_those_who_shared_their_seeds_and_nobody_else(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(5), {(4, SECURE_SHARES)}, secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(5), {(4, SECURE_SHARES)}, secure={"dropouts": 1})
     found = ward.begin()
     ward.upload(found)
     told = asked_of(ward, 0, TRAIN)
@@ -244,7 +244,7 @@ def test_masks_are_for_those_who_shared_their_seeds_and_nobody_else(tmp_path: Pa
 
 
 def test_keys_that_are_not_its_own_or_twice_the_same_are_refused(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(4), {(0, SECURE_SHARES)}, secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(4), {(0, SECURE_SHARES)}, secure={"dropouts": 1})
     ward.begin()
     told = asked_of(ward, 0, SECURE_SHARES)
     public = from_record(told.content[SECURE])
@@ -256,7 +256,7 @@ def test_keys_that_are_not_its_own_or_twice_the_same_are_refused(tmp_path: Path)
 
 
 def test_a_share_that_was_altered_or_is_anothers_is_refused(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(4), secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(4), secure={"dropouts": 1})
     found = ward.begin()
     exchange = ward.upload(found)
     ward.silent = {(0, SECURE_UNMASK)}
@@ -268,7 +268,7 @@ def test_a_share_that_was_altered_or_is_anothers_is_refused(tmp_path: Path) -> N
 
 
 def test_phases_are_answered_once_and_secrets_are_erased(tmp_path: Path) -> None:
-    ward = Recorded(tmp_path, updates(4), secure_dropouts=1)
+    ward = Recorded(tmp_path, updates(4), secure={"dropouts": 1})
     found = ward.begin()
     secrets = list(tmp_path.rglob("secure-*"))
     assert len(secrets) == 4 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)

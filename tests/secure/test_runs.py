@@ -46,8 +46,8 @@ from tests.client.test_hospital import context, make_hospital, message, model
 from tests.secure.ward import is_uniform
 
 Quick = Callable[..., RunResult]
-SHORT = {"rounds": 2, "local_steps": 2}
-WHOLE = {"dp": False, "standardise": "none"}
+SHORT: dict[str, Any] = {"rounds": 2, "training.local-steps": 2}
+WHOLE = {"privacy.dp": False, "data.standardise": "none"}
 
 
 class Recorder(Grid):
@@ -119,9 +119,9 @@ def assert_close(one: dict[str, np.ndarray], other: dict[str, np.ndarray], atol:
 
 def models(folder: Path, **options: Any) -> tuple[Outcome, Outcome]:
     """The outcomes without and with secure aggregation."""
-    dropouts = options.pop("secure_dropouts", 0)
+    dropouts = options.pop("secure.dropouts", 0)
     _, plain = recorded(folder / "plain", **options)
-    _, secure = recorded(folder / "secure", secure_aggregation=True, secure_dropouts=dropouts, **options)
+    _, secure = recorded(folder / "secure", secure={"aggregation": True, "dropouts": dropouts}, **options)
     return plain, secure
 
 
@@ -129,11 +129,11 @@ def models(folder: Path, **options: Any) -> tuple[Outcome, Outcome]:
     "options",
     [
         {},
-        {"dp": False},
+        {"privacy.dp": False},
         {
             "strategy": "fedadam",
-            "optimizer": "adam",
-            "learning_rate": 0.01,
+            "training.optimizer": "adam",
+            "training.learning-rate": 0.01,
             "dataset": "trial",
             "sites": 3,
             "model": "mlp",
@@ -155,13 +155,15 @@ def test_heart_disease_in_its_four_hospitals(tmp_path: Path, heart_disease: None
 
 @pytest.mark.slow
 def test_workers_change_nothing(quick: Quick) -> None:
-    alone, two = quick(secure_aggregation=True), quick(secure_aggregation=True, workers=2)
+    alone, two = quick(secure={"aggregation": True}), quick(secure={"aggregation": True}, workers=2)
     assert alone.summary["model_sha256"] == two.summary["model_sha256"]
 
 
 def test_all_that_the_server_receives_of_training_is_uniform_words_and_what_it_knew(tmp_path: Path) -> None:
     """Every reply of every exchange, field by field."""
-    grid, outcome = recorded(tmp_path, dataset="trial", sites=3, model="mlp", secure_aggregation=True, dp=False)
+    grid, outcome = recorded(
+        tmp_path, dataset="trial", sites=3, model="mlp", secure={"aggregation": True}, privacy={"dp": False}
+    )
     size = sum(value.size for value in outcome.state.arrays.values())
     assert len(grid.of("train")) == 6
     for reply in grid.of("train"):
@@ -188,9 +190,11 @@ def test_all_that_the_server_receives_of_training_is_uniform_words_and_what_it_k
 @pytest.mark.parametrize("kind", [SECURE_KEYS, SECURE_SHARES, "train"])
 def test_a_tolerated_drop_out_gives_the_plain_runs_model_without_that_hospital(tmp_path: Path, kind: str) -> None:
     # Without momentum, of which a hospital whose reply was lost would have kept some, and one that was not asked none.
-    _, plain = recorded(tmp_path / "plain", [("train", 2, 1), ("train", 3, 2)], momentum=0.0)
+    _, plain = recorded(tmp_path / "plain", [("train", 2, 1), ("train", 3, 2)], training={"momentum": 0.0})
     lost = [(kind, 2, 1), (kind, 3, 2)]
-    _, secure = recorded(tmp_path / "secure", lost, secure_aggregation=True, secure_dropouts=1, momentum=0.0)
+    _, secure = recorded(
+        tmp_path / "secure", lost, secure={"aggregation": True, "dropouts": 1}, training={"momentum": 0.0}
+    )
     assert_close(secure.state.arrays, plain.state.arrays, atol=2e-6)
     assert secure.state.dropouts == plain.state.dropouts
 
@@ -202,13 +206,13 @@ def test_one_drop_out_more_than_tolerated_stops_the_run_in_one_sentence(tmp_path
         PolyclinicError,
         match=r"^Round 1.*: 2 hospitals replied, the secure sum needs 3\. hospital-2, hospital-3: no reply within",
     ):
-        recorded(tmp_path, lost, secure_aggregation=True, secure_dropouts=1)
+        recorded(tmp_path, lost, secure={"aggregation": True, "dropouts": 1})
 
 
 def test_a_simulated_round_with_too_few_changes_no_model_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n1,hospital-2\n1,hospital-3\n")
-    result = quick(availability=str(trace), secure_aggregation=True, secure_dropouts=1)
+    result = quick(simulation={"availability": str(trace)}, secure={"aggregation": True, "dropouts": 1})
     assert result.summary["rounds"] == 2
     assert set(result.sites["rounds_joined"]) == {1}
     (told,) = result.summary["unchanged"]
@@ -223,9 +227,19 @@ def test_a_simulated_round_with_too_few_changes_no_model_and_the_run_goes_on(qui
 def test_a_sum_that_was_not_opened_is_told_with_all_that_was_charged_for_it(tmp_path: Path, noise: float) -> None:
     """Of four masked updates of round 2 the shares that open their sum are lost. With noise the server has charged its sum."""
     lost = [(SECURE_UNMASK, 2, 2), (SECURE_UNMASK, 3, 2)]
-    options: dict[str, Any] = {"secure_aggregation": True, "secure_dropouts": 1, "round_deadline": 1e6, "rounds": 3}
+    options: dict[str, Any] = {
+        "secure.aggregation": True,
+        "secure.dropouts": 1,
+        "simulation.round-deadline": 1e6,
+        "rounds": 3,
+    }
     _, outcome = recorded(
-        tmp_path, lost, dp=not noise, secure_noise=noise, standardise="none" if noise else "public", **options
+        tmp_path,
+        lost,
+        privacy={"dp": not noise},
+        secure={"noise": noise},
+        data={"standardise": "none" if noise else "public"},
+        **options,
     )
     summary = summarise(outcome, tmp_path, tmp_path / "sites")
     (told,) = summary["unchanged"]
@@ -252,7 +266,7 @@ class Dying(FedAvg):
 def died(folder: Path, at: int, **options: Any) -> dict[str, Any]:
     """The options of a run that died in round ``at``, to go on with."""
     Dying.at = at
-    options |= {"secure_aggregation": True, "secure_dropouts": 1, "strategy": f"{__name__}:Dying"}
+    options |= {"secure.aggregation": True, "secure.dropouts": 1, "strategy": f"{__name__}:Dying"}
     with pytest.raises(KeyboardInterrupt):
         recorded(folder, **options)
     return options
@@ -260,8 +274,8 @@ def died(folder: Path, at: int, **options: Any) -> dict[str, Any]:
 
 def test_a_round_that_died_after_its_sum_was_opened_is_run_again_to_the_same_model(tmp_path: Path) -> None:
     """All five phases of round 2 were answered; the server dies before its checkpoint, and asks all again."""
-    _, whole = recorded(tmp_path / "whole", secure_aggregation=True, secure_dropouts=1, optimizer="adam")
-    options = died(tmp_path / "dies", at=2, optimizer="adam")
+    _, whole = recorded(tmp_path / "whole", secure={"aggregation": True, "dropouts": 1}, training={"optimizer": "adam"})
+    options = died(tmp_path / "dies", at=2, training={"optimizer": "adam"})
     _, resumed = recorded(tmp_path / "dies", resume=True, **options)
     assert_close(resumed.state.arrays, whole.state.arrays, atol=0)
     for ledger in Ledger.read_all(tmp_path / "dies" / "sites" / "ledger.sqlite").values():
@@ -279,7 +293,7 @@ def test_a_run_whose_budgets_leave_too_few_for_a_sum_keeps_the_rounds_before(tmp
 
 
 def test_the_same_question_has_the_same_masks_and_another_is_refused_before_it_is_charged(tmp_path: Path) -> None:
-    grid, _ = recorded(tmp_path, secure_aggregation=True, secure_dropouts=1, rounds=1)
+    grid, _ = recorded(tmp_path, secure={"aggregation": True, "dropouts": 1}, rounds=1)
     question = grid.asked("train")[0]
     first = next(m for m in grid.of("train") if m.metadata.src_node_id == question.metadata.dst_node_id)
     before = Ledger.read(tmp_path / "sites" / "ledger.sqlite", "hospital-1").events()
@@ -293,8 +307,8 @@ def test_the_same_question_has_the_same_masks_and_another_is_refused_before_it_i
 
 
 def test_noise_in_the_sum_is_charged_to_whole_hospitals_once_a_round(quick: Quick) -> None:
-    result = quick(secure_aggregation=True, secure_noise=1.0, secure_dropouts=1, secure_clip_norm=0.5, **WHOLE)
-    terms = SumTerms(62, 0.5, result.config.secure_bits, 4, 3, 1.0)
+    result = quick(secure={"aggregation": True, "noise": 1.0, "dropouts": 1, "clip_norm": 0.5}, **WHOLE)
+    terms = SumTerms(62, 0.5, result.config.secure.bits, 4, 3, 1.0)
     central = result.privacy["central"]
     assert central["unit"] == "hospital" and central["noise_multiplier"] == 1.0
     events = Ledger.read(result.path / "server-ledger.sqlite").events()
@@ -307,17 +321,16 @@ def test_noise_in_the_sum_is_charged_to_whole_hospitals_once_a_round(quick: Quic
 @pytest.mark.slow
 def test_the_comparison_is_made_without_secure_sums(quick: Quick, tmp_path: Path) -> None:
     federation = Federation.from_dataset("breast-cancer", out=str(tmp_path))
-    result = federation.run(comparison=True, secure_aggregation=True, secure_dropouts=1, **SHORT)  # type: ignore[arg-type]
+    result = federation.run(comparison=True, secure={"aggregation": True, "dropouts": 1}, **SHORT)
     assert result.summary["comparison"]["alone"]["sites"]["hospital-1"]["auroc"] is not None
 
 
 @pytest.mark.slow
 @pytest.mark.flower
 def test_flower_gives_the_model_of_the_engine_here(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
-    root = str(Path(__file__).resolve().parents[2])
-    keys = ["rounds=2", "local-steps=2", "secure-aggregation=true", "secure-dropouts=1", f'out="{tmp_path}"']
-    summary = as_json("flower", "run", root, *(part for key in keys for part in ("-c", key)))
-    theirs, ours = RunResult.read(summary["run"]), quick(secure_aggregation=True, secure_dropouts=1)
+    keys = ["rounds=2", "training.local-steps=2", "secure.aggregation=true", "secure.dropouts=1", f'out="{tmp_path}"']
+    summary = as_json("flower", "run", *(part for key in keys for part in ("-c", key)))
+    theirs, ours = RunResult.read(summary["run"]), quick(secure={"aggregation": True, "dropouts": 1})
     for name, value in ours.arrays.items():
         np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), atol=2e-6)
     assert theirs.privacy["epsilon"] == pytest.approx(ours.privacy["epsilon"], rel=1e-9)
@@ -327,23 +340,23 @@ def test_flower_gives_the_model_of_the_engine_here(as_json: Callable[..., Any], 
     ("options", "sentence"),
     [
         ({"strategy": "fedmedian"}, "'strategy' has the value 'fedmedian'"),
-        ({"strategy": "scaffold", "momentum": 0.0}, "would leave without masks"),
+        ({"strategy": "scaffold", "training.momentum": 0.0}, "would leave without masks"),
         ({"strategy_options": "weighted-by-key='steps'"}, "weighted by num-examples"),
-        ({"site_sampling": "poisson"}, "set site-sampling to 'fixed'"),
-        ({"secure_dropouts": 2}, "'secure-dropouts' has the value 2, but of 4 hospitals"),
-        ({"sites_per_round": 1}, "'secure-dropouts' has the value 0, but of 1 hospitals"),
-        ({"upload_precision": "half"}, "compressed uploads"),
-        ({"secure_noise": 1.0}, "give patients-per-site a public number"),
-        ({"secure_noise": 1e-9, "secure_bits": 8, **WHOLE}, "too coarse for noise"),
-        ({"central_epsilon": 1.0, **WHOLE}, "give secure-noise"),
-        ({"secure_aggregation": False, "secure_noise": 1.0}, "secure-aggregation is false"),
+        ({"participation.sampling": "poisson"}, "set participation.sampling to 'fixed'"),
+        ({"secure.dropouts": 2}, "'secure.dropouts' has the value 2, but of 4 hospitals"),
+        ({"participation.sites": 1}, "'secure.dropouts' has the value 0, but of 1 hospitals"),
+        ({"upload.precision": "half"}, "compressed uploads"),
+        ({"secure.noise": 1.0}, "give privacy.patients-per-site a public number"),
+        ({"secure.noise": 1e-9, "secure.bits": 8, **WHOLE}, "too coarse for noise"),
+        ({"central.epsilon": 1.0, **WHOLE}, "give secure.noise"),
+        ({"secure.aggregation": False, "secure.noise": 1.0}, "secure.aggregation is false"),
     ],
 )
 def test_what_cannot_be_summed_is_refused_before_anything_is_spent(
     quick: Quick, tmp_path: Path, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        quick(**{"secure_aggregation": True} | options)
+        quick(**{"secure.aggregation": True} | options)
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
@@ -351,8 +364,8 @@ def test_what_cannot_be_summed_is_refused_before_anything_is_spent(
 def test_real_hospitals_sum_from_their_own_homes(tmp_path: Path, known: tuple[str, ...]) -> None:
     """Three hospital files, noise and masks from the system's entropy; asked again, a hospital gives the same words."""
     config = RunConfig(
-        secure_aggregation=True, secure_noise=1.0, standardise="none", patients_per_site=150, rounds=2,
-        local_steps=2, sites=3, min_sites=2, epsilon=2.0,
+        secure={"aggregation": True, "noise": 1.0}, data={"standardise": "none"}, privacy={"patients_per_site": 150,
+        "epsilon": 2.0}, rounds=2, training={"local_steps": 2}, sites=3, participation={"min_sites": 2},
     )  # fmt: skip
     grid = Recorder(LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat()))
     for node, name in enumerate(("east", "north", "west"), start=1):
@@ -384,7 +397,7 @@ def test_a_policy_may_let_updates_leave_in_secure_sums_alone(tmp_path: Path) -> 
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     plain = app(message(request, "train", model()), context(hospital))
     assert plain.has_error() and "secure aggregation only" in str(plain.error.reason)
-    config = RunConfig(local_steps=3, sample_rate=0.2, secure_aggregation=True)
+    config = RunConfig(training={"local_steps": 3, "sample_rate": 0.2}, secure={"aggregation": True})
     alone = app(message(request, "train", model()), context(hospital, config))
     assert alone.has_error() and "no secrets of this round" in str(alone.error.reason)
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
@@ -396,18 +409,18 @@ POOR = 'budget = 2.0\ndelta = 1e-3\nallowed-models = ["logistic"]\n'
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"secure_aggregation": False}, "secure-aggregation at false"),
+        ({"secure.aggregation": False}, "secure.aggregation at false"),
         ({"model": "mlp"}, "the policy allows the models logistic, not 'mlp'"),
         ({"task": "synthesis", "model": "marginals"}, "the policy allows the tasks"),
-        ({"dp": False}, "does not allow training or statistics without privacy"),
-        ({"shared_noise": True, "local_steps": 1}, "does not allow shared noise"),
+        ({"privacy.dp": False}, "does not allow training or statistics without privacy"),
+        ({"secure.shared-noise": True, "training.local-steps": 1}, "does not allow shared noise"),
     ],
 )
 def test_keys_for_a_sum_that_the_policy_refuses_leave_no_file(
     tmp_path: Path, options: dict[str, Any], reason: str
 ) -> None:
     hospital = make_hospital(tmp_path, POOR)
-    config = RunConfig.build({"secure_aggregation": True, "patients_per_site": 100} | options)
+    config = RunConfig.build({"secure.aggregation": True, "privacy.patients-per-site": 100} | options)
     reply = app(message(SecureKeysRequest(run="r", site=0, round=1), SECURE_KEYS), context(hospital, config))
     assert reason in str(reply.error.reason)
     assert not list((tmp_path / "home").glob("*secure-*"))
@@ -415,7 +428,7 @@ def test_keys_for_a_sum_that_the_policy_refuses_leave_no_file(
 
 def test_keys_asked_for_again_and_again_leave_a_bounded_number_of_files(tmp_path: Path) -> None:
     """Runs that never train: a hundred rounds' keys are kept, and forgotten after thirty days; a round that trained stays."""
-    hospital, config = make_hospital(tmp_path, POOR), RunConfig.build({"secure_aggregation": True})
+    hospital, config = make_hospital(tmp_path, POOR), RunConfig.build({"secure.aggregation": True})
     home = tmp_path / "home"
 
     def ask(run: str, round: int = 1) -> Message:

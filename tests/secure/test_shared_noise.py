@@ -19,6 +19,7 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.federation import Federation
 from polyclinic.messages import LOCAL, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
@@ -35,7 +36,7 @@ from tests.client.test_hospital import STRICT, context, make_hospital, message, 
 from tests.secure.test_runs import Quick, recorded
 from tests.secure.ward import Ward
 
-SHARED = {"secure_aggregation": True, "shared_noise": True, "local_steps": 1}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True, "training.local-steps": 1}
 
 
 def terms(**changes: object) -> SumTerms:
@@ -113,7 +114,7 @@ def test_a_model_whose_numbers_drown_a_patients_part_is_refused_before_training(
     sums = np.array([clipped_sum(patients, 2.0**60) for patients in range(150, 350)])
     assert np.linalg.norm(np.diff(sums, axis=0), axis=1).max() > 100
     ward = Ward(tmp_path, np.zeros((3, 8)))
-    ward.config = RunConfig.build(SHARED | {"patients_per_site": 100})
+    ward.config = RunConfig.build(SHARED | {"privacy.patients-per-site": 100})
     begun = ward.begin()
     request = TrainRequest(run="run", site=0, round=1, secure_parties=begun.indices, secure_signatures=begun.signatures)
     call = Call(RecordDict(), ward.hospitals[0], request, ward.config)
@@ -135,15 +136,20 @@ def by_hand(config: RunConfig, rate: float) -> np.ndarray:
         scores = np.exp(x @ model)
         gradients = x[:, :, None] * (scores / scores.sum(1, keepdims=True) - hot)[:, None, :]
         norms = np.sqrt((gradients**2).sum((1, 2)))
-        total = (gradients * np.minimum(1, config.max_grad_norm / norms)[:, None, None]).sum(0)
-        velocity = 0.9 * velocity + rate * total / (config.patients_per_site * len(rows))
+        total = (gradients * np.minimum(1, config.privacy.max_grad_norm / norms)[:, None, None]).sum(0)
+        velocity = 0.9 * velocity + rate * total / (config.privacy.patients_per_site * len(rows))
         model = model - velocity
     return model
 
 
 def test_a_run_is_gradient_descent_on_all_hospitals_patients(tmp_path: Path) -> None:
     """With next to no noise, and with a count of patients that is given, against a few lines of numpy."""
-    options = SHARED | {"epsilon": 1e9, "patients_per_site": 100, "learning_rate": 0.3, "rounds": 4}
+    options = SHARED | {
+        "privacy.epsilon": 1e9,
+        "privacy.patients-per-site": 100,
+        "training.learning-rate": 0.3,
+        "rounds": 4,
+    }
     _, outcome = recorded(tmp_path, **options)
     config = RunConfig.build(options)
     expected = by_hand(config, 0.3)
@@ -153,7 +159,7 @@ def test_a_run_is_gradient_descent_on_all_hospitals_patients(tmp_path: Path) -> 
 
 
 def test_every_hospital_is_charged_for_every_sum_and_keeps_to_its_epsilon(tmp_path: Path) -> None:
-    _, outcome = recorded(tmp_path, **SHARED, rounds=3, epsilon=2.0, patients_per_site=100)
+    _, outcome = recorded(tmp_path, **SHARED, rounds=3, privacy={"epsilon": 2.0, "patients_per_site": 100})
     assert outcome.privacy is not None
     noise = outcome.privacy.noise_multiplier
     ledgers = Ledger.read_all(tmp_path / "sites" / "ledger.sqlite")
@@ -167,17 +173,22 @@ def test_every_hospital_is_charged_for_every_sum_and_keeps_to_its_epsilon(tmp_pa
 def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n1,hospital-2\n1,hospital-3\n1,hospital-4\n")
-    said = quick(**SHARED, availability=str(trace), secure_dropouts=1, patients_per_site=90).summary["notes"]
+    said = quick(
+        **SHARED,
+        simulation={"availability": str(trace)},
+        secure={"dropouts": 1},
+        privacy={"patients_per_site": 90},
+    ).summary["notes"]
     assert said[0].endswith("in everything that the server learned: each round's sum of updates.")
     assert "as long as the other hospitals add their shares" in said[1]
     assert said[-1].startswith("Round 1: 1 hospital replied") and said[-1].endswith(
         "1 hospital charged its ledger for it."
     )
-    assert not any("shares" in note for note in quick(rounds=1, patients_per_site=90).summary["notes"])
+    assert not any("shares" in note for note in quick(rounds=1, privacy={"patients_per_site": 90}).summary["notes"])
 
 
 def test_where_all_hospitals_know_each_other_epsilon_does_not_count_on_the_server(tmp_path: Path) -> None:
-    _, outcome = recorded(tmp_path, **SHARED, rounds=1, patients_per_site=100)
+    _, outcome = recorded(tmp_path, **SHARED, rounds=1, privacy={"patients_per_site": 100})
     assert "and the server keeps to the protocol" in notes(outcome, [], None)[1]
     for knowing in (3, 4):
         sites = [replace(site, knows_others=site.index < knowing) for site in outcome.sites]
@@ -186,25 +197,28 @@ def test_where_all_hospitals_know_each_other_epsilon_does_not_count_on_the_serve
         assert "as long as the other hospitals add their shares" in said
 
 
-@pytest.mark.parametrize(("options", "wholes"), [(SHARED, 4 / 3), ({"momentum": 0.0, "local_steps": 1}, 4)])
+@pytest.mark.parametrize(
+    ("options", "wholes"), [(SHARED, 4 / 3), ({"training.momentum": 0.0, "training.local-steps": 1}, 4)]
+)
 def test_four_hospitals_shares_are_a_third_more_than_one_noise_and_not_four(
     tmp_path: Path, options: dict[str, object], wholes: float
 ) -> None:
     """Three shares make the whole. The model begins at zero, and at such an epsilon its first step is noise."""
-    known = {"rounds": 1, "patients_per_site": 100, "learning_rate": 1.0, "epsilon": 0.01}
+    known = {"rounds": 1, "privacy.patients-per-site": 100, "training.learning-rate": 1.0, "privacy.epsilon": 0.01}
     _, outcome = recorded(tmp_path, **known | options)
     assert outcome.privacy is not None
     step = np.concatenate([value.ravel() for value in outcome.state.arrays.values()])
-    scale = outcome.privacy.noise_multiplier * outcome.config.max_grad_norm
+    scale = outcome.privacy.noise_multiplier * outcome.config.privacy.max_grad_norm
     assert step.std() * 400 / scale == pytest.approx(math.sqrt(wholes), rel=0.25)
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"secure_aggregation": False}, "secure-aggregation"), ({"local_steps": 2}, "local-steps"),
-        ({"momentum": 0.5}, "momentum"), ({"sample_rate": 0.5}, "sample-rate"), ({"overlap": 2}, "overlap"),
-        ({"strategy": "ditto"}, "ditto"), ({"dp": False}, "dp"), ({"optimizer": "adam"}, "optimizer"),
+        ({"secure.aggregation": False}, "secure.aggregation"), ({"local_steps": 2}, "training.local-steps"),
+        ({"training.momentum": 0.5}, "momentum"), ({"sample_rate": 0.5}, "training.sample-rate"),
+        ({"privacy.overlap": 2}, "overlap"),
+        ({"privacy.dp": False}, "dp"), ({"training.optimizer": "adam"}, "optimizer"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused_by_name(options: dict[str, object], named: str) -> None:
@@ -212,8 +226,13 @@ def test_what_does_not_go_with_it_is_refused_by_name(options: dict[str, object],
         RunConfig.build(SHARED | options)
 
 
+def test_a_strategy_that_changes_hospitals_steps_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match="they give one sum and take no step"):
+        Federation(RunConfig.build(SHARED | {"strategy": "ditto"})).run()
+
+
 def test_a_real_hospital_takes_part_only_where_its_policy_says_so(tmp_path: Path) -> None:
-    config = RunConfig.build(SHARED | {"delta": 1e-4, "patients_per_site": 100})
+    config = RunConfig.build(SHARED | {"privacy.delta": 1e-4, "privacy.patients-per-site": 100})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=9.0, public_patients=100.0, learning_rate=0.5)
     for policy, named in (
         (STRICT, "allow-shared-noise"),
@@ -226,7 +245,7 @@ def test_a_real_hospital_takes_part_only_where_its_policy_says_so(tmp_path: Path
 
 def test_what_would_stay_at_a_hospital_without_noise_is_refused(tmp_path: Path) -> None:
     """A server that names a local array would have the next round's gradients depend on one that nobody noised."""
-    config = RunConfig.build(SHARED | {"delta": 1e-4, "patients_per_site": 100})
+    config = RunConfig.build(SHARED | {"privacy.delta": 1e-4, "privacy.patients-per-site": 100})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=9.0, public_patients=100.0, learning_rate=0.5)
     hospital = make_hospital(tmp_path, STRICT + "allow-shared-noise = true\n")
     asked = message(request, "train", model())

@@ -67,7 +67,9 @@ class Ward(Grid):
         self, folder: Path, updates: np.ndarray, silent: Iterable[tuple[int, str]] = (), **options: Any
     ) -> None:
         LocalGrid(AppReference("polyclinic.client_app"), 1, {})  # gives messages of this process a sender
-        self.config = RunConfig(secure_aggregation=True, standardise="none", dp=False, **options)
+        self.config = RunConfig.build(
+            {"secure.aggregation": True, "data.standardise": "none", "privacy.dp": False}, options
+        )
         self.updates = updates
         self.silent = set(silent)
         self.received: list[Message] = []

@@ -94,9 +94,9 @@ def test_fault_38_an_update_that_was_charged_and_never_arrived_is_in_the_stateme
 
 
 def test_fault_38_what_a_ledger_held_before_the_run_is_counted_with_what_was_lost(hospitals: Path) -> None:
-    run(hospitals, lambda kind, turn, content: content, epsilon=1.0)
+    run(hospitals, lambda kind, turn, content: content, privacy={"epsilon": 1.0})
     before = spent(hospitals, "north")
-    summary = run(hospitals, loses("train", 2), epsilon=1.0)
+    summary = run(hospitals, loses("train", 2), privacy={"epsilon": 1.0})
     own = spent(hospitals, "north")
     assert own > 1.2 * before
     assert summary["statement"]["sites"]["north"]["epsilon"] == pytest.approx(own, rel=1e-9)
@@ -108,7 +108,7 @@ def test_fault_38_a_reply_of_no_use_counts_by_what_it_says_of_the_ledger(hospita
             content.pop("metrics")
         return content
 
-    summary = run(hospitals, change, **{"evaluate-every": 2})
+    summary = run(hospitals, change, **{"evaluation.every": 2})
     assert "carries no MetricRecord" in summary["dropouts"][0]["reason"]
     site = summary["statement"]["sites"]["north"]
     assert site["said"] >= spent(hospitals, "north") * (1 - 1e-9)
@@ -121,7 +121,7 @@ def test_fault_38_one_that_never_says_anything_is_counted_by_what_it_was_asked(h
             content.pop(RECORD)
         return content
 
-    summary = run(hospitals, mute, **{"patients-per-site": 100, "standardise": "none"})
+    summary = run(hospitals, mute, **{"privacy.patients-per-site": 100, "data.standardise": "none"})
     own, site = spent(hospitals, "north"), summary["statement"]["sites"]["north"]
     assert site["said"] is None and site["epsilon"] == pytest.approx(own, rel=1e-9)
     assert any(note.startswith("north said nothing of its ledger") for note in summary["notes"])
@@ -139,7 +139,7 @@ def test_fault_38_charges_in_no_plan_do_not_make_epsilon_smaller(hospitals: Path
             content[RECORD] = ConfigRecord({**told, "epsilon": 0.001, "charged": json.dumps(blocks)})
         return content
 
-    summary = run(hospitals, change, **{"sample-rate": 0.2})
+    summary = run(hospitals, change, **{"training.sample-rate": 0.2})
     own = spent(hospitals, "north")
     assert summary["privacy"]["epsilon"] >= own * (1 - 1e-9) > 0.5
     assert summary["statement"]["sites"]["north"]["epsilon"] >= own * (1 - 1e-9)
@@ -156,9 +156,11 @@ def test_a_hospital_that_refuses_was_not_charged(hospitals: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [
-    {}, {"standardise": "measured"}, {"patients-per-site": 100, "standardise": "none"},
-    {"batching": "cyclic", "sample-rate": 0.5, "noise": "banded"}, {"strategy": "scaffold", "sample-rate": 1.0},
-    {"strategy": "ditto"}, {"secure-aggregation": True}, {"task": "output-perturbation", "rounds": 1, "weight-decay": 0.1},
+    {}, {"data.standardise": "measured"}, {"privacy.patients-per-site": 100, "data.standardise": "none"},
+    {"training.batching": "cyclic", "training.sample-rate": 0.5, "training.noise": "banded"}, {"strategy": "scaffold",
+    "training.sample-rate": 1.0},
+    {"strategy": "ditto"}, {"secure.aggregation": True}, {"task": "output-perturbation", "rounds": 1,
+    "training.weight-decay": 0.1},
 ])  # fmt: skip
 def test_an_honest_hospital_is_never_doubted_and_nothing_is_added_to_its_word(
     hospitals: Path, keys: dict[str, Any]
@@ -184,7 +186,7 @@ def accounts_of(summary: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("word", [float("inf"), float("nan"), -1.0])
 def test_fault_42_an_epsilon_that_is_none_makes_no_reply_and_no_false_report(hospitals: Path, word: float) -> None:
-    summary = run(hospitals, says(epsilon=word), **{"patients-per-site": 100, "standardise": "none"})
+    summary = run(hospitals, says(epsilon=word), **{"privacy.patients-per-site": 100, "data.standardise": "none"})
     reasons = {drop["reason"] for drop in summary["dropouts"] if drop["site"] == "north"}
     assert len(reasons) == 1 and "must be a finite number of at least 0" in reasons.pop()
     assert 0 < summary["privacy"]["epsilon"] <= 2.0

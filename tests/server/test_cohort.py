@@ -28,19 +28,19 @@ def cohorts(rounds: int = 29, **options: object) -> list[list[int]]:
 
 
 def test_cohorts_follow_the_seed_and_have_the_size_asked_for() -> None:
-    drawn = cohorts(fraction_train=0.29)
-    assert all(len(cohort) == 3 for cohort in drawn) and drawn == cohorts(fraction_train=0.29)
-    assert drawn != cohorts(fraction_train=0.29, seed=1)
+    drawn = cohorts(participation={"fraction": 0.29})
+    assert all(len(cohort) == 3 for cohort in drawn) and drawn == cohorts(participation={"fraction": 0.29})
+    assert drawn != cohorts(participation={"fraction": 0.29}, seed=1)
     assert {index for cohort in drawn for index in cohort} == set(range(10))
 
 
 def test_a_fixed_number_of_hospitals() -> None:
-    assert {len(cohort) for cohort in cohorts(sites_per_round=4)} == {4}
+    assert {len(cohort) for cohort in cohorts(participation={"sites": 4})} == {4}
     assert cohorts() == [list(range(10))] * 29
 
 
 def test_poisson_cohorts_take_each_hospital_on_its_own() -> None:
-    drawn = cohorts(rounds=600, site_sampling="poisson", fraction_train=0.2)
+    drawn = cohorts(rounds=600, participation={"sampling": "poisson", "fraction": 0.2})
     sizes = Counter(len(cohort) for cohort in drawn)
     assert 0 in sizes and len(sizes) > 4
     share = sum(len(cohort) for cohort in drawn) / 6000
@@ -49,7 +49,7 @@ def test_poisson_cohorts_take_each_hospital_on_its_own() -> None:
 
 @pytest.mark.parametrize("separation", [2, 3, 5])
 def test_a_hospitals_turns_are_apart(separation: int) -> None:
-    drawn = cohorts(sites_per_round=2, min_separation=separation)
+    drawn = cohorts(participation={"sites": 2, "min_separation": separation})
     assert all(len(cohort) == 2 for cohort in drawn)
     for index in range(10):
         turns = [number for number, cohort in enumerate(drawn) if index in cohort]
@@ -59,8 +59,11 @@ def test_a_hospitals_turns_are_apart(separation: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sites_per_round": 11}, "'sites-per-round' has the value 11, but 10 hospitals"),
-        ({"sites_per_round": 4, "min_separation": 3}, "'min-separation' has the value 3.*at most 2"),
+        ({"participation.sites": 11}, "'participation.sites' has the value 11, but 10 hospitals"),
+        (
+            {"participation.sites": 4, "participation.min-separation": 3},
+            "'participation.min-separation' has the value 3.*at most 2",
+        ),
     ],
 )
 def test_cohorts_that_cannot_be_had_are_refused(options: dict[str, object], words: str) -> None:
@@ -70,5 +73,7 @@ def test_cohorts_that_cannot_be_had_are_refused(options: dict[str, object], word
 
 def test_fault_09_sampling_hospitals_buys_no_privacy() -> None:
     """The server sees who took part, so a small cohort must not lower the noise."""
-    few, all_of_them = (calibrate(Federation().with_options(fraction_train=share).config) for share in (0.25, 1.0))
+    few, all_of_them = (
+        calibrate(Federation().with_options(participation={"fraction": share}).config) for share in (0.25, 1.0)
+    )
     assert few.noise_multiplier == all_of_them.noise_multiplier

@@ -37,7 +37,7 @@ def test_fault_43_a_refusing_hospital_is_named_at_the_coordinator_and_is_asked_f
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
     grid = Hospitals(hospitals, config, lambda done: set(NAMES))
     _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False), progress=_Logged())
-    reason = "local-steps 2 is above the policy's most-local-steps 1."
+    reason = "training.local-steps 2 is above the policy's most-local-steps 1."
     assert [(drop["round"], drop["site"], drop["reason"]) for drop in summary["dropouts"]] == [(0, "west", reason)]
     assert {kind for name, kind in grid.asked if name == "west"} == {ENROL}
     assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
@@ -146,9 +146,9 @@ def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_on
             OwnRecords.read.cache_clear()
         return set(NAMES)
 
-    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "min-sites": 2})
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "participation.min-sites": 2})
     with pytest.raises(
-        PolyclinicError, match=r"^Round 4: 1 hospital replied, min-sites is 2\. south, west: refused: the"
+        PolyclinicError, match=r"^Round 4: 1 hospital replied, participation.min-sites is 2\. south, west: refused: the"
     ):
         coordinate(
             Hospitals(hospitals, config, here), config, RunFolder.create(config, pictures=False), progress=_Logged()

@@ -21,6 +21,7 @@ from polyclinic.strategies.state import restore_strategy, strategy_state
 
 Quick = Callable[..., RunResult]
 ROWS = [{"round": number, "site": "a", "loss": number / 3, "auroc": None} for number in range(5)]
+MEASURED = [{"round": 1, "train": {"spread": 0.5}}]
 DROPOUTS = [{"round": 1, "site": "b\u2028", "reason": "no\nreply"}]
 
 
@@ -48,13 +49,13 @@ def same_rounds(one: RunResult, other: RunResult, but: tuple[str, ...] = ("secon
 
 def test_what_was_added_comes_back_and_the_rest_is_cut_off(tmp_path: Path) -> None:
     history = History.begin(tmp_path / "h")
-    first = history.add(ROWS[:2], [])
-    second = history.add(ROWS[:3], DROPOUTS)
-    history.add(ROWS, DROPOUTS)
-    for extent, rows, dropouts in ((second, ROWS[:3], DROPOUTS), (first, ROWS[:2], [])):
-        resumed, *found = History.resume(tmp_path / "h", extent)
-        assert found == [rows, dropouts] and (tmp_path / "h").stat().st_size == extent.size
-    assert resumed.add(ROWS[:3], DROPOUTS) == second
+    first = history.add({"row": ROWS[:2]})
+    second = history.add(some := {"row": ROWS[:3], "strategy": MEASURED, "dropout": DROPOUTS})
+    history.add(some | {"row": ROWS})
+    for extent, kept in ((second, some), (first, {"row": ROWS[:2], "strategy": [], "dropout": []})):
+        resumed, found = History.resume(tmp_path / "h", extent)
+        assert found == kept and (tmp_path / "h").stat().st_size == extent.size
+    assert resumed.add(some) == second
 
 
 def test_ctrl_c_after_the_last_question_still_leaves_a_checkpoint_of_the_round(quick: Quick, tmp_path: Path) -> None:
@@ -70,23 +71,23 @@ def test_ctrl_c_after_the_last_question_still_leaves_a_checkpoint_of_the_round(q
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quick(progress=Interrupted(), out=str(tmp_path), rounds=5, checkpoint_every=5)
+        quick(progress=Interrupted(), out=str(tmp_path), rounds=5, checkpoints={"every": 5})
     (folder,) = tmp_path.iterdir()
     assert load_checkpoint(folder / "checkpoint.safetensors")[0].round == 2
 
 
 def test_only_what_is_new_is_written(tmp_path: Path) -> None:
     history = History.begin(tmp_path / "h")
-    before = history.add(ROWS * 200, [])
+    before = history.add({"row": ROWS * 200})
     (tmp_path / "h").write_bytes(b"")
-    after = history.add([*ROWS * 200, ROWS[0]], [])
+    after = history.add({"row": [*ROWS * 200, ROWS[0]]})
     assert (tmp_path / "h").read_text() == json.dumps({"row": ROWS[0]}) + "\n"
     assert after.size - before.size == (tmp_path / "h").stat().st_size
 
 
 @pytest.mark.parametrize("content", [None, b"", b"torn", b"\xff" * 400])
 def test_a_history_that_is_not_what_was_written_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
-    extent = History.begin(tmp_path / "h").add(ROWS, [])
+    extent = History.begin(tmp_path / "h").add({"row": ROWS})
     (tmp_path / "h").unlink() if content is None else (tmp_path / "h").write_bytes(content)
     with pytest.raises(DataError, match=r"^\S*h does not hold the rounds .*restore it before the run goes on\.$"):
         History.resume(tmp_path / "h", extent)
@@ -100,7 +101,12 @@ def test_checkpoints_do_not_grow_with_the_rounds(quick: Quick) -> None:
 def test_a_stopped_runs_rounds_and_dropouts_come_back(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n1,hospital-2\n3,hospital-3\n4,hospital-3\n")
-    options = {"rounds": 4, "availability": str(trace), "optimizer": "adam", "learning_rate": 0.05}
+    options = {
+        "rounds": 4,
+        "simulation.availability": str(trace),
+        "training.optimizer": "adam",
+        "training.learning-rate": 0.05,
+    }
     whole = quick(out=str(tmp_path / "whole"), **options)
     folder = stopped(quick, tmp_path / "stopped", 3, **options)
     with (folder / "history.jsonl").open("a") as history:
@@ -114,10 +120,10 @@ def test_a_stopped_runs_rounds_and_dropouts_come_back(quick: Quick, tmp_path: Pa
 def test_an_older_checkpoint_that_was_kept_can_be_resumed_from(quick: Quick, tmp_path: Path, every: int) -> None:
     options = {
         "rounds": 5,
-        "optimizer": "adam",
-        "learning_rate": 0.05,
-        "checkpoints_kept": 3,
-        "checkpoint_every": every,
+        "training.optimizer": "adam",
+        "training.learning-rate": 0.05,
+        "checkpoints.kept": 3,
+        "checkpoints.every": every,
     }
     whole = quick(out=str(tmp_path / "whole"), **options)
     folder = stopped(quick, tmp_path / "stopped", 4, **options)
@@ -146,14 +152,20 @@ def test_a_run_without_its_history_does_not_go_on(quick: Quick, tmp_path: Path, 
 
 @pytest.mark.parametrize("damage", [None, 20])
 def test_a_site_that_lost_what_it_kept_stops_the_resume(quick: Quick, tmp_path: Path, damage: int | None) -> None:
-    folder = stopped(quick, tmp_path / "stopped", 2, rounds=4, optimizer="adam", learning_rate=0.05)
+    folder = stopped(
+        quick,
+        tmp_path / "stopped",
+        2,
+        rounds=4,
+        training={"optimizer": "adam", "learning_rate": 0.05},
+    )
     (kept,) = (folder / "sites" / "hospital-2").glob("optimizer-*-000002.safetensors")
     content = kept.read_bytes()
     kept.unlink() if damage is None else kept.write_bytes(content[:damage])
     with pytest.raises(DataError, match="what 'hospital-2' kept after round 2, is missing or damaged; restore it"):
         Federation.resume(folder)
     kept.write_bytes(content)
-    whole = quick(out=str(tmp_path / "whole"), rounds=4, optimizer="adam", learning_rate=0.05)
+    whole = quick(out=str(tmp_path / "whole"), rounds=4, training={"optimizer": "adam", "learning_rate": 0.05})
     assert Federation.resume(folder).summary["model_sha256"] == whole.summary["model_sha256"]
 
 
@@ -179,7 +191,7 @@ class Remembering(FedAvg):
 
 
 def test_a_strategys_state_comes_back_whatever_its_shape(quick: Quick, tmp_path: Path) -> None:
-    options = {"rounds": 4, "strategy": f"{__name__}:Remembering", "dp": False}
+    options = {"rounds": 4, "strategy": f"{__name__}:Remembering", "privacy.dp": False}
     whole = quick(out=str(tmp_path / "whole"), **options)
     folder = stopped(quick, tmp_path / "stopped", 2, **options)
     assert Federation.resume(folder).summary["model_sha256"] == whole.summary["model_sha256"]

@@ -119,7 +119,7 @@ def test_a_name_that_is_a_formula_is_text_in_the_table_for_people(hospitals: Pat
 
 @pytest.mark.parametrize("name", ["simulated", "a long name", "an error"])
 def test_the_run_goes_on_with_the_others_and_says_why(hospitals: Path, name: str) -> None:
-    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2, "min-sites": 2})
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2, "participation.min-sites": 2})
     grid = Lying(hospitals, config, lambda done: set(NAMES))
     grid.lie, words = LIES[name]
     _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))

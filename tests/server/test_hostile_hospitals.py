@@ -105,7 +105,7 @@ def run(tmp_path: Path, *liars: Callable[[RecordDict], None], **options: object)
     lies.clear()
     lies.update(enumerate(liars, 2))
     sites = max(4, len(liars) + 1)
-    given = {"rounds": 1, "local-steps": 2, "out": str(tmp_path), "sites": sites, **options}
+    given = {"rounds": 1, "training.local-steps": 2, "out": str(tmp_path), "sites": sites, **options}
     config = RunConfig.build(given)
     grid = Wire(AppReference(__name__, "hostile"), sites, config.flat())
     outcome, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
@@ -126,7 +126,9 @@ def test_a_reply_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path, stra
     """All of them in one run; in the order of means, of each model by itself, and with control variates beside the models."""
     # Without privacy nobody counts patients before the first round, and what a hospital says of them is believed.
     words = [words for words in LIES if words != "1e+12 examples" or strategy != "scaffold"]
-    arrays, dropouts = run(tmp_path, *(LIES[one] for one in words), strategy=strategy, dp=strategy != "scaffold")
+    arrays, dropouts = run(
+        tmp_path, *(LIES[one] for one in words), strategy=strategy, privacy={"dp": strategy != "scaffold"}
+    )
     check_left_out(dropouts, words, 1)
     assert all(np.isfinite(value).all() for value in arrays.values())
 
@@ -160,7 +162,7 @@ COUNTS: dict[str, Callable[[RecordDict], None]] = {
 
 def test_so_is_a_count_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(at, "now", STATISTICS)
-    _, dropouts = run(tmp_path, *COUNTS.values(), dp=False, standardise="measured")
+    _, dropouts = run(tmp_path, *COUNTS.values(), privacy={"dp": False}, data={"standardise": "measured"})
     check_left_out(dropouts, list(COUNTS), 0)
 
 

@@ -22,7 +22,13 @@ from tests.server.test_history import StopsAfter
 
 NAMES = ("north", "south", "west")
 POLICY = 'budget = 3.0\ndelta = 1e-4\nsmallest-shard = 20\nallowed-tasks = ["classification", "statistics"]\n'
-KEYS = {"min-sites": 1, "rounds": 4, "local-steps": 2, "epsilon": 2.0, "delta": 1e-4}
+KEYS = {
+    "participation.min-sites": 1,
+    "rounds": 4,
+    "training.local-steps": 2,
+    "privacy.epsilon": 2.0,
+    "privacy.delta": 1e-4,
+}
 Here = Callable[[int], set[str]]
 
 
@@ -191,7 +197,8 @@ def test_one_that_joined_and_left_in_a_round_that_was_lost_is_in_the_statement(h
 
 
 @pytest.mark.parametrize(
-    "keys", [{"strategy": "scaffold"}, {"central-epsilon": 50.0, "central-delta": 0.01, "patients-per-site": 150}]
+    "keys",
+    [{"strategy": "scaffold"}, {"central.epsilon": 50.0, "central.delta": 0.01, "privacy.patients-per-site": 150}],
 )
 def test_where_the_sum_counts_on_who_takes_part_nobody_joins(hospitals: Path, keys: dict[str, Any]) -> None:
     _, summary, grid = run(hospitals, lambda done: set(NAMES) if done else set(NAMES[:2]), **keys)
@@ -207,7 +214,7 @@ def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(ho
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     # North is away until one more round is done.
     grid = Hospitals(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[1:]))
-    resumed = RunFolder.to_resume(config.model_copy(update={"resume": folder.name}))
+    resumed = RunFolder.to_resume(config.changed({"resume": folder.name}))
     outcome, summary = coordinate(grid, config, resumed, resume=True)
     told = summary["metrics"]["sites"]
     assert [site.name for site in outcome.sites] == list(NAMES)
@@ -233,11 +240,11 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     folder = RunFolder.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
-    asked = config.model_copy(update={"resume": folder.name})
+    asked = config.changed({"resume": folder.name})
     with pytest.raises(ConfigError, match=r"'rounds' has the value 9, but the run .* was begun with 4"):
         RunFolder.to_resume(asked.model_copy(update={"rounds": 9}))
     with pytest.raises(ConfigError, match="not a run's folder"):
-        RunFolder.to_resume(config.model_copy(update={"resume": "elsewhere"}))
+        RunFolder.to_resume(config.changed({"resume": "elsewhere"}))
     with folder.held(), pytest.raises(ConfigError, match="by another process"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
     simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())

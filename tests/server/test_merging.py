@@ -53,7 +53,8 @@ def reply(models: dict[str, np.ndarray] | None, weight: float, **told: Any) -> M
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"upload": "difference", "upload_precision": "int8"}, {"upload": "difference", "upload_share": 0.1}]
+    "options",
+    [{}, {"upload.form": "difference", "upload.precision": "int8"}, {"upload.form": "difference", "upload.share": 0.1}],
 )
 def test_a_declared_strategy_sees_one_mean_and_another_sees_every_model(quick: Quick, options: dict[str, Any]) -> None:
     SEEN.clear()
@@ -80,7 +81,7 @@ def test_a_stack_too_large_for_memory_is_trained_in_parts(quick: Quick, monkeypa
 
 
 def test_a_model_that_is_not_finite_drops_its_site_alone(quick: Quick) -> None:
-    result = quick(strategy=f"{__name__}:Exploding", rounds=1, dp=False)
+    result = quick(strategy=f"{__name__}:Exploding", rounds=1, privacy={"dp": False})
     assert [drop["site"] for drop in result.summary["dropouts"]] == ["hospital-4"]
     assert "not finite" in result.summary["dropouts"][0]["reason"]
     assert all(np.isfinite(value.numpy()).all() for value in result.arrays.values())

@@ -24,7 +24,7 @@ def accounts(result: RunResult) -> dict[str, Ledger]:
 
 
 def test_a_simulation_has_exact_metrics_unless_it_asks_for_private_or_none(quick: Quick) -> None:
-    exact, private, none = (quick(metrics=metrics).summary for metrics in ("exact", "private", "none"))
+    exact, private, none = (quick(evaluation={"metrics": metrics}).summary for metrics in ("exact", "private", "none"))
     assert exact["model_sha256"] == private["model_sha256"] == none["model_sha256"]
     assert exact["private_metrics"] is None and none["private_metrics"] is None
     assert exact["metrics"]["pooled"]["auroc"] == pytest.approx(private["metrics"]["pooled"]["auroc"], abs=0.2)
@@ -37,7 +37,7 @@ def test_a_simulation_has_exact_metrics_unless_it_asks_for_private_or_none(quick
 
 
 def test_planned_evaluations_share_the_epsilon(quick: Quick) -> None:
-    once, twice = quick(metrics="private"), quick(metrics="private", private_evaluations=2)
+    once, twice = quick(evaluation={"metrics": "private"}), quick(evaluation={"metrics": "private", "releases": 2})
     for result, releases in ((once, 1), (twice, 2)):
         assert all(len(ledger.events()) == releases and ledger.spent() <= 1.0 for ledger in accounts(result).values())
     less, more = (next(iter(r.summary["private_metrics"]["sites"].values()))["deviation"] for r in (once, twice))
@@ -45,7 +45,7 @@ def test_planned_evaluations_share_the_epsilon(quick: Quick) -> None:
 
 
 def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Quick) -> None:
-    result = quick(metrics="private")
+    result = quick(evaluation={"metrics": "private"})
     page = (Path(result.summary["run"]) / "report.html").read_text(encoding="utf-8")
     assert "Private metrics" in page and "±" in page and "an account of their own" in page
     # Epsilon and risk at the top are of patients trained on; held-out patients paid for the metrics, of which none is exact.
@@ -82,13 +82,13 @@ def first_hospital_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_counts_cost_at_least_what_their_noise_says(quick: Quick, first_hospital_says: Callable[..., None]) -> None:
-    honest = quick(metrics="private").summary["private_metrics"]["sites"]
+    honest = quick(evaluation={"metrics": "private"}).summary["private_metrics"]["sites"]
     name = next(iter(honest))
     first_hospital_says(held_out_epsilon=0.001)
-    understated = quick(metrics="private").summary["private_metrics"]["sites"][name]
+    understated = quick(evaluation={"metrics": "private"}).summary["private_metrics"]["sites"][name]
     assert understated["epsilon"] == pytest.approx(honest[name]["epsilon"], rel=1e-3) and honest[name]["epsilon"] > 0.9
     first_hospital_says(held_out_epsilon=0.001, deviation=honest[name]["deviation"] / 2)
-    assert quick(metrics="private").summary["private_metrics"]["sites"][name]["epsilon"] > 1.9
+    assert quick(evaluation={"metrics": "private"}).summary["private_metrics"]["sites"][name]["epsilon"] > 1.9
 
 
 def _longer(counts: np.ndarray) -> Any:
@@ -111,7 +111,7 @@ def test_private_metrics_that_make_no_sense_are_left_out(
     quick: Quick, first_hospital_says: Callable[..., None], counts: Callable[[np.ndarray], Any], said: dict[str, Any]
 ) -> None:
     first_hospital_says(counts, **said)
-    summary = quick(metrics="private").summary
+    summary = quick(evaluation={"metrics": "private"}).summary
     names = [*summary["metrics"]["sites"]]
     assert set(summary["private_metrics"]["sites"]) == set(names[1:])
     assert summary["metrics"]["sites"][names[0]]["auroc"] is None and np.isfinite(

@@ -102,7 +102,7 @@ def test_a_round_without_an_evaluation_has_no_undefined_metrics(
     hospitals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    run(hospitals, (METRICS, METRICS, METRICS), **{"evaluate-every": 2})
+    run(hospitals, (METRICS, METRICS, METRICS), **{"evaluation.every": 2})
     assert any(entry.getMessage().startswith("Round 1 of 2: not evaluated, epsilon") for entry in caplog.records)
 
 
@@ -123,7 +123,7 @@ def test_a_simulation_says_what_its_policy_allows(quick: Callable[..., RunResult
 def test_secure_aggregation_says_what_was_not_summed_only_where_something_was_not(
     hospitals: Path, quick: Callable[..., RunResult]
 ) -> None:
-    keys = {"secure-aggregation": True, "patients-per-site": 150}
+    keys = {"secure.aggregation": True, "privacy.patients-per-site": 150}
     assert "under masks" not in " ".join(run(hospitals, (NONE, NONE, NONE), **keys).summary["notes"])
-    said = " ".join(quick(rounds=1, secure_aggregation=True).summary["notes"])
+    said = " ".join(quick(rounds=1, secure={"aggregation": True}).summary["notes"])
     assert "Statistics and metrics were not summed under masks." in said

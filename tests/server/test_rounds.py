@@ -46,31 +46,34 @@ def test_same_seed_same_model_other_seed_other_model(quick: Quick) -> None:
 
 
 def test_fault_06_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quick) -> None:
-    result = quick(rounds=3, epsilon=1.0)
+    result = quick(rounds=3, privacy={"epsilon": 1.0})
     planned = epsilon(calibrate(result.config).total_event, 1e-3)
     assert planned <= 1.0
     for name, site in result.summary["statement"]["sites"].items():
         assert site["epsilon"] == pytest.approx(planned, rel=1e-6), name
         steps = sum(event["event"].get("count", 0) for event in site["events"] if event["purpose"] == "train")
-        assert steps == 3 * result.config.local_steps
+        assert steps == 3 * result.config.training.local_steps
     spent = result.rounds[result.rounds.site == "hospital-1"].epsilon
     assert spent.is_monotonic_increasing and 0 < spent.iloc[0] < spent.iloc[-1] <= 1.0
 
 
 def test_a_third_party_strategy_runs_and_options_reach_it(quick: Quick) -> None:
     named = f"{__name__}:Halving" if __name__ in sys.modules else "tests.server.test_rounds:Halving"
-    assert quick(strategy=named, dp=False).summary["model_sha256"] == quick(dp=False).summary["model_sha256"]
+    assert (
+        quick(strategy=named, privacy={"dp": False}).summary["model_sha256"]
+        == quick(privacy={"dp": False}).summary["model_sha256"]
+    )
     with pytest.raises(ConfigError, match="not a Flower Strategy"):
         quick(strategy="json:loads")
 
 
 def test_multiclass_adam_mlp_and_trial_run(quick: Quick) -> None:
-    result = quick(dataset="trial", sites=3, model="mlp", optimizer="adam", learning_rate=0.01)
+    result = quick(dataset="trial", sites=3, model="mlp", training={"optimizer": "adam", "learning_rate": 0.01})
     assert len(result.sites) == 3 and result.privacy["epsilon"] <= 3.0
 
 
 def test_one_class_at_a_site_is_undefined_not_a_number(quick: Quick, heart_disease: None) -> None:
-    result = quick(dataset="heart-disease", dp=False)
+    result = quick(dataset="heart-disease", privacy={"dp": False})
     assert result.sites.loc["switzerland", "patients"] == 46
     text = json.dumps(result.summary)
     assert "NaN" not in text
@@ -79,7 +82,9 @@ def test_one_class_at_a_site_is_undefined_not_a_number(quick: Quick, heart_disea
 def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
     whole = quick(rounds=4)
     # A charge from elsewhere uses up what hospital-2 had left for the last rounds.
-    state = Federation.from_dataset("breast-cancer", out=str(tmp_path)).with_options(rounds=4, local_steps=2)
+    state = Federation.from_dataset("breast-cancer", out=str(tmp_path)).with_options(
+        rounds=4, training={"local_steps": 2}
+    )
     plan = calibrate(state.config)
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
     ledger = _with_a_larger_budget(folder / "sites" / "ledger.sqlite", "hospital-2")
@@ -99,14 +104,14 @@ def _with_a_larger_budget(path: Path, site: str) -> Ledger:
 
 
 def test_a_run_that_budgets_stop_keeps_the_rounds_that_were_paid_for(tmp_path: Path) -> None:
-    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=["-c", "min-sites=4"])
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=["-c", "participation.min-sites=4"])
     ledger = _with_a_larger_budget(folder / "sites" / "ledger.sqlite", "hospital-2")
-    plan = calibrate(Federation().with_options(rounds=4, local_steps=2).config)
+    plan = calibrate(Federation().with_options(rounds=4, training={"local_steps": 2}).config)
     ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
     done = python("-m", "polyclinic", "run", "--resume", str(folder))
     assert done.returncode == 3
     resumed = RunResult.read(folder)
-    assert 2 <= resumed.summary["rounds"] < 4 and "min-sites is 4" in resumed.summary["stopped"]
+    assert 2 <= resumed.summary["rounds"] < 4 and "participation.min-sites is 4" in resumed.summary["stopped"]
     assert any("stopped after round" in note for note in resumed.summary["notes"])
     assert resumed.rounds["round"].max() == resumed.summary["rounds"]
 
@@ -130,8 +135,8 @@ def test_a_run_does_not_go_on_without_what_its_ledger_held(tmp_path: Path, damag
 def test_a_killed_run_resumes_to_the_same_model_and_never_undercounts(
     quick: Quick, tmp_path: Path, strategy: str, dies: str
 ) -> None:
-    options = ["-c", f"strategy={strategy}", "-c", "optimizer=adam", "-c", "learning-rate=0.05"]
-    whole = quick(rounds=4, strategy=strategy, optimizer="adam", learning_rate=0.05)
+    options = ["-c", f"strategy={strategy}", "-c", "training.optimizer=adam", "-c", "training.learning-rate=0.05"]
+    whole = quick(rounds=4, strategy=strategy, training={"optimizer": "adam", "learning_rate": 0.05})
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=options, dies=dies)
     charged = {event["round"] for event in Ledger.read(folder / "sites" / "ledger.sqlite", "hospital-1").events()}
     assert charged == ({0, 1, 2} if dies == "checkpoint" else {0, 1, 2, 3})
@@ -173,7 +178,7 @@ _DIES = {
 
 def test_a_hospital_that_skipped_rounds_goes_on_from_its_last_state(quick: Quick, tmp_path: Path) -> None:
     """It last trained two rounds before the one in which the run died after its training."""
-    kept = {"fraction_train": 0.5, "optimizer": "adam", "learning_rate": 0.05}
+    kept = {"participation.fraction": 0.5, "training.optimizer": "adam", "training.learning-rate": 0.05}
     whole = quick(rounds=6, **kept)
     options = [part for key, value in kept.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
     folder = _start_and_kill(tmp_path / "killed", rounds=6, after=4, options=options, dies="after training")
@@ -183,7 +188,12 @@ def test_a_hospital_that_skipped_rounds_goes_on_from_its_last_state(quick: Quick
 
 
 def test_checkpoints_of_every_so_many_rounds_are_kept_and_resumed_from(quick: Quick, tmp_path: Path) -> None:
-    options = {"optimizer": "adam", "learning_rate": 0.05, "checkpoint_every": 3, "checkpoints_kept": 2}
+    options = {
+        "training.optimizer": "adam",
+        "training.learning-rate": 0.05,
+        "checkpoints.every": 3,
+        "checkpoints.kept": 2,
+    }
     whole = quick(rounds=7, **options)
     assert sorted(path.name for path in (whole.path / "checkpoints").iterdir()) == [
         "round-000006.safetensors", "round-000007.safetensors",
@@ -198,7 +208,13 @@ def test_checkpoints_of_every_so_many_rounds_are_kept_and_resumed_from(quick: Qu
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Quick, tmp_path: Path) -> None:
     """Twenty kills by SIGKILL at random moments of runs that go on after each, from the first checkpoint to the report."""
-    options = {"rounds": 6, "optimizer": "adam", "learning_rate": 0.05, "fraction_train": 0.5, "model": "mlp"}
+    options = {
+        "rounds": 6,
+        "training.optimizer": "adam",
+        "training.learning-rate": 0.05,
+        "participation.fraction": 0.5,
+        "model": "mlp",
+    }
     whole = quick(**options)
     rng = np.random.default_rng(0)
     # Forked from a process that has imported everything, each start takes a moment and a kill falls into the run.
@@ -208,7 +224,7 @@ def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Qui
     while kills < 20:
         out = tmp_path / f"out-{kills}"
         flags = [part for key, value in options.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
-        command = [*flags, "-c", "local-steps=2", "--out", str(out)]
+        command = [*flags, "-c", "training.local-steps=2", "--out", str(out)]
         while True:
             process = context.Process(target=_run, args=(command,))
             process.start()
@@ -284,7 +300,7 @@ def _start_and_kill(
         "from polyclinic.cli import main\n"
         "main()\n"
     )
-    arguments = ["--rounds", str(rounds), "--out", str(out), "-c", "local-steps=2", *(options or [])]
+    arguments = ["--rounds", str(rounds), "--out", str(out), "-c", "training.local-steps=2", *(options or [])]
     done = python("-c", script, *arguments)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return next(path for path in out.iterdir() if path.is_dir())

@@ -131,7 +131,7 @@ def test_one_that_never_answers_again_stays_in_the_statement(hospitals: Path) ->
 
 
 def test_where_nobody_may_join_a_silent_one_stays_in_every_round(hospitals: Path) -> None:
-    _, grid = silent_run(hospitals, range(2, 4), strategy="scaffold", **{"sample-rate": 1.0})
+    _, grid = silent_run(hospitals, range(2, 4), strategy="scaffold", **{"training.sample-rate": 1.0})
     assert [kind for name, kind in grid.asked if name == "west" and kind in (ENROL, "train")] == [ENROL] + ["train"] * 4
 
 

@@ -18,18 +18,18 @@ from polyclinic.server.json_text import json_text
 from polyclinic.serving.app import application
 from tests.server.test_hostile_hospitals import at, metric, run, told
 
-ONCE = {"rounds": 1, "local_steps": 1}
-COUNTED = {"patients_per_site": 100, "standardise": "none"}
+ONCE = {"rounds": 1, "training.local-steps": 1}
+COUNTED = {"privacy.patients-per-site": 100, "data.standardise": "none"}
 KINDS: dict[str, dict[str, Any]] = {
-    "private": {}, "without privacy": {"dp": False}, "central": {"dp": False, "central_epsilon": 4.0} | COUNTED,
-    "both": {"central_epsilon": 4.0} | COUNTED, "secure": {"secure_aggregation": True},
-    "secure noise": {"dp": False, "secure_aggregation": True, "secure_noise": 1.0},
-    "scaffold": {"dp": False, "strategy": "scaffold"}, "ditto": {"strategy": "ditto"},
-    "noise over time": {"batching": "cyclic", "noise": "tree"},
-    "output perturbation": {"task": "output-perturbation", "weight_decay": 0.1} | ONCE,
-    "posterior": {"task": "posterior", "rounds": 8, "local_steps": 1, "epsilon": 2000.0},
-    "posterior without privacy": {"task": "posterior", "rounds": 8, "local_steps": 1, "dp": False},
-    "synthesis": {"task": "synthesis"} | ONCE, "synthesis without privacy": {"task": "synthesis", "dp": False} | ONCE,
+    "private": {}, "without privacy": {"privacy.dp": False}, "central": {"privacy.dp": False, "central.epsilon": 4.0} | COUNTED,
+    "both": {"central.epsilon": 4.0} | COUNTED, "secure": {"secure.aggregation": True},
+    "secure noise": {"privacy.dp": False, "secure.aggregation": True, "secure.noise": 1.0},
+    "scaffold": {"privacy.dp": False, "strategy": "scaffold"}, "ditto": {"strategy": "ditto"},
+    "noise over time": {"training.batching": "cyclic", "training.noise": "tree"},
+    "output perturbation": {"task": "output-perturbation", "training.weight-decay": 0.1} | ONCE,
+    "posterior": {"task": "posterior", "rounds": 8, "training.local-steps": 1, "privacy.epsilon": 2000.0},
+    "posterior without privacy": {"task": "posterior", "rounds": 8, "training.local-steps": 1, "privacy.dp": False},
+    "synthesis": {"task": "synthesis"} | ONCE, "synthesis without privacy": {"task": "synthesis", "privacy.dp": False} | ONCE,
 }  # fmt: skip
 
 
@@ -60,13 +60,13 @@ def test_every_kind_of_run_is_strict_json(quick: Callable[..., RunResult], kind:
     options = {"rounds": 2} | KINDS[kind]
     found = quick(**options)
     rows = check(found.path)
-    private = options.get("dp", True)
+    private = options.get("privacy.dp", True)
     told = [row["epsilon"] for row in rows if row["site"] not in ("pooled", "macro")]
     assert told and all((epsilon is not None) == private for epsilon in told)
     assert found.summary["privacy"]["private"] == private
     page = " ".join((found.path / "report.html").read_text().split())
-    assert ("trained without differential privacy" in page) == (not private and "central_epsilon" not in options
-                                                                and "secure_noise" not in options)  # fmt: skip
+    assert ("trained without differential privacy" in page) == (not private and "central.epsilon" not in options
+                                                                and "secure.noise" not in options)  # fmt: skip
 
 
 @pytest.mark.parametrize("word", [float("inf"), 1e308, 0.0])
@@ -98,5 +98,5 @@ def test_a_metric_too_large_to_be_added_is_no_reply(tmp_path: Path, monkeypatch:
 def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
     value = {"a": [float("nan"), 1.0, {"b": (float("-inf"), "Infinity")}], "c": None}
     assert strict(json_text(value)) == {"a": [None, 1.0, {"b": [None, "Infinity"]}], "c": None}
-    History.begin(tmp_path / "history.jsonl").add([{"round": 1, "epsilon": float("inf")}], [])
+    History.begin(tmp_path / "history.jsonl").add({"row": [{"round": 1, "epsilon": float("inf")}]})
     assert strict((tmp_path / "history.jsonl").read_text()) == {"row": {"round": 1, "epsilon": None}}

@@ -13,21 +13,24 @@ from polyclinic.privacy.ledger_terms import risk_of
 from polyclinic.privacy.risk import worst
 from tests.privacy.test_ledger_terms import ran
 
-CYCLIC = {"batching": "cyclic", "rounds": 4, "local_steps": 4}
+CYCLIC = {"training.batching": "cyclic", "rounds": 4, "training.local-steps": 4}
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (
-            {"sample_rate": 1.0, "noise": "tree"},
+            {"training.sample-rate": 1.0, "training.noise": "tree"},
             "With a patient in every step of 16, at most 16 times, tree noise leaves",
         ),
-        ({"sample_rate": 0.5, "noise": "tree"}, "one step in 2 of 16, at most 8 times, tree noise leaves"),
-        ({"sample_rate": 0.25, "noise": "banded"}, None),
-        ({"sample_rate": 1.0, "noise": "banded"}, None),
-        ({"sample_rate": 1.0, "noise": "independent"}, None),
-        ({"sample_rate": 1.0, "noise": "tree", "dp": False}, None),
+        (
+            {"training.sample-rate": 0.5, "training.noise": "tree"},
+            "one step in 2 of 16, at most 8 times, tree noise leaves",
+        ),
+        ({"training.sample-rate": 0.25, "training.noise": "banded"}, None),
+        ({"training.sample-rate": 1.0, "training.noise": "banded"}, None),
+        ({"training.sample-rate": 1.0, "training.noise": "independent"}, None),
+        ({"training.sample-rate": 1.0, "training.noise": "tree", "privacy.dp": False}, None),
     ],
 )
 def test_noise_over_time_that_is_worse_than_independent_noise_is_told(
@@ -42,19 +45,19 @@ def test_noise_over_time_that_is_worse_than_independent_noise_is_told(
 @pytest.mark.parametrize(
     ("options", "said", "unsaid"),
     [
-        ({"dp": False}, "no formal guarantee", "guarantee is that of the method|Epsilon does not cover"),
+        ({"privacy.dp": False}, "no formal guarantee", "guarantee is that of the method|Epsilon does not cover"),
         (
-            {"standardise": "none", "patients_per_site": 100},
+            {"data.standardise": "none", "privacy.patients-per-site": 100},
             "sent: every model update",
             "number of patients and every|standardise features and",
         ),
         ({}, "the noised number of training patients and every model update", "standardise features|secure|masks"),
         (
-            {"standardise": "measured"},
+            {"data.standardise": "measured"},
             "the statistics that standardise features and every model update",
             "secure|masks",
         ),
-        ({"secure_aggregation": True, "sites": 2}, "With two hospitals in a round", "no formal guarantee"),
+        ({"secure.aggregation": True, "sites": 2}, "With two hospitals in a round", "no formal guarantee"),
     ],
 )
 def test_notes_claim_nothing_that_the_run_does_not_have(
@@ -76,14 +79,18 @@ def test_beside_every_epsilon_stands_its_risk(quick: Callable[..., RunResult]) -
     assert all(run.summary["statement"]["sites"][name]["risk"] == found.as_dict() for name, found in own.items())
     assert run.privacy["risk"] == worst(own.values()).as_dict()
     assert 0.01 < run.privacy["risk"]["tpr_at_1_percent_fpr"] < 1 and 0 < run.privacy["risk"]["advantage"] < 1
-    shared = quick(overlap=2).privacy["risk"]
+    shared = quick(privacy={"overlap": 2}).privacy["risk"]
     assert all(shared[key] > run.privacy["risk"][key] for key in shared)
 
 
 def test_without_privacy_the_risk_is_certainty_and_a_whole_hospitals_has_one_of_its_own(
     quick: Callable[..., RunResult],
 ) -> None:
-    run = quick(dp=False, standardise="none", patients_per_site=100, central_epsilon=4.0)
+    run = quick(
+        privacy={"dp": False, "patients_per_site": 100},
+        data={"standardise": "none"},
+        central={"epsilon": 4.0},
+    )
     assert run.privacy["epsilon"] is None and run.privacy["risk"] == {"advantage": 1.0, "tpr_at_1_percent_fpr": 1.0}
     central = run.privacy["central"]["risk"]
     assert central == run.summary["statement"]["central"]["risk"] and 0 < central["advantage"] < 1

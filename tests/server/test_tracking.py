@@ -74,7 +74,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_track_of_what_the_rounds_table_h
     quick: Quick, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):  # round 3 is in no checkpoint, so it is done again
-        quick(tracker="tensorboard", rounds=5, checkpoint_every=2, progress=Stops(3))
+        quick(tracking={"tool": "tensorboard"}, rounds=5, checkpoints={"every": 2}, progress=Stops(3))
     place = folder_in(tmp_path) / "tensorboard"
     assert set(tensorboard(place)["auroc/pooled"]) == {1, 2}
     result = Federation.resume(folder_in(tmp_path))
@@ -91,7 +91,9 @@ def test_tensorboard_shows_a_resumed_run_as_one_track_of_what_the_rounds_table_h
 def test_a_run_that_goes_on_from_an_earlier_checkpoint_takes_back_what_came_after(quick: Quick, tmp_path: Path) -> None:
     place = tmp_path / "boards"
     with pytest.raises(KeyboardInterrupt):
-        quick(tracker="tensorboard", tracker_place=str(place), rounds=4, checkpoints_kept=4, progress=Stops(3))
+        quick(
+            tracking={"tool": "tensorboard", "place": str(place)}, rounds=4, checkpoints={"kept": 4}, progress=Stops(3)
+        )
     folder = folder_in(tmp_path)
     shutil.copy(folder / "checkpoints" / "round-000001.safetensors", folder / "checkpoint.safetensors")
     told: list[set[int]] = []
@@ -104,7 +106,7 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_takes_back_what_came_afte
 @pytest.mark.slow  # docs/trackers.md, of which every command is run, shows a run in MLflow quickly
 def test_mlflow_shows_a_resumed_run_as_one_run(quick: Quick, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        quick(tracker="mlflow", rounds=3, progress=Stops(2))
+        quick(tracking={"tool": "mlflow"}, rounds=3, progress=Stops(2))
     place = f"sqlite:///{tmp_path / 'mlflow.db'}"
     run, _ = mlflow(place)
     assert run.info.status == "KILLED"
@@ -134,7 +136,7 @@ def test_a_tracker_that_fails_under_way_is_noted_and_stops_nothing(
     quick: Quick, tmp_path: Path, tracker: str, where: str
 ) -> None:
     whole = quick(rounds=3, out=str(tmp_path / "other"))
-    result = quick(rounds=3, tracker=tracker, progress=Stops(1, lambda: _remove(tmp_path.glob(where))))
+    result = quick(rounds=3, tracking={"tool": tracker}, progress=Stops(1, lambda: _remove(tmp_path.glob(where))))
     assert result.summary["model_sha256"] == whole.summary["model_sha256"] and len(result.rounds) == len(whole.rounds)
     (note,) = set(result.summary["notes"]) - set(whole.summary["notes"])
     assert note.startswith(f"The tracker {tracker} failed after round 1 and was told no more: ")
@@ -145,7 +147,7 @@ def test_a_tracker_that_fails_under_way_is_noted_and_stops_nothing(
 def test_a_resumed_run_whose_tracker_is_gone_goes_on_and_one_that_comes_back_catches_up(
     quick: Quick, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"tracker": "tensorboard", "rounds": 4}
+    options: dict[str, Any] = {"tracking.tool": "tensorboard", "rounds": 4}
     with pytest.raises(KeyboardInterrupt):
         quick(progress=Stops(1), **options)
     folder = folder_in(tmp_path)
@@ -168,7 +170,7 @@ def test_a_missing_package_is_one_sentence_before_a_folder_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, tracker, None)
     with pytest.raises(ConfigError, match=r"package is not installed; `pip install polyclinic\[trackers\]`"):
-        quick(tracker=tracker)
+        quick(tracking={"tool": tracker})
     assert not list(tmp_path.iterdir())
 
 
@@ -176,14 +178,14 @@ def test_a_place_that_cannot_be_is_said_before_a_hospital_is_asked(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="holds a password") as caught:
-        quick(tracker="mlflow", tracker_place="https://anna:secret@tracks.example")
+        quick(tracking={"tool": "mlflow", "place": "https://anna:secret@tracks.example"})
     assert "secret" not in str(caught.value) and not list(tmp_path.iterdir())
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match="'tensorboard', which cannot begin: "):
-        quick(tracker="tensorboard", tracker_place=str(tmp_path / "taken"))
+        quick(tracking={"tool": "tensorboard", "place": str(tmp_path / "taken")})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://anna:secret@tracks.example")
     with pytest.raises(ConfigError, match="'mlflow', which cannot begin: ") as caught:
-        quick(tracker="mlflow")
+        quick(tracking={"tool": "mlflow"})
     assert "secret" not in str(caught.value)
     assert not list(tmp_path.glob("*/sites")), "a hospital was asked"
 

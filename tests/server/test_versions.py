@@ -90,7 +90,7 @@ def test_a_run_does_not_go_on_with_another_version_than_it_was_begun_with(hospit
     path = folder.path / "versions.json"
     path.write_text(path.read_text().replace(f'"polyclinic": "{OURS}"', '"polyclinic": "0.9.9"'))
     for go_on in (
-        lambda: RunFolder.to_resume(config.model_copy(update={"resume": folder.name})),
+        lambda: RunFolder.to_resume(config.changed({"resume": folder.name})),
         lambda: Federation.resume(folder.path),
     ):
         with pytest.raises(ConfigError, match=rf"begun with Polyclinic 0.9.9 and this is {OURS}"):

@@ -68,8 +68,8 @@ class Blind(nn.Linear):
 def test_a_site_that_cannot_be_evaluated_is_left_out_alone(quick: Callable[..., RunResult]) -> None:
     module = "tests.sim.test_failing_site"
     result = quick(
-        dataset=f"{module}:dataset", model=f"{module}:Blind", engine="opacus", sites=4, rounds=1, standardise="none",
-        patients_per_site=40,
+        dataset=f"{module}:dataset", model=f"{module}:Blind", training={"engine": "opacus"}, sites=4, rounds=1,
+        data={"standardise": "none"}, privacy={"patients_per_site": 40},
     )  # fmt: skip
     (dropped,) = result.summary["dropouts"]
     assert dropped["site"] == "2" and dropped["reason"].endswith("sites/2/failed-round-000001-evaluate.txt")
@@ -85,8 +85,9 @@ def test_a_site_that_raises_fails_alone_with_its_traceback_in_the_runs_folder(
 ) -> None:
     module = "tests.sim.test_failing_site"
     result = quick(
-        dataset=f"{module}:dataset", model=f"{module}:Fragile", engine="opacus", sites=4, sample_rate=0.5,
-        standardise="none", patients_per_site=40, **workers,
+        dataset=f"{module}:dataset", model=f"{module}:Fragile", training={"engine": "opacus",
+        "sample_rate": 0.5},
+        sites=4, data={"standardise": "none"}, privacy={"patients_per_site": 40}, **workers,
     )  # fmt: skip
     file = "sites/2/failed-round-000001-train.txt"
     assert result.summary["dropouts"] == [{

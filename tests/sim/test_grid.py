@@ -216,7 +216,7 @@ def test_workers_of_a_killed_run_end_too(tmp_path: Path, text: str) -> None:
 def test_engines_and_stacks_give_the_same_model(quick: Callable[..., RunResult], engine: str) -> None:
     """Stacks of 8, or of 4 in two workers, with any engine: the same model within rounding, and the same ledger."""
     whole = quick(model="mlp", sites=8, rounds=2)
-    other = quick(model="mlp", sites=8, rounds=2, engine=engine, workers=2)
+    other = quick(model="mlp", sites=8, rounds=2, training={"engine": engine}, workers=2)
     for name, value in whole.arrays.items():
         np.testing.assert_allclose(other.arrays[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6)
     assert (whole.summary["engine"], other.summary["engine"]) == ("linear", engine)
@@ -256,7 +256,7 @@ def test_a_gpu_gives_the_model_that_the_processor_gives(
 
 @pytest.mark.slow
 def test_ten_thousand_hospitals_in_one_run(quick: Callable[..., RunResult]) -> None:
-    result = quick(dataset="trial", sites=10_000, rounds=1, local_steps=1)
+    result = quick(dataset="trial", sites=10_000, rounds=1, training={"local_steps": 1})
     assert len(result.sites) == 10_000 and not result.summary["dropouts"]
     assert (result.sites.rounds_joined == 1).all() and result.sites.epsilon.nunique() == 1
     assert result.report().stat().st_size < 5_000_000

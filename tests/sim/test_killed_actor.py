@@ -51,8 +51,8 @@ def charges(run: RunResult) -> dict[str, list[tuple[Any, ...]]]:
 def test_an_actor_killed_within_a_round_changes_neither_model_nor_ledger(
     quick: Callable[..., RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"model": "tests.sim.test_killed_actor:Mortal", "sites": 6, "rounds": 3, "optimizer": "adam",
-               "learning_rate": 0.05, "workers": 2, "ray_address": "local"}  # fmt: skip
+    options = {"model": "tests.sim.test_killed_actor:Mortal", "sites": 6, "rounds": 3, "training.optimizer": "adam",
+               "training.learning-rate": 0.05, "workers": 2, "ray_address": "local"}  # fmt: skip
     whole = quick(**options, out=str(tmp_path / "whole"))
     mark = tmp_path / "died"
     monkeypatch.setenv(DIES, str(mark))

@@ -27,7 +27,7 @@ def test_conditions_are_repeatable_and_have_the_rates_asked_for() -> None:
 def test_a_hospital_out_of_reach_is_not_asked_and_not_charged(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n1,hospital-2\n2,hospital-2\n2,hospital-3\n")
-    result = quick(rounds=3, availability=str(trace))
+    result = quick(rounds=3, simulation={"availability": str(trace)})
     assert [(drop["round"], drop["site"]) for drop in result.summary["dropouts"]] == [
         (1, "hospital-2"), (2, "hospital-2"), (2, "hospital-3"),
     ]  # fmt: skip
@@ -40,12 +40,12 @@ def test_a_hospital_out_of_reach_is_not_asked_and_not_charged(quick: Quick, tmp_
 
 
 def test_who_misses_the_deadline_was_charged_and_is_left_out(quick: Quick) -> None:
-    slow = {"seconds_per_step": 1.0, "straggling": 1.0}
+    slow = {"simulation.seconds-per-step": 1.0, "simulation.straggling": 1.0}
     free = quick(rounds=2, **slow)
     times = free.rounds[free.rounds["round"] == 1].set_index("site").simulated_seconds.dropna()
     assert len(times) == 4
     deadline = float(times.sort_values().iloc[1:3].mean())
-    result = quick(rounds=2, round_deadline=deadline, **slow)
+    result = quick(rounds=2, simulation={"round_deadline": deadline}, **slow)
     late = {drop["site"] for drop in result.summary["dropouts"] if drop["round"] == 1}
     assert late == set(times.index[times > deadline]) and len(late) == 2
     for name in late:
@@ -56,26 +56,29 @@ def test_who_misses_the_deadline_was_charged_and_is_left_out(quick: Quick) -> No
 
 def test_bytes_are_recorded_and_thin_lines_take_time(quick: Quick) -> None:
     """30 features, 2 classes: 62 numbers of 4 bytes, and the standardiser's 60 of 8 bytes on the way down."""
-    rows = quick(rounds=1, bandwidth=100.0).rounds.set_index("site")
+    rows = quick(rounds=1, simulation={"bandwidth": 100.0}).rounds.set_index("site")
     assert rows.loc["hospital-1", "bytes_up"] == 62 * 4
     assert rows.loc["hospital-1", "bytes_down"] == 62 * 4 + 60 * 8
     assert rows.loc["hospital-1", "simulated_seconds"] == pytest.approx((2 * 62 * 4 + 60 * 8) / 100)
 
 
 @pytest.mark.parametrize(("options", "most"), [
-    ({"upload": "difference", "upload_precision": "half"}, 62 * 2),
-    ({"upload": "difference", "upload_precision": "int8"}, 62 + 4),
-    ({"upload": "difference", "upload_share": 0.1}, 6 * 8),
+    ({"upload.form": "difference", "upload.precision": "half"}, 62 * 2),
+    ({"upload.form": "difference", "upload.precision": "int8"}, 62 + 4),
+    ({"upload.form": "difference", "upload.share": 0.1}, 6 * 8),
 ])  # fmt: skip
 def test_smaller_uploads_train_nearly_the_same_model(quick: Quick, options: dict[str, object], most: int) -> None:
-    whole, small = quick(rounds=4, dp=False), quick(rounds=4, dp=False, **options)
+    whole, small = (
+        quick(rounds=4, privacy={"dp": False}),
+        quick(rounds=4, privacy={"dp": False}, **options),
+    )
     rows = small.rounds.dropna(subset="bytes_up")
     assert rows.bytes_up.max() <= most
     assert small.pooled["auroc"] == pytest.approx(whole.pooled["auroc"], abs=0.05)
 
 
 def test_smaller_uploads_cost_no_privacy_and_resume_keeps_what_was_left_out(quick: Quick) -> None:
-    options = {"upload": "difference", "upload_share": 0.2, "upload_precision": "int8"}
+    options = {"upload.form": "difference", "upload.share": 0.2, "upload.precision": "int8"}
     first, again = quick(rounds=3, **options), quick(rounds=3, **options)
     assert first.summary["model_sha256"] == again.summary["model_sha256"]
     assert first.privacy["epsilon"] == quick(rounds=3).privacy["epsilon"]
@@ -96,14 +99,14 @@ def test_smaller_uploads_cost_no_privacy_and_resume_keeps_what_was_left_out(quic
 def test_a_bad_trace_is_refused_before_a_folder_is_made(quick: Quick, tmp_path: Path, content: str) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(content)
-    with pytest.raises(ConfigError, match="'availability' has the value"):
-        quick(availability=str(trace))
+    with pytest.raises(ConfigError, match="'simulation.availability' has the value"):
+        quick(simulation={"availability": str(trace)})
 
 
 def test_a_round_that_nobody_answers_changes_no_model_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n" + "".join(f"2,hospital-{site}\n" for site in (1, 2, 3, 4)))
-    result = quick(rounds=3, availability=str(trace))
+    result = quick(rounds=3, simulation={"availability": str(trace)})
     rows = result.rounds[result.rounds.site == "pooled"].set_index("round")
     assert rows.loc[2, "loss"] == rows.loc[1, "loss"] != rows.loc[3, "loss"]
     lost = [drop["site"] for drop in result.summary["dropouts"] if drop["round"] == 2]

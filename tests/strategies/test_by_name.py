@@ -24,7 +24,9 @@ def deep(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
 
 
 NEEDS: dict[str, dict[str, Any]] = {
-    "qfedavg": {"dp": False}, "fedsgd": {"local_steps": 1}, "fedbn": {"model": f"{__name__}:deep"},
+    "qfedavg": {"privacy.dp": False}, "fedsgd": {"training.local-steps": 1}, "fedbn": {"model": f"{__name__}:deep"},
+    "fedper": {"model": "mlp"},
+    "fedrep": {"model": "mlp"}, "moon": {"model": "mlp"},
 }  # fmt: skip
 FLOWERS_OTHERS = ("Strategy", "DifferentialPrivacy", "FedXgb")
 
@@ -35,7 +37,7 @@ def test_every_name_runs_and_gives_finite_metrics(quick: Quick, name: str) -> No
     assert len(result.sites) == 4
     metrics = [result.pooled[key] for key in ("loss", "auroc", "accuracy", "brier")]
     assert np.isfinite(np.array(metrics, dtype=float)).all()
-    assert result.config.dp is False or 2.5 < result.privacy["epsilon"] <= 3.0
+    assert result.config.privacy.dp is False or 2.5 < result.privacy["epsilon"] <= 3.0
 
 
 def test_every_strategy_of_flower_that_averages_models_has_a_name() -> None:
@@ -53,31 +55,36 @@ def test_every_strategy_of_flower_that_averages_models_has_a_name() -> None:
 @pytest.mark.parametrize("name", ["fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan", "scaffold"])
 def test_what_is_no_mean_of_models_goes_with_no_privacy_of_whole_hospitals(quick: Quick, name: str) -> None:
     with pytest.raises(ConfigError, match="does not start from their mean"):
-        quick(strategy=name, central_epsilon=2.0, standardise="none", patients_per_site=80)
-    why = "would leave without masks" if name == "scaffold" else "secure-aggregation gives it nothing else"
+        quick(
+            strategy=name,
+            central={"epsilon": 2.0},
+            data={"standardise": "none"},
+            privacy={"patients_per_site": 80},
+        )
+    why = "would leave without masks" if name == "scaffold" else "secure.aggregation gives it nothing else"
     with pytest.raises(ConfigError, match=why):
-        quick(strategy=name, secure_aggregation=True)
+        quick(strategy=name, secure={"aggregation": True})
 
 
 def test_means_alone_are_declared_means() -> None:
     means = [name for name in BUILT_IN if merge_by(object.__new__(strategy_named(name))) is not None]
-    others = {"fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan", "qfedavg", "scaffold"}
+    others = {"fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan", "qfedavg", "scaffold", "feddyn", "fednova"}
     assert means == MEANS and set(BUILT_IN) == {*means, *others}
 
 
 def test_fedsgd_is_one_step_over_all_patients() -> None:
     config = RunConfig.build({"strategy": "fedsgd"})
-    assert (config.local_steps, config.sample_rate) == (1, 1.0)
+    assert (config.training.local_steps, config.training.sample_rate) == (1, 1.0)
     back = Federation.from_config(config).with_options(strategy="fedavg").config
-    assert (back.local_steps, back.sample_rate) == (RunConfig().local_steps, RunConfig().sample_rate)
-    for values in ({"local_steps": 2}, {"sample_rate": 0.5}):
+    assert back.training == RunConfig().training
+    for values in ({"training.local-steps": 2}, {"training.sample-rate": 0.5}):
         with pytest.raises(ConfigError, match="FedSGD is one step over all patients"):
             RunConfig.build({"strategy": "fedsgd"}, values)
 
 
 def test_a_round_of_fedsgd_is_a_gradient_step_of_all_hospitals_together(quick: Quick) -> None:
     """McMahan et al. 2017, section 2: the mean of one step at each is one step on the pooled patients."""
-    both = {"strategy": "fedsgd", "dp": False, "rounds": 3, "local_steps": 1}
+    both = {"strategy": "fedsgd", "privacy.dp": False, "rounds": 3, "training.local-steps": 1}
     apart, together = quick(**both), quick(**both, sites=1)
     for name, value in together.arrays.items():
         np.testing.assert_allclose(apart.arrays[name].numpy(), value.numpy(), atol=1e-5)
@@ -99,17 +106,21 @@ def test_a_strategy_is_told_what_the_loop_decides(quick: Quick) -> None:
 def test_fedavg_needs_fewer_rounds_than_fedsgd_at_equal_loss(quick: Quick) -> None:
     """McMahan et al. 2017, table 2: local steps save rounds. Without privacy, each at the better of two learning rates."""
 
-    def rounds_to(loss: float, **options: Any) -> float:
+    def rounds_to(loss: float, strategy: str, **steps: Any) -> float:
         found = []
         for rate in (0.3, 1.0):
             told = quick(
-                dp=False, standardise="measured", rounds=25, learning_rate=rate, momentum=0.0, **options
+                privacy={"dp": False},
+                data={"standardise": "measured"},
+                rounds=25,
+                strategy=strategy,
+                training={"learning_rate": rate, "momentum": 0.0} | steps,
             ).rounds
             found += list(told[(told.site == "pooled") & (told.loss <= loss)]["round"])
         return min(found, default=np.inf)
 
     fedavg, fedsgd = (
-        rounds_to(0.13, strategy="fedavg", local_steps=10, sample_rate=0.1),
-        rounds_to(0.13, strategy="fedsgd", local_steps=1),
+        rounds_to(0.13, "fedavg", local_steps=10, sample_rate=0.1),
+        rounds_to(0.13, "fedsgd", local_steps=1),
     )
     assert 3 * fedavg <= fedsgd < np.inf, (fedavg, fedsgd)

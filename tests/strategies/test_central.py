@@ -38,7 +38,7 @@ from polyclinic.types import Arrays
 from tests.nursery import python
 
 Quick = Callable[..., RunResult]
-CENTRAL: dict[str, Any] = {"central_epsilon": 5.0, "standardise": "none", "dp": False}
+CENTRAL: dict[str, Any] = {"central.epsilon": 5.0, "data.standardise": "none", "privacy.dp": False}
 app = ClientApp()
 
 
@@ -49,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
     if partition == 1 and message.content["config"]["server-round"] == 2:
         raise RuntimeError("this node fails")
     arrays = {"w": Array(message.content.array_records["arrays"]["w"].numpy() + partition)}
-    metrics = MetricRecord({"num-examples": 1 + partition, "train-loss": 0.7})
+    metrics = MetricRecord({"num-examples": 1 + partition, "train_loss": 0.7})
     return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 
 
@@ -191,13 +191,13 @@ def test_fault_05_whole_numbers_stay_and_no_metric_of_training_leaves(name: str)
 
 
 def test_fault_05_a_runs_losses_of_training_are_not_shown(quick: Quick) -> None:
-    assert quick(dp=False, rounds=1).rounds.train_loss.notna().any()
+    assert quick(privacy={"dp": False}, rounds=1).rounds.train_loss.notna().any()
     assert not quick(rounds=1, **CENTRAL).rounds.train_loss.notna().any()
 
 
 def test_fault_09_a_hospitals_own_batches_amplify_nothing() -> None:
     """Only the sampling of hospitals does, and only where each is sampled on its own."""
-    configs = [Federation().with_options(**CENTRAL, sample_rate=rate).config for rate in (0.01, 0.9)]
+    configs = [Federation().with_options(**CENTRAL, training={"sample_rate": rate}).config for rate in (0.01, 0.9)]
     small, large = (central_plan(config, ["a", "b", "c"]) for config in configs)
     assert small == large and small.sample_rate == 1.0
     assert epsilon(small.event(small.rounds), 1e-3) == pytest.approx(5.0, rel=5e-3)
@@ -304,7 +304,7 @@ def test_flowers_own_loop_runs_it(tmp_path: Path) -> None:
     noise = sum(3.0 * 10.0 / 3 * keyed_stream(0, "central-noise", number).normal(2) for number in (1, 2))
     # Updates 0, 1, 2 in round 1; in round 2 the second hospital's error counts as zero.
     np.testing.assert_allclose(result.arrays["w"].numpy() - noise, 1 + 2 / 3, atol=1e-5)
-    assert "train-loss" not in result.train_metrics_clientapp[1]
+    assert "train_loss" not in result.train_metrics_clientapp[1]
     assert result.evaluate_metrics_clientapp[2]["loss"] == 0.5
     assert strategy.epsilon == pytest.approx(epsilon(plan(noise_multiplier=3.0).event(2), 1e-3), rel=0.01)
 
@@ -413,7 +413,11 @@ def stopped(quick: Quick, out: Path, after: int, **options: Any) -> Path:
 
 
 def test_a_run_states_both_guarantees_apart(quick: Quick) -> None:
-    result = quick(rounds=3, **CENTRAL | {"dp": True, "patients_per_site": 100, "epsilon": 2.0, "central_delta": 1e-4})
+    result = quick(
+        rounds=3,
+        **CENTRAL
+        | {"privacy.dp": True, "privacy.patients-per-site": 100, "privacy.epsilon": 2.0, "central.delta": 1e-4},
+    )
     privacy, central = result.privacy, result.privacy["central"]
     assert privacy["unit"] == "patient" and privacy["epsilon"] <= 2.0 and privacy["delta"] == 1e-3
     assert central["unit"] == "hospital" and central["delta"] == 1e-4 and central["relation"] == "add-remove"
@@ -427,7 +431,7 @@ def test_a_run_states_both_guarantees_apart(quick: Quick) -> None:
 
 
 def test_without_noise_at_the_hospitals_the_report_claims_no_more_than_hospitals(quick: Quick) -> None:
-    result = quick(rounds=1, site_sampling="poisson", sites_per_round=2, **CENTRAL)
+    result = quick(rounds=1, participation={"sampling": "poisson", "sites": 2}, **CENTRAL)
     assert result.privacy["epsilon"] is None and result.privacy["central"]["sample_rate"] == 0.5
     report = (result.path / "report.html").read_text()
     assert "Differentially private for whole hospitals" in report and "No privacy guarantee." not in report
@@ -442,7 +446,12 @@ def test_a_comparison_trains_without_central_noise(quick: Quick) -> None:
 
 
 def test_fault_27_an_empty_round_gets_its_noise_and_is_charged(quick: Quick) -> None:
-    options = CENTRAL | {"site_sampling": "poisson", "sites_per_round": 1, "rounds": 6, "strategy": "fedadam"}
+    options = CENTRAL | {
+        "participation.sampling": "poisson",
+        "participation.sites": 1,
+        "rounds": 6,
+        "strategy": "fedadam",
+    }
     result = quick(**options)
     trained = result.rounds[result.rounds.bytes_up.notna()]["round"]
     assert set(trained) < set(range(1, 7)), "a round must be empty for this test to see it"
@@ -459,10 +468,10 @@ def test_every_workers_number_gives_the_same_model(quick: Quick) -> None:
 @pytest.mark.slow
 @pytest.mark.flower
 def test_flower_itself_runs_it_to_the_same_model(as_json: Callable[..., Any], quick: Quick, tmp_path: Path) -> None:
-    options = {**CENTRAL, "rounds": 2, "local_steps": 2, "strategy": "fedadam", "central_clipping": "adaptive"}
+    options = {**CENTRAL, "rounds": 2, "training.local-steps": 2, "strategy": "fedadam", "central.clipping": "adaptive"}
     given = {key.replace("_", "-"): json.dumps(value) for key, value in (options | {"out": str(tmp_path)}).items()}
     flags = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
-    summary = as_json("flower", "run", str(Path(__file__).resolve().parents[2]), *flags)
+    summary = as_json("flower", "run", *flags)
     ours = quick(**options)
     assert summary["privacy"]["central"] == ours.privacy["central"]
     for name, value in RunResult.read(summary["run"]).arrays.items():
@@ -472,10 +481,11 @@ def test_flower_itself_runs_it_to_the_same_model(as_json: Callable[..., Any], qu
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "fedadam", "central_clipping": "adaptive", "site_sampling": "poisson", "fraction_train": 0.5},
-        {"central_noise": "sqrt-toeplitz", "min_separation": 2, "sites_per_round": 2},
+        {"strategy": "fedadam", "central.clipping": "adaptive", "participation.sampling": "poisson",
+        "participation.fraction": 0.5},
+        {"central.noise": "sqrt-toeplitz", "participation.min-separation": 2, "participation.sites": 2},
         {"strategy": "fedavgm", "strategy_options": "server-momentum=0.9",
-         "central_weights": "hospital-1=1, hospital-2=2, hospital-3=2, hospital-4=0.5"},
+         "central.weights": "hospital-1=1, hospital-2=2, hospital-3=2, hospital-4=0.5"},
     ],
 )  # fmt: skip
 def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -502,7 +512,8 @@ def test_a_run_killed_between_charge_and_aggregate_has_spent_what_it_released_an
         "    if number == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return clipped(self, sent, replies, number)\n"
         "CentralDP._clipped = dies\n"
-        f"Federation().run(dataset='breast-cancer', rounds=3, local_steps=2, out={str(tmp_path / 'dead')!r}, **{CENTRAL!r})\n"
+        f"Federation().run(dataset='breast-cancer', rounds=3, training={{'local_steps': 2}}, "
+        f"out={str(tmp_path / 'dead')!r}, **{CENTRAL!r})\n"
     )
     done = python("-c", script)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -535,18 +546,24 @@ def test_a_run_does_not_go_on_without_its_servers_ledger(quick: Quick, tmp_path:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"standardise": "measured"}, "statistics of patients tell of whole hospitals"),
-        ({"secure_aggregation": True}, "set central-epsilon to 0 and give secure-noise"),
+        ({"data.standardise": "measured"}, "statistics of patients tell of whole hospitals"),
+        ({"secure.aggregation": True}, "set central.epsilon to 0 and give secure.noise"),
         ({"strategy": "fedmedian"}, "FedMedian does not start from their mean"),
-        ({"site_sampling": "poisson", "min_separation": 2}, "set min-separation to 1"),
-        ({"central_delta": 0.25}, "'central-delta' has the value 0.25, which must be below 1/hospitals; 4 take part"),
-        ({"central_weights": "hospital-1=2"}, "no weight for hospital-2, hospital-3, hospital-4"),
-        ({"central_weights": "hospital-1=0"}, "a positive weight for each hospital"),
-        ({"central_weights": ""}, "a positive weight for each hospital"),
-        ({"central_noise": "pink"}, "'central-noise' has the value 'pink'"),
-        ({"central_noise": "sqrt-toeplitz", "central_clipping": "adaptive"}, "set central-clipping to 'fixed'"),
-        ({"central_noise": "sqrt-toeplitz", "site_sampling": "poisson"}, "set site-sampling to 'fixed'"),
-        ({"central_epsilon": 1e-9, "central_delta": 1e-12}, "'central-epsilon' has the value 1e-09"),
+        (
+            {"participation.sampling": "poisson", "participation.min-separation": 2},
+            "set participation.min-separation to 1",
+        ),
+        ({"central.delta": 0.25}, "'central.delta' has the value 0.25, which must be below 1/hospitals; 4 take part"),
+        ({"central.weights": "hospital-1=2"}, "no weight for hospital-2, hospital-3, hospital-4"),
+        ({"central.weights": "hospital-1=0"}, "a positive weight for each hospital"),
+        ({"central.weights": ""}, "a positive weight for each hospital"),
+        ({"central.noise": "pink"}, "'central.noise' has the value 'pink'"),
+        ({"central.noise": "sqrt-toeplitz", "central.clipping": "adaptive"}, "set central.clipping to 'fixed'"),
+        (
+            {"central.noise": "sqrt-toeplitz", "participation.sampling": "poisson"},
+            "set participation.sampling to 'fixed'",
+        ),
+        ({"central.epsilon": 1e-9, "central.delta": 1e-12}, "'central.epsilon' has the value 1e-09"),
     ],
 )
 def test_impossible_combinations_are_one_sentence_before_any_run(
@@ -558,7 +575,7 @@ def test_impossible_combinations_are_one_sentence_before_any_run(
 
 
 def test_real_hospitals_are_sampled_from_entropy_where_epsilon_counts_on_it() -> None:
-    config = Federation().with_options(**CENTRAL, site_sampling="poisson", fraction_train=0.5).config
+    config = Federation().with_options(**CENTRAL, participation={"sampling": "poisson", "fraction": 0.5}).config
     template = {"node": 1, "schema": None, "delta": 1e-3, "budget": 1.0, "relation": "add-remove", "accountant": "pld"}
     for simulated in (True, False):
         sites = [Site(index=i, name=f"h{i}", simulated=simulated, **template) for i in range(64)]  # type: ignore[arg-type]

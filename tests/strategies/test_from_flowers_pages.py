@@ -38,7 +38,12 @@ class DecayedAdagrad(Decayed, FedAdagrad):
     """The same over the strategy that the tutorial takes."""
 
 
-PLAIN: dict[str, Any] = {"dp": False, "momentum": 0.0, "local_steps": 1, "learning_rate": 0.5}
+PLAIN: dict[str, Any] = {
+    "privacy.dp": False,
+    "training.momentum": 0.0,
+    "training.local-steps": 1,
+    "training.learning-rate": 0.5,
+}
 
 
 def test_the_rate_that_it_sets_is_the_one_that_hospitals_step_with(quick: Quick) -> None:

@@ -28,10 +28,10 @@ from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Silent
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.strategies.ditto import Ditto
 from polyclinic.training import classification
-from polyclinic.training.personal import Personal
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import SiteWork, TrainSettings, own_arrays
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays
 
 Quick = Callable[..., RunResult]
@@ -43,8 +43,8 @@ def deep(features: int, classes: int, widths: tuple[int, ...]) -> nn.Module:
 
 
 FEDBN: dict[str, Any] = {"strategy": "fedbn", "model": f"{__name__}:deep"}
-HEADS: dict[str, Any] = {"model": "mlp", "local_layers": "2.*"}
-DITTO: dict[str, Any] = {"strategy": "ditto", "personal_mu": 0.5}
+HEADS: dict[str, Any] = {"model": "mlp", "strategy": "fedper"}
+DITTO: dict[str, Any] = {"strategy": "ditto", "strategy_options": "pull=0.5"}
 
 
 class Listening(LocalGrid):
@@ -62,7 +62,7 @@ class Listening(LocalGrid):
 
 
 def listen(home: Path, **options: Any) -> tuple[Outcome, list[dict[str, Arrays]]]:
-    config = RunConfig.build({"rounds": 2, "local_steps": 2}, options)
+    config = RunConfig.build({"rounds": 2, "training.local-steps": 2}, options)
     grid = Listening(AppReference("polyclinic.client_app"), 4, config.flat())
     grid.merges = False
     outcome = federate(grid, config, "r", home)
@@ -75,7 +75,11 @@ def kept(home: Path, site: str, number: int = 2) -> Arrays:
 
 @pytest.mark.parametrize(
     ("options", "local"),
-    [(FEDBN, NORM), (HEADS, {"2.weight", "2.bias"}), (HEADS | {"upload": "difference", "upload_share": 0.5}, None)],
+    [
+        (FEDBN, NORM),
+        (HEADS, {"2.weight", "2.bias"}),
+        (HEADS | {"upload.form": "difference", "upload.share": 0.5}, None),
+    ],
 )
 def test_the_server_never_receives_what_stays(tmp_path: Path, options: dict[str, Any], local: set[str] | None) -> None:
     outcome, heard = listen(tmp_path, **options)
@@ -160,17 +164,16 @@ START: Arrays = {name: value.numpy() for name, value in initialise(build, torch_
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_all_trainers_begin_and_pull_alike(optimizer: str) -> None:
     """Own normalisation layers, and personal models on top of them, over two rounds with noise."""
-    task, found = Personal(classification, 0.7), {}
+    updates: dict[str, list[SiteUpdate]] = {}
     for engine in ("functional", "opacus"):
         states: list[Arrays] = [{} for _ in range(3)]
         for turn in (1, 2):
             own = {name: np.full_like(START[name], turn) for name in NORM}
             sites = [replace(site, kept=state, own=own) for site, state in zip(work(3, turn), states, strict=True)]
-            chosen = settings(engine=engine, double=True, optimizer=optimizer, proximal_mu=0.3)
-            updates = task.train(build, START, sites, chosen)
-            states = [update.kept for update in updates]
-        found[engine] = updates
-    for ours, theirs in zip(found["functional"], found["opacus"], strict=True):
+            chosen = settings(engine=engine, double=True, optimizer=optimizer, local=Ditto.Local(0.7))
+            updates[engine] = classification.train(build, START, sites, chosen)
+            states = [update.kept for update in updates[engine]]
+    for ours, theirs in zip(updates["functional"], updates["opacus"], strict=True):
         assert set(ours.kept) == set(theirs.kept) and ours.steps == theirs.steps == 8
         for mine, other in ((ours.arrays, theirs.arrays), (ours.kept, theirs.kept)):
             for name, value in other.items():
@@ -180,14 +183,14 @@ def test_all_trainers_begin_and_pull_alike(optimizer: str) -> None:
 def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_what_was_sent() -> None:
     """Li et al. 2021b, Algorithm 1, without privacy and over all patients, against steps written out."""
     chosen = settings(noise_multiplier=None, sample_rate=1.0, double=True)
-    task, (site,) = Personal(classification, 0.7), work(1)
+    both, (site,) = replace(chosen, local=Ditto.Local(0.7)), work(1)
     site = replace(site, public_patients=None)
-    (first,) = task.train(build, START, [site], chosen)
+    (first,) = classification.train(build, START, [site], both)
     (plain,) = classification.train(build, START, [site], chosen)
     for name, value in plain.arrays.items():
         np.testing.assert_array_equal(first.arrays[name], value)
     sent = {name: value + 0.05 for name, value in START.items()}
-    (second,) = task.train(build, sent, [replace(site, kept=first.kept)], chosen)
+    (second,) = classification.train(build, sent, [replace(site, kept=first.kept)], both)
     module, rows = build().double(), site.rows
     module.load_state_dict({name: torch.from_numpy(value) for name, value in own_arrays(first.kept).items()})
     for _ in range(chosen.local_steps):
@@ -212,7 +215,7 @@ class Stops(Silent):
 
 @pytest.mark.parametrize("options", [FEDBN, DITTO])
 def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, options: dict[str, Any]) -> None:
-    options = options | {"rounds": 4, "sites_per_round": 3}
+    options = options | {"rounds": 4, "participation.sites": 3}
     whole = quick(**options)
     with pytest.raises(PolyclinicError, match="lights"):
         quick(progress=Stops(), out=str(tmp_path / "stopped"), **options)
@@ -223,10 +226,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, op
 
 
 def test_what_is_shared_can_be_summed_secretly_or_noised_centrally(quick: Quick) -> None:
-    plain, secret = quick(**HEADS), quick(**HEADS, secure_aggregation=True)
+    plain, secret = quick(**HEADS), quick(**HEADS, secure={"aggregation": True})
     np.testing.assert_allclose(secret.arrays["0.weight"].numpy(), plain.arrays["0.weight"].numpy(), atol=1e-4)
     assert secret.pooled["loss"] == pytest.approx(plain.pooled["loss"], abs=1e-3)
-    central: dict[str, Any] = {"central_epsilon": 5.0, "standardise": "none", "patients_per_site": 80}
+    central: dict[str, Any] = {"central.epsilon": 5.0, "data.standardise": "none", "privacy.patients-per-site": 80}
     noised = quick(**HEADS, **central)
     np.testing.assert_array_equal(noised.arrays["2.weight"].numpy(), plain.arrays["2.weight"].numpy())
     assert not torch.equal(noised.arrays["0.weight"], plain.arrays["0.weight"])
@@ -243,14 +246,15 @@ def test_personal_models_cost_more_noise_and_local_layers_none(quick: Quick) -> 
     [
         ({"strategy": "fedbn", "model": "mlp"}, "has no normalisation layers to keep"),
         (
-            {"local_layers": "head.*"},
-            r"names 'head.\*', which no array of the model matches; they are 0.weight, 0.bias",
+            {"strategy": "fedper", "strategy_options": "layers=head.*"},
+            r"the layers 'head.\*', which no array of the model matches; they are 0.weight, 0.bias",
         ),
-        ({"local_layers": "*"}, "leaves no array of the model to share"),
-        ({**DITTO, "local_layers": "0.bias"}, "a personal model is a hospital's own as a whole"),
+        ({"strategy": "fedper", "strategy_options": "layers=*"}, "leaves no array of the model to share"),
+        ({**DITTO, "strategy_options": "layers=0.bias"}, "'layers', which Ditto does not take"),
+        ({**DITTO, "strategy_options": "pull=-1"}, "pull must be a number of at least 0"),
         ({**DITTO, "task": "objective-perturbation"}, "take another strategy"),
-        ({**DITTO, "batching": "cyclic"}, "set batching to 'poisson'"),
-        ({"strategy": "fedbn", "model": f"{__name__}:mixing", "dp": False}, "mixes patients within a batch"),
+        ({**DITTO, "training.batching": "cyclic"}, "set training.batching to 'poisson'"),
+        ({"strategy": "fedbn", "model": f"{__name__}:mixing", "privacy.dp": False}, "mixes patients within a batch"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(

@@ -13,8 +13,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from polyclinic import Federation
 from polyclinic.arrays import to_record
-from polyclinic.client.checks import control_variate
-from polyclinic.config import RunConfig, train_settings
+from polyclinic.client.checks import beside
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -28,16 +27,23 @@ from polyclinic.privacy.streams import keyed_stream
 from polyclinic.programs import program_of
 from polyclinic.server.progress import Silent
 from polyclinic.server.replies import problem
+from polyclinic.strategies.ditto import Ditto
+from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification
-from polyclinic.training.control import Controlled
-from polyclinic.training.personal import Personal
+from polyclinic.training.auditing.views import HalfAround
+from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
 Quick = Callable[..., RunResult]
 Floats = np.ndarray
-PLAIN: dict[str, Any] = {"dp": False, "sample_rate": 1.0, "local_steps": 3, "learning_rate": 0.5}
+PLAIN: dict[str, Any] = {
+    "privacy.dp": False,
+    "training.sample-rate": 1.0,
+    "training.local-steps": 3,
+    "training.learning-rate": 0.5,
+}
 
 
 def patients(result: RunResult) -> dict[str, Rows]:
@@ -69,13 +75,13 @@ def algorithm_1(result: RunResult, option: str, took_part: Sequence[set[str]]) -
         ways, changes = [], []
         for site in sorted(cohort):
             y = list(x)
-            for _ in range(config.local_steps):
+            for _ in range(config.training.local_steps):
                 found = gradient(rows[site], *y)
                 y = [
-                    a - config.learning_rate * (g - mine + all_)
+                    a - config.training.learning_rate * (g - mine + all_)
                     for a, g, mine, all_ in zip(y, found, own[site], c, strict=True)
                 ]
-            length = config.local_steps * config.learning_rate
+            length = config.training.local_steps * config.training.learning_rate
             ii = [mine - all_ + (a - b) / length for mine, all_, a, b in zip(own[site], c, x, y, strict=True)]
             new = ii if option == "update" else list(gradient(rows[site], *x))
             ways.append([b - a for a, b in zip(x, y, strict=True)])
@@ -88,7 +94,9 @@ def algorithm_1(result: RunResult, option: str, took_part: Sequence[set[str]]) -
 
 @pytest.mark.parametrize(("option", "cohort"), [("update", 0), ("update", 2), ("gradient", 2)])
 def test_it_is_the_papers_algorithm(quick: Quick, option: str, cohort: int) -> None:
-    result = quick(strategy="scaffold", rounds=5, control_variate=option, sites_per_round=cohort, **PLAIN)
+    result = quick(
+        strategy="scaffold", rounds=5, strategy_options=f"variate={option}", participation={"sites": cohort}, **PLAIN
+    )
     told = result.rounds[result.rounds.bytes_up.notna()]
     took_part = [set(told[told["round"] == number].site) for number in range(1, 6)]
     assert all(len(sites) == (cohort or 4) for sites in took_part)
@@ -101,14 +109,14 @@ def test_it_ends_where_the_hospitals_objectives_balance_and_fedavg_does_not(quic
 
     def slope(strategy: str) -> float:
         options = PLAIN | {
-            "local_steps": 20,
+            "training.local-steps": 20,
             "rounds": 40,
-            "evaluate_every": 40,
+            "evaluation.every": 40,
             "partitioner": "dirichlet",
             "alpha": 0.3,
-            "standardise": "measured",
+            "data.standardise": "measured",
         }
-        result = quick(strategy=strategy, weight_decay=0.1, strategy_options="", **options)
+        result = quick(strategy=strategy, training={"weight_decay": 0.1}, strategy_options="", **options)
         model = [result.arrays[name].numpy().astype(float) for name in ("0.weight", "0.bias")]
         found = [np.concatenate([g.ravel() for g in gradient(rows, *model)]) for rows in patients(result).values()]
         penalty = 0.1 * np.concatenate([value.ravel() for value in model])
@@ -142,91 +150,96 @@ def build() -> torch.nn.Module:
 
 
 START: Arrays = {name: value.numpy() for name, value in initialise(build, 3).items()}
-CONTROL: Arrays = {name: np.full_like(value, 0.1) for name, value in START.items()}
+CHANGE: Arrays = {name: np.full_like(value, 0.1) for name, value in START.items()}
+CONTROL: dict[str, Arrays] = {"control": CHANGE}
 
 
 @pytest.mark.parametrize("variate", ["update", "gradient"])
-def test_all_trainers_give_the_same_models_and_control_variates(variate: Any) -> None:
-    task, found = Controlled(classification, variate), {}
+def test_all_trainers_give_the_same_models_and_control_variates(variate: str) -> None:
+    updates: dict[str, list[SiteUpdate]] = {}
     for engine in ("linear", "functional", "opacus"):
-        kept: list[Arrays] = [{} for _ in range(3)]
+        states: list[Arrays] = [{} for _ in range(3)]
         for turn in (1, 2):
-            sites = [replace(site, kept=own) for site, own in zip(work(3, turn, control=CONTROL), kept, strict=True)]
-            updates = task.train(build, START, sites, settings(engine=engine, double=True))
-            kept = [update.kept for update in updates]
-        found[engine] = updates
+            sites = [replace(site, kept=own) for site, own in zip(work(3, turn, beside=CONTROL), states, strict=True)]
+            chosen = settings(engine=engine, double=True, local=Scaffold.Local(variate))
+            updates[engine] = classification.train(build, START, sites, chosen)
+            states = [update.kept for update in updates[engine]]
     for engine in ("linear", "functional"):
-        for ours, theirs in zip(found[engine], found["opacus"], strict=True):
-            assert set(ours.control) == set(START) and set(ours.kept) == {f"control.{name}" for name in START}
-            for part in ("arrays", "control", "kept"):
-                for name, value in getattr(theirs, part).items():
-                    np.testing.assert_allclose(getattr(ours, part)[name], value, atol=1e-6)
-                    assert part == "arrays" or np.abs(value).max() > 0
+        for ours, theirs in zip(updates[engine], updates["opacus"], strict=True):
+            assert set(ours.beside["control"]) == set(START) and set(ours.kept) == {"local.control"}
+            parts = (
+                (ours.arrays, theirs.arrays),
+                (ours.beside["control"], theirs.beside["control"]),
+                (ours.kept, theirs.kept),
+            )
+            for place, (mine, other) in enumerate(parts):
+                for name, value in other.items():
+                    np.testing.assert_allclose(mine[name], value, atol=1e-6)
+                    assert place == 0 or np.abs(value).max() > 0
 
 
 def test_a_variate_that_is_not_finite_leaves_the_hospitals_as_it_was() -> None:
-    first = Controlled(classification).train(build, START, work(1, control=CONTROL), settings())[0]
-    sites = [replace(site, kept=first.kept) for site in work(1, control=CONTROL)]
-    wild = Controlled(classification).train(build, START, sites, settings(learning_rate=1e38, noise_multiplier=1e6))[0]
+    half = Scaffold.Local()
+    first = classification.train(build, START, work(1, beside=CONTROL), settings(local=half))[0]
+    sites = [replace(site, kept=first.kept) for site in work(1, beside=CONTROL)]
+    wild = classification.train(build, START, sites, settings(learning_rate=1e38, noise_multiplier=1e6, local=half))[0]
     assert not all(np.isfinite(value).all() for value in wild.arrays.values())
-    for name, value in wild.control.items():
+    for value in wild.beside["control"].values():
         np.testing.assert_array_equal(value, 0)
-        np.testing.assert_array_equal(wild.kept[f"control.{name}"], first.kept[f"control.{name}"])
+    np.testing.assert_array_equal(wild.kept["local.control"], first.kept["local.control"])
 
 
 # ---- what it costs
 
 
-@dataclass
-class Spy:
-    """Classification that notes what each of its looks at the records costs."""
-
-    name: str = "spy"
-    seen: list[DpEvent] = field(default_factory=list)
-
-    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
-        return classification.event(settings, begun)
-
-    def check(self, *arguments: Any) -> None: ...
-
-    def train(self, build: Any, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
-        self.seen.append(classification.event(settings))
-        return classification.train(build, arrays, work, settings)
-
-    def evaluate(self, build: Any, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        return classification.evaluate(build, arrays, rows)
+HALVES: list[tuple[LocalHalf, DpEvent]] = [
+    (Scaffold.Local(), dpsgd_event(0.1, 1.0, 10)),
+    (Scaffold.Local("gradient"), ComposedDpEvent([dpsgd_event(0.1, 1.0, 10), GaussianDpEvent(10.0)])),
+    (Ditto.Local(), dpsgd_event(0.1, 1.0, 20)),
+]
 
 
-@pytest.mark.parametrize(
-    ("wrapped", "looks"),
-    [
-        (lambda spy: Controlled(spy), 1),
-        (lambda spy: Controlled(spy, "gradient"), 2),
-        (lambda spy: Personal(spy, 0.1), 2),
-    ],
-)
-def test_golden_20_every_look_at_the_records_is_charged(wrapped: Callable[[Any], Any], looks: int) -> None:
-    spy = Spy()
-    task = wrapped(spy)
-    task.train(build, START, work(2, control=CONTROL if isinstance(task, Controlled) else {}), settings())
-    assert len(spy.seen) == looks
-    assert epsilon(task.event(settings()), 1e-3) == pytest.approx(epsilon(ComposedDpEvent(spy.seen), 1e-3), rel=1e-9)
+@pytest.mark.parametrize(("half", "cost"), HALVES)
+def test_golden_20_every_look_at_the_records_is_charged(half: LocalHalf, cost: DpEvent) -> None:
+    asked = settings(sample_rate=0.1, noise_multiplier=1.0, local_steps=10, local=half)
+    assert epsilon(classification.event(asked), 1e-3) == pytest.approx(epsilon(cost, 1e-3), rel=1e-9)
+    looks = Counting(half)
+    classification.train(build, START, work(2, beside=CONTROL), replace(asked, local=looks))
+    assert looks.made == {one.name: one.gradients for one in half.passes(asked)}
 
 
-def test_option_i_costs_one_gaussian_sum_over_all_patients_more() -> None:
+@dataclass(frozen=True)
+class Counting(HalfAround):
+    """A half that counts the gradients which another one asks for."""
+
+    made: dict[str, int] = field(default_factory=dict)
+
+    def round(self, sites: Sites) -> Trained:
+        counting, plain = self, sites.gradient
+
+        def gradient(models: torch.Tensor, name: str = "", penalty: Any = None) -> torch.Tensor:
+            counting.made[name] = counting.made.get(name, 0) + 1
+            return plain(models, name, penalty)
+
+        sites.gradient = gradient  # type: ignore[method-assign]
+        return self.half.round(sites)
+
+
+def test_option_i_costs_more_than_option_ii() -> None:
     asked = settings(sample_rate=0.1, noise_multiplier=1.0, local_steps=10)
-    steps = dpsgd_event(0.1, 1.0, 10)
-    assert Controlled(classification).event(asked) == steps
-    more = Controlled(classification, "gradient").event(asked)
-    assert more == ComposedDpEvent([steps, GaussianDpEvent(10.0)])
+    steps, more = (
+        classification.event(replace(asked, local=half)) for half in (Scaffold.Local(), Scaffold.Local("gradient"))
+    )
     assert epsilon(more, 1e-3) > 1.01 * epsilon(steps, 1e-3)
 
 
-@pytest.mark.parametrize("values", [{"strategy": "scaffold", "control_variate": "gradient"}, {"strategy": "ditto"}])
+@pytest.mark.parametrize(
+    "values", [{"strategy": "scaffold", "strategy_options": "variate=gradient"}, {"strategy": "ditto"}]
+)
 def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, values: dict[str, Any]) -> None:
     result = quick(rounds=3, **values)
     noise = result.privacy["noise_multiplier"]
-    once = program_of(result.config).price(train_settings(result.config, noise))
+    once = program_of(result.config).price(program_of(result.config).settings(noise))
     for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
         rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
         whole = epsilon(SelfComposedDpEvent(once, 3), 1e-3)
@@ -247,7 +260,7 @@ class Stops(Silent):
 
 @pytest.mark.parametrize("variate", ["update", "gradient"])
 def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, variate: str) -> None:
-    options = {"rounds": 4, "strategy": "scaffold", "control_variate": variate, "sites_per_round": 3}
+    options = {"rounds": 4, "strategy": "scaffold", "strategy_options": f"variate={variate}", "participation.sites": 3}
     whole = quick(**options)
     with pytest.raises(PolyclinicError, match="lights"):
         quick(progress=Stops(), out=str(tmp_path / "stopped"), **options)
@@ -259,7 +272,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(quick: Quick, tmp_path: Path, va
 
 def test_compression_and_a_learning_rate_of_the_server_go_with_it(quick: Quick) -> None:
     one = quick(strategy="scaffold", rounds=3)
-    near = quick(strategy="scaffold", rounds=3, upload="difference", upload_precision="half")
+    near = quick(strategy="scaffold", rounds=3, upload={"form": "difference", "precision": "half"})
     np.testing.assert_allclose(near.arrays["0.weight"].numpy(), one.arrays["0.weight"].numpy(), atol=5e-3)
     slow = quick(strategy="scaffold", rounds=3, strategy_options="server-learning-rate=0.5")
     assert not torch.allclose(slow.arrays["0.weight"], one.arrays["0.weight"], atol=1e-2)
@@ -268,15 +281,19 @@ def test_compression_and_a_learning_rate_of_the_server_go_with_it(quick: Quick) 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"momentum": 0.9}, "set optimizer to 'sgd' and momentum to 0"),
-        ({"optimizer": "adam"}, "set optimizer to 'sgd' and momentum to 0"),
-        ({"strategy": "fedavg", "control_variate": "gradient"}, "only scaffold has control variates"),
-        ({"control_variate": "gradient", "batching": "cyclic"}, "set batching to 'poisson'"),
+        ({"training.momentum": 0.9}, "set training.optimizer to 'sgd' and momentum to 0"),
+        ({"training.optimizer": "adam"}, "set training.optimizer to 'sgd' and momentum to 0"),
+        ({"strategy": "fedavg", "strategy_options": "variate=gradient"}, "'variate', which FedAvg does not take"),
+        ({"strategy_options": "variate=gradient", "training.batching": "cyclic"}, "set training.batching to 'poisson'"),
         ({"task": "output-perturbation"}, "take another strategy"),
-        ({"secure_aggregation": True}, "would leave without masks"),
-        ({"central_epsilon": 2.0, "standardise": "none", "patients_per_site": 9}, "does not start from their mean"),
+        ({"secure.aggregation": True}, "would leave without masks"),
+        (
+            {"central.epsilon": 2.0, "data.standardise": "none", "privacy.patients-per-site": 9},
+            "does not start from their mean",
+        ),
         ({"strategy_options": "hospitals=3"}, "'hospitals', which the round loop decides"),
-        ({"strategy_options": "server-learning-rate=-1"}, "server-learning-rate must be positive"),
+        ({"strategy_options": "server-learning-rate=-1"}, "server-learning-rate must be a number above 0"),
+        ({"strategy_options": "variate=steps"}, "variate must be 'update' or 'gradient'"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(quick: Quick, values: Mapping[str, Any], words: str) -> None:
@@ -285,21 +302,21 @@ def test_what_does_not_go_with_it_is_refused(quick: Quick, values: Mapping[str, 
 
 
 def test_a_hospital_wants_the_servers_variate_and_a_server_a_fitting_change() -> None:
-    config = RunConfig(strategy="scaffold")
-    with pytest.raises(ConfigError, match="no ArrayRecord named 'control'"):
-        control_variate(RecordDict({"arrays": to_record(START)}), config, START)
+    half = Scaffold.Local()
+    with pytest.raises(ConfigError, match="no ArrayRecord named 'beside.control'"):
+        beside(RecordDict({"arrays": to_record(START)}), half, START)
     for wrong in ({"0.bias": np.zeros(9)}, {"none": np.zeros(1)}, {"0.bias": np.full(5, np.nan)}):
         with pytest.raises(ConfigError, match="is not finite, or not of the model's shape"):
-            control_variate(RecordDict({"control": to_record(wrong)}), config, START)
+            beside(RecordDict({"beside.control": to_record(wrong)}), half, START)
 
     def reply(change: Arrays) -> Message:
         records = {
             "arrays": to_record(START),
             "metrics": MetricRecord({"num-examples": 1.0}),
-            "control": to_record(change),
+            "beside.control": to_record(change),
         }
         return Message(RecordDict(records), 1, "train")
 
-    assert problem(reply(CONTROL), START) is None
+    assert problem(reply(CHANGE), START) is None
     assert "missing" in str(problem(reply({"0.bias": np.zeros(5)}), START))
-    assert "not finite" in str(problem(reply(CONTROL | {"0.bias": np.full_like(START["0.bias"], np.inf)}), START))
+    assert "not finite" in str(problem(reply(CHANGE | {"0.bias": np.full_like(START["0.bias"], np.inf)}), START))

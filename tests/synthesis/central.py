@@ -70,5 +70,5 @@ def train_centrally(
 
 def settings_of(game: Game, noise_multiplier: float | None = None) -> TrainSettings:
     """The hospitals' settings that a run of the game takes where nothing is given."""
-    config = RunConfig.build({"task": "synthesis", "model": game.name, "dp": noise_multiplier is not None})
+    config = RunConfig.build({"task": "synthesis", "model": game.name, "privacy.dp": noise_multiplier is not None})
     return replace(train_settings(config, noise_multiplier), loss=game.loss)

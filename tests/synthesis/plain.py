@@ -45,7 +45,7 @@ class Plain:
     def question(self, round: int, state: Arrays) -> Arrays:
         return {"shift": state.get("means", np.zeros((self.layout.classes, self.layout.width)))}
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         return self.layout.classes * self.layout.width
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:

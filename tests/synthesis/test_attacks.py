@@ -103,7 +103,7 @@ def test_a_choice_is_made_for_a_game_alone_and_of_no_more_than_the_policy_lets_i
     # Under another task's name a policy without synthesis answered, even of records that chained equations had mixed.
     game = RunConfig.build({"task": "synthesis", "model": "gan"})
     hospital = make_hospital(tmp_path, f"{POLICY}most-parameters = 17\n")
-    mixed = RunConfig.build({"imputation": "mice", "dp": False})
+    mixed = RunConfig.build({"data.imputation": "mice", "privacy.dp": False})
     for config, words in (
         (RunConfig(), "of a game"),
         (mixed, "of a game"),
@@ -117,7 +117,7 @@ def test_a_choice_is_made_for_a_game_alone_and_of_no_more_than_the_policy_lets_i
 
 def test_noise_on_averages_is_never_called_private() -> None:
     config = RunConfig.build(
-        {"task": "synthesis", "model": "tests.synthesis.test_attacks:published", "method-kind": "game"}
+        {"task": "synthesis", "model": "tests.synthesis.test_attacks:published", "synthesis.kind": "game"}
     )
     with pytest.raises(ConfigError, match="keeps no epsilon"):
         Games(config).game(LAYOUT)
@@ -134,7 +134,9 @@ def narrow(layout: Layout, bias: float = 0.0) -> Game:
 
 def test_a_strangers_game_is_made_again_by_the_stranger() -> None:
     name = "tests.synthesis.test_attacks:narrow"
-    config = RunConfig.build({"task": "synthesis", "model": name, "method-kind": "game", "method-options": "bias=0.5"})
+    config = RunConfig.build(
+        {"task": "synthesis", "model": name, "synthesis.kind": "game", "synthesis.options": "bias=0.5"}
+    )
     game = Games(config).game(LAYOUT)
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
     assert drawn.options()["game"] == name
@@ -151,6 +153,10 @@ class _Ranked:
     layout: Layout = LAYOUT
     name: str = "ranked"
     rounds: int = 1
+    numbers: int = 1
+
+    def size(self, round: int, question: Arrays) -> int:
+        return self.numbers
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         return np.arange(patients, dtype=np.float64)[:, None] % 2
@@ -161,18 +167,34 @@ def test_a_method_that_mixes_patients_is_refused() -> None:
         SumsTask(_Ranked()).asked({"round": np.array([1])})  # type: ignore[arg-type]
 
 
+def test_a_method_whose_vectors_are_not_of_the_size_that_it_says_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Ones(_Ranked):
+        def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
+            return np.ones((patients, 1))
+
+    ones: Any = Ones
+    SumsTask(ones()).asked({"round": np.array([1])})
+    with pytest.raises(ConfigError, match="sums 1 numbers, but says that it sums 2"):
+        SumsTask(ones(numbers=2)).asked({"round": np.array([1])})
+
+
 def test_a_choice_of_single_hospitals_is_not_among_what_noise_in_sums_covers() -> None:
-    secure = {"secure-aggregation": True, "secure-noise": 1.0, "patients-per-site": 100, "dp": False}
+    secure = {"secure.aggregation": True, "secure.noise": 1.0, "privacy.patients-per-site": 100, "privacy.dp": False}
     game = {"task": "synthesis", "model": "gan", "sites": 5} | secure
     RunConfig.build(game)
     with pytest.raises(ConfigError, match="leaves by itself"):
-        RunConfig.build(game | {"candidates": 2})
+        RunConfig.build(game | {"synthesis.candidates": 2})
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_certificate_says_on_whom_its_epsilon_rests(shared: bool) -> None:
     private = {"epsilon": 1.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld"}
-    summary = {"privacy": private | {"composition": "one"}, "metrics": {"sites": {}}, "shared_noise": shared}
+    summary = {
+        "privacy": private | {"composition": "one"},
+        "metrics": {"sites": {}},
+        "shared_noise": shared,
+    }
     said = certificate(summary, "run", {}, {"sets": 1})["statement"]
     assert (SHARED in said) is shared
 
@@ -187,7 +209,7 @@ def test_a_games_own_words_never_stand_for_what_the_run_spent() -> None:
 
 
 def test_a_published_game_says_in_the_summary_what_it_really_guarantees() -> None:
-    config = RunConfig.build({"task": "synthesis", "model": "wgan-paper", "dp": False})
+    config = RunConfig.build({"task": "synthesis", "model": "wgan-paper", "privacy.dp": False})
     game = wgan(LAYOUT)
     drawn = GeneratedRows(LAYOUT, game, (first_state(game, LAYOUT, 0).weights,), np.ones(LAYOUT.classes))
     said = Games(config).guarantee(drawn, [100])
@@ -206,8 +228,8 @@ def test_a_patient_with_very_many_rows_takes_no_more_memory_at_once(monkeypatch:
     size = method.size(1, {})
     patient = np.repeat(np.arange(12), [1, 2, 300, 0, 1, 1, 1, 1, 7, 1, 1, 20])
     z = rows_of(LAYOUT, mixed(len(patient), 0))
-    whole = clipped_total(method, 1, {}, size, z, patient, 12)
+    whole = clipped_total(method, 1, {}, z, patient, 12)
     assert asked_of == [len(z)]
     monkeypatch.setattr(sums, "_AT_ONCE", 5 * size)
-    np.testing.assert_allclose(clipped_total(method, 1, {}, size, z, patient, 12), whole, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(clipped_total(method, 1, {}, z, patient, 12), whole, rtol=1e-9, atol=1e-12)
     assert max(asked_of[1:]) <= 5 and sum(asked_of[1:]) == len(z)

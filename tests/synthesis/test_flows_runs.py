@@ -25,7 +25,7 @@ from polyclinic.training.density import DensityTask
 from polyclinic.training.task import SiteWork
 
 Run = Callable[..., RunResult]
-SMALL = {"task": "synthesis", "model": "maf", "method-options": "transforms=2, hidden=8", "local-steps": 2}
+SMALL = {"task": "synthesis", "model": "maf", "synthesis.options": "transforms=2, hidden=8", "training.local-steps": 2}
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def run(tmp_path: Path) -> Run:
         usual = {
             "rounds": 3,
             "sites": 3,
-            "synthetic-rows": 100,
-            "baselines": False,
-            "quality": False,
-            "evaluate-every": 3,
+            "synthesis.rows": 100,
+            "synthesis.baselines": False,
+            "synthesis.quality": False,
+            "evaluation.every": 3,
         }
         return Federation.from_dataset("trial", out=str(tmp_path)).run(
             **(SMALL | {"pictures": False} | usual | options)
@@ -47,14 +47,14 @@ def run(tmp_path: Path) -> Run:
 
 
 def rows_of_run(result: RunResult) -> FlowRows:
-    hospitals = max(result.config.condition_hospitals, 1)
+    hospitals = max(result.config.synthesis.condition_hospitals, 1)
     found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml"), hospitals))
     assert isinstance(found, FlowRows)
     return found
 
 
 def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
-    result = run(sites=1, patients_per_site=150)
+    result = run(sites=1, privacy={"patients_per_site": 150})
     config = result.config
     shard = load_shards(dataset_named("trial"), 1, "natural", 0, 1.0)[0]
     recipe = Densities(config).recipe(Layout.of(shard.schema))
@@ -75,7 +75,7 @@ def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
 
 
 def test_a_run_pays_for_counts_and_steps_and_ends_in_rows(run: Run) -> None:
-    result = run(epsilon=2.0, condition_hospitals=3)
+    result = run(privacy={"epsilon": 2.0}, synthesis={"condition_hospitals": 3})
     plan = calibrate(result.config)
     assert epsilon(plan.total_event, 1e-3) <= 2.0
     for site in result.summary["statement"]["sites"].values():
@@ -90,9 +90,9 @@ def test_a_run_pays_for_counts_and_steps_and_ends_in_rows(run: Run) -> None:
 
 
 def test_rows_are_drawn_by_an_average_over_rounds(run: Run) -> None:
-    plain = {"dp": False, "sites": 1, "evaluate-every": 1}
+    plain = {"privacy.dp": False, "sites": 1, "evaluation.every": 1}
     first, second = (rows_of_run(run(rounds=rounds, **plain)).flow for rounds in (1, 2))
-    averaged = run(rounds=2, method_options="transforms=2, hidden=8, ema=0.5", **plain)
+    averaged = run(rounds=2, **plain, **{"synthesis.options": "transforms=2, hidden=8, ema=0.5"})
     for name, value in rows_of_run(averaged).flow.items():
         np.testing.assert_array_equal(averaged.arrays[name].numpy(), second[name])
         np.testing.assert_allclose(value, (0.25 * first[name] + 0.5 * second[name]) / 0.75, atol=1e-6)
@@ -100,8 +100,9 @@ def test_rows_are_drawn_by_an_average_over_rounds(run: Run) -> None:
 
 def test_hospitals_share_the_noise_in_a_secure_sum(run: Run) -> None:
     result = run(
-        model="nsf", method_options="transforms=1, hidden=4, bins=4", rounds=1, secure_aggregation=True, shared_noise=True,
-        optimizer="sgd", **{"local-steps": 1, "sample-rate": 1.0, "learning-rate": 0.1, "evaluate-every": 1},
+        model="nsf", rounds=1, secure={"aggregation": True, "shared_noise": True},
+        **{"synthesis.options": "transforms=1, hidden=4, bins=4", "training.optimizer": "sgd", "training.local-steps": 1,
+        "training.sample-rate": 1.0, "training.learning-rate": 0.1, "evaluation.every": 1},
     )  # fmt: skip
     assert result.privacy["epsilon"] <= 3.0
     assert rows_of_run(result).sample(10, np.random.default_rng(0)).shape[0] == 10
@@ -110,11 +111,11 @@ def test_hospitals_share_the_noise_in_a_secure_sum(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method-options": "blocks=3"}, "has no option 'blocks'"),
-        ({"method-options": "hidden=0"}, "whole number from 1 to 4096"),
-        ({"candidates": 2}, "generators of a game"),
-        ({"strategy": "ditto"}, "averages what hospitals send"),
-        ({"model": "mfa", "method-kind": "density"}, "known are maf, nsf"),
+        ({"synthesis.options": "blocks=3"}, "has no option 'blocks'"),
+        ({"synthesis.options": "hidden=0"}, "whole number from 1 to 4096"),
+        ({"synthesis.candidates": 2}, "generators of a game"),
+        ({"strategy": "ditto"}, "changes the steps that hospitals take"),
+        ({"model": "mfa", "synthesis.kind": "density"}, "known are maf, nsf"),
     ],
 )
 def test_bad_options_are_refused_before_a_run(run: Run, options: dict[str, Any], words: str) -> None:

@@ -41,7 +41,7 @@ from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.central import train_centrally
 
 Run = Callable[..., RunResult]
-GAN = {"task": "synthesis", "model": "gan", "learning-rate": 1.0, "max-grad-norm": 10.0}
+GAN = {"task": "synthesis", "model": "gan", "training.learning-rate": 1.0, "privacy.max-grad-norm": 10.0}
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def run(tmp_path: Path) -> Run:
         usual = {
             "rounds": 3,
             "sites": 2,
-            "synthetic-rows": 100,
-            "baselines": False,
-            "quality": False,
-            "evaluate-every": 3,
+            "synthesis.rows": 100,
+            "synthesis.baselines": False,
+            "synthesis.quality": False,
+            "evaluation.every": 3,
         }
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**(GAN | {"pictures": False} | usual | options))
 
@@ -71,12 +71,18 @@ def generators(result: RunResult) -> GeneratedRows:
     [
         {},
         pytest.param(
-            {"local-steps": 2, "sample-rate": 0.5, "optimizer": "adam", "weight-decay": 0.1}, marks=pytest.mark.slow
+            {
+                "training.local-steps": 2,
+                "training.sample-rate": 0.5,
+                "training.optimizer": "adam",
+                "training.weight-decay": 0.1,
+            },
+            marks=pytest.mark.slow,
         ),
     ],
 )
 def test_one_hospital_is_the_central_trainer_bit_for_bit(run: Run, options: dict[str, Any]) -> None:
-    result = run(sites=1, patients_per_site=150, **options)
+    result = run(sites=1, privacy={"patients_per_site": 150}, **options)
     config = result.config
     shard = load_shards(dataset_named("trial"), 1, "natural", 0, 1.0)[0]
     layout = Layout.of(shard.schema)
@@ -94,7 +100,7 @@ def test_one_hospital_is_the_central_trainer_bit_for_bit(run: Run, options: dict
 
 
 def test_epsilon_is_of_the_counts_the_critics_steps_and_the_choice(run: Run) -> None:
-    result = run(epsilon=2.0, candidates=3, selected=1)
+    result = run(privacy={"epsilon": 2.0}, synthesis={"candidates": 3, "selected": 1})
     plan = calibrate(result.config)
     assert epsilon(plan.total_event, 1e-3) <= 2.0
     for site in result.summary["statement"]["sites"].values():
@@ -110,17 +116,17 @@ def test_hospitals_that_share_the_noise_have_less_of_it(run: Run) -> None:
     def distance(result: RunResult) -> float:
         return float(sum(np.abs(value.numpy() - exact[name].numpy()).sum() for name, value in result.arrays.items()))
 
-    one = {"rounds": 1, "sites": 4, "evaluate-every": 1}
-    exact = run(dp=False, **one).arrays
+    one = {"rounds": 1, "sites": 4, "evaluation.every": 1}
+    exact = run(privacy={"dp": False}, **one).arrays
     apart = run(**one)
-    shared = run(secure_aggregation=True, shared_noise=True, **one)
+    shared = run(secure={"aggregation": True, "shared_noise": True}, **one)
     assert shared.privacy["epsilon"] <= 3.0
     assert distance(shared) < distance(apart)
 
 
 def test_a_generator_that_diverges_is_taken_back_and_nothing_is_charged_twice(run: Run) -> None:
     good = run(rounds=2)
-    wild = run(rounds=2, method_options="learning-rate=1e30, schedule=constant")
+    wild = run(rounds=2, synthesis={"options": "learning-rate=1e30, schedule=constant"})
     for site, statement in wild.summary["statement"]["sites"].items():
         assert statement["epsilon"] == good.summary["statement"]["sites"][site]["epsilon"]
     assert any("the generator diverged and was taken back" in note for note in wild.summary["notes"])
@@ -133,12 +139,17 @@ def normed(layout: Layout) -> Game:
 
 
 def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:
-    result = run(model="tests.synthesis.test_games_runs:normed", method_kind="game", dp=False, rounds=1)
+    result = run(
+        model="tests.synthesis.test_games_runs:normed",
+        synthesis={"kind": "game"},
+        privacy={"dp": False},
+        rounds=1,
+    )
     assert not result.summary["dropouts"] and not result.summary["unchanged"]
 
 
 def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: Path) -> None:
-    result = run(model="dpgan-paper", dp=False, rounds=1)
+    result = run(model="dpgan-paper", privacy={"dp": False}, rounds=1)
     says = result.summary["synthesis"]["guarantee"]
     assert "states an epsilon" in says and says in html.unescape((result.path / "report.html").read_text())
     certificate = json.loads(synthesize(result.path, 3, tmp_path / "rows.csv").read_text())
@@ -146,7 +157,7 @@ def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: 
 
 
 def test_a_run_shows_simple_methods_beside_the_game(run: Run) -> None:
-    result = run(baselines=True, rounds=1, **{"evaluate-every": 1})
+    result = run(rounds=1, **{"evaluation.every": 1, "synthesis.baselines": True})
     beside = result.summary["synthesis"]["baselines"]
     assert beside["moments"]["auroc"] > 0.6
     page = (result.path / "report.html").read_text()
@@ -183,13 +194,13 @@ def test_the_best_few_are_found_and_cost_epsilon_whatever_their_number() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"candidates": 5}, "a round gives one generator"),
-        ({"candidates": 3, "selected": 3}, "of fewer than there are"),
-        ({"candidates": 3, "selection-epsilon": 3.0}, "of which it is a part"),
-        ({"method-options": "steeps=3"}, "no option 'steeps'"),
-        ({"central-epsilon": 1.0, "patients-per-site": 100}, "whole hospitals are not covered"),
-        ({"batching": "cyclic", "sample-rate": 0.5}, "noise over time"),
-        ({"epsilon": 0.01, "rounds": 3, "max-grad-norm": 0.0}, "max-grad-norm"),
+        ({"synthesis.candidates": 5}, "a round gives one generator"),
+        ({"synthesis.candidates": 3, "synthesis.selected": 3}, "of fewer than there are"),
+        ({"synthesis.candidates": 3, "synthesis.selection-epsilon": 3.0}, "of which it is a part"),
+        ({"synthesis.options": "steeps=3"}, "no option 'steeps'"),
+        ({"central.epsilon": 1.0, "privacy.patients-per-site": 100}, "whole hospitals are not covered"),
+        ({"training.batching": "cyclic", "training.sample-rate": 0.5}, "noise over time"),
+        ({"privacy.epsilon": 0.01, "rounds": 3, "privacy.max-grad-norm": 0.0}, "max-grad-norm"),
     ],
 )  # fmt: skip
 def test_a_game_that_cannot_be_is_refused_before_a_folder_is_made(
@@ -205,7 +216,9 @@ POLICY = 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["synthesis"]\nallowed-mod
 
 def test_a_real_hospital_trains_a_critic_and_refuses_what_generates_nothing(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, POLICY)
-    config = RunConfig.build(GAN | {"rounds": 2, "sample-rate": 1.0, "local-steps": 1, "momentum": 0.0})
+    config = RunConfig.build(
+        GAN | {"rounds": 2, "training.sample-rate": 1.0, "training.local-steps": 1, "training.momentum": 0.0}
+    )
     schema = Schema.from_dict(SCHEMA)
     layout = Layout.of(schema)
     game = Games(config).game(layout)

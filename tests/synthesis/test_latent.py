@@ -38,7 +38,7 @@ def test_no_vector_is_longer_than_one() -> None:
     for round in range(1, 5):
         question = method.question(round, state)
         found = method.contributions(round, question, z, patient, 70)
-        assert found.shape == (70, method.size(round, state))
+        assert found.shape == (70, method.size(round, question))
         assert np.linalg.norm(found, axis=1).max() <= 1.0 + 1e-12
         state = method.absorb(round, state, found.mean(axis=0), 0.0)
 

@@ -63,9 +63,11 @@ def run(method: Marginals, z: Floats, noise: float, seed: int = 1) -> Arrays:
     rng, patients = np.random.default_rng(seed), len(z)
     state: Arrays = {"classes": np.full(method.layout.classes, 1 / method.layout.classes)}
     for round in range(1, method.rounds + 1):
-        size, question = method.size(round, state), method.question(round, state)
-        total = clipped_total(method, round, question, size, z, np.arange(patients), patients)
-        state = method.absorb(round, state, (total + noise * rng.standard_normal(size)) / patients, noise / patients)
+        question = method.question(round, state)
+        total = clipped_total(method, round, question, z, np.arange(patients), patients)
+        state = method.absorb(
+            round, state, (total + noise * rng.standard_normal(len(total))) / patients, noise / patients
+        )
     return state
 
 

@@ -148,7 +148,7 @@ def test_contributions_are_the_counts_that_numpy_finds() -> None:
         for a, b in [(0, 4), (2, 9)]
     ]
     np.testing.assert_allclose(total, np.concatenate(expected))
-    assert method.size(3, state) == len(total)
+    assert method.size(3, question) == len(total)
 
 
 def test_cells_lost_in_noise_are_merged_with_neighbours_and_nothing_else() -> None:

@@ -40,8 +40,9 @@ def test_no_vector_is_longer_than_one(options: dict[str, object]) -> None:
     state = {"centre": np.zeros(layout.label.start), "absent": np.zeros(layout.label.start)}
     state["variance"] = state["centre"] + 0.3
     for round in range(1, method.rounds + 1):
-        found = method.contributions(round, method.question(round, state), z, patient, 70)
-        assert found.shape == (70, method.size(round, state))
+        question = method.question(round, state)
+        found = method.contributions(round, question, z, patient, 70)
+        assert found.shape == (70, method.size(round, question))
         assert np.linalg.norm(found, axis=1).max() <= 1.0 + 1e-12
 
 

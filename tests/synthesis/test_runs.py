@@ -34,7 +34,14 @@ Run = Callable[..., RunResult]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def call(**options: Any) -> RunResult:
-        usual = {"task": "synthesis", "model": PLAIN, "rounds": 2, "sites": 3, "synthetic_rows": 200, "quality": False}
+        usual = {
+            "task": "synthesis",
+            "model": PLAIN,
+            "rounds": 2,
+            "sites": 3,
+            "synthesis.rows": 200,
+            "synthesis.quality": False,
+        }
         return Federation.from_dataset("trial", out=str(tmp_path)).run(**({"pictures": False} | usual | options))
 
     return call
@@ -57,13 +64,13 @@ def test_one_hospital_is_a_curator_and_many_are_one(run: Run) -> None:
         patients = sum(shard.train.patients for shard in mine)
         central = fit_centrally(Plain(layout), z, np.arange(len(z)), patients, 0.0, np.random.default_rng(0))
         assert isinstance(central, PlainRows)
-        found = rows_of(run(sites=sites, dp=False))
+        found = rows_of(run(sites=sites, privacy={"dp": False}))
         np.testing.assert_allclose(found.means, central.means, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(found.classes, central.classes, rtol=1e-12)
 
 
 def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
-    result = run(epsilon=2.0)
+    result = run(privacy={"epsilon": 2.0})
     plan = calibrate(result.config)
     assert epsilon(plan.total_event, 1e-3) <= 2.0
     for site in result.summary["statement"]["sites"].values():
@@ -77,8 +84,8 @@ def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_noise_that_is_told_is_the_noise_that_is_there(run: Run) -> None:
-    exact = rows_of(run(dp=False))
-    many = [run(seed=0, epsilon=1.0 + 1e-6 * number) for number in range(3)]
+    exact = rows_of(run(privacy={"dp": False}))
+    many = [run(seed=0, privacy={"epsilon": 1.0 + 1e-6 * number}) for number in range(3)]
     # Other noise multipliers by a hair, and so other releases of the same records.
     layout = exact.layout
     stds = []
@@ -92,7 +99,7 @@ def test_the_noise_that_is_told_is_the_noise_that_is_there(run: Run) -> None:
 
 
 def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> None:
-    result = run(condition_hospitals=3, model="moments", rounds=1, epsilon=50.0)
+    result = run(synthesis={"condition_hospitals": 3}, model="moments", rounds=1, privacy={"epsilon": 50.0})
     layout = Layout.of(Schema.from_toml(result.path / "schema.toml"), 3)
     assert layout.classes == 6
     shards = load_shards(dataset_named("trial"), 3, "natural", 0, 1.0)
@@ -102,16 +109,16 @@ def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> No
         assert abs(pd.read_csv(out)["age"].mean() - (65 + 25 * shard.train.x[:, 1].mean())) < 1.5
     with pytest.raises(ConfigError, match="allowed are"):
         synthesize(result.path, 10, tmp_path / "x.csv", condition="hospital=4:10")
-    with pytest.raises(ConfigError, match="condition-hospitals"):
-        run(condition_hospitals=2)
+    with pytest.raises(ConfigError, match="synthesis.condition-hospitals"):
+        run(synthesis={"condition_hospitals": 2})
 
 
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param({"workers": 2}, marks=pytest.mark.slow),
-        pytest.param({"secure_aggregation": True}, marks=pytest.mark.slow),
-        {"secure_aggregation": True, "shared_noise": True},
+        pytest.param({"secure.aggregation": True}, marks=pytest.mark.slow),
+        {"secure.aggregation": True, "secure.shared-noise": True},
     ],
 )
 def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -> None:
@@ -120,7 +127,7 @@ def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -
     if options == {"workers": 2}:
         assert (result.path / SYNTHESIZER).read_bytes() == (run().path / SYNTHESIZER).read_bytes()
     else:
-        exact = rows_of(run(dp=False)).means
+        exact = rows_of(run(privacy={"dp": False})).means
         clear = np.abs(rows_of(run()).means - exact).mean()
         found = np.abs(rows_of(result).means - exact).mean()
         assert found < (0.95 if "shared_noise" in options else 2.0) * clear
@@ -144,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
     whole = run()
     with pytest.raises(Stopped):
         Federation.from_dataset("trial", out=str(tmp_path)).run(
-            task="synthesis", model=PLAIN, rounds=2, sites=3, synthetic_rows=200, progress=Watcher()
+            task="synthesis", model=PLAIN, rounds=2, sites=3, synthesis={"rows": 200}, progress=Watcher()
         )
     again = Federation.resume(Watcher.folder)
     assert (again.path / SYNTHESIZER).read_bytes() == (whole.path / SYNTHESIZER).read_bytes()
@@ -154,20 +161,20 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"standardise": "public"}, "standardise is 'public' but task is 'synthesis'"),
-        ({"imputation": "constant"}, "imputation is 'constant' but task is 'synthesis'"),
-        ({"strategy": "qfedavg", "dp": False}, "which averages what hospitals send"),
-        ({"sample_rate": 0.5}, "which no step or strategy changes"),
-        ({"model": "mixture", "rounds": 1, "secure_aggregation": True}, "keeps hospitals' sums apart"),
-        ({"candidates": 3}, "a choice is among at least 2 generators of a game"),
-        ({"method_options": "scales=3"}, "no option 'scales'; allowed are scale, "),
-        ({"model": "moments", "method_options": "radios=3"}, "allowed are radius, .* Did you mean 'radius'"),
+        ({"data.standardise": "public"}, "standardise is 'public' but task is 'synthesis'"),
+        ({"data.imputation": "constant"}, "imputation is 'constant' but task is 'synthesis'"),
+        ({"strategy": "qfedavg", "privacy.dp": False}, "which averages what hospitals send"),
+        ({"training.sample-rate": 0.5}, "which no step or strategy changes"),
+        ({"model": "mixture", "rounds": 1, "secure.aggregation": True}, "keeps hospitals' sums apart"),
+        ({"synthesis.candidates": 3}, "a choice is among at least 2 generators of a game"),
+        ({"synthesis.options": "scales=3"}, "no option 'scales'; allowed are scale, "),
+        ({"model": "moments", "synthesis.options": "radios=3"}, "allowed are radius, .* Did you mean 'radius'"),
         ({"model": "gam"}, "mixture, marginals, gan, .* Did you mean 'gan'"),
         ({"model": "tests.synthesis.plain:Nothing"}, "does not load"),
         ({"model": "momints"}, "known are"),
-        ({"model": "tests.synthesis.plain:PlainRows", "method_options": "means=1, classes=2"}, "which lacks rounds"),
-        ({"condition_hospitals": 2}, "condition-hospitals is 2 but sites is 3"),
-        ({"task": "classification", "model": "logistic", "method_options": "a=1"}, "only with the task synthesis"),
+        ({"model": "tests.synthesis.plain:PlainRows", "synthesis.options": "means=1, classes=2"}, "which lacks rounds"),
+        ({"synthesis.condition-hospitals": 2}, "synthesis.condition-hospitals is 2 but sites is 3"),
+        ({"task": "classification", "model": "logistic", "synthesis.options": "a=1"}, "only with the task synthesis"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(
@@ -195,34 +202,36 @@ def test_a_real_hospital_answers_one_sum_with_noise_and_refuses_what_is_no_quest
     size = 2 * layout.width
     good = {"round": np.array([1]), "shift": np.zeros((2, layout.width))}
     for question, arrays, words in (
-        ({}, {"sum": np.zeros(size)}, "'round' must be one number from 1 to 2"),
-        (good | {"round": np.array([3])}, {"sum": np.zeros(size)}, "'round' must be one number from 1 to 2"),
-        (good | {"shift": np.full((2, layout.width), np.nan)}, {"sum": np.zeros(size)}, "not finite"),
-        (good | {"shift": np.zeros((5, 3))}, {"sum": np.zeros(size)}, "is not one that plain can answer"),
-        (good, {"sum": np.zeros(size + 1)}, f"has {size + 1} numbers; the method plain sums {size}"),
-        (good, {"sum": np.ones(size)}, "one array 'sum' of zeros"),
-        (good, {"other": np.zeros(size)}, "one array 'sum' of zeros"),
+        ({}, {}, "'round' must be one number from 1 to 2"),
+        (good | {"round": np.array([3])}, {}, "'round' must be one number from 1 to 2"),
+        (good | {"shift": np.full((2, layout.width), np.nan)}, {}, "not finite"),
+        (good | {"shift": np.zeros((5, 3))}, {}, "is not one that plain can answer"),
+        (good, {"sum": np.zeros(size)}, "A round of sums has no model, but the message holds sum"),
+        (good, {"0.weight": np.ones((2, 3)), "0.bias": np.ones(2)}, "holds 0.bias, 0.weight"),
     ):
         reply = _asked(hospital, question, arrays)
         assert words in (reply.error.reason or "")
         assert not (tmp_path / "home" / "ledger.sqlite").exists()
-    first, again = (_asked(hospital, good, {"sum": np.zeros(size)}) for _ in range(2))
+    first, again = (_asked(hospital, good, {}) for _ in range(2))
     sums = [reply.content["arrays"]["sum"].numpy() for reply in (first, again)]
     np.testing.assert_array_equal(*sums)
     assert first.content["polyclinic"]["epsilon"] == pytest.approx(epsilon(gaussian_event(2.0), 1e-3), rel=1e-3)
     other = make_hospital(tmp_path, POLICY.replace('"synthesis"', '"classification"'))
-    assert "the policy allows the tasks classification" in (_asked(other, good, {"sum": np.zeros(size)}).error.reason)
+    assert "the policy allows the tasks classification" in _asked(other, good, {}).error.reason
 
 
 @pytest.mark.parametrize("given", [
-    {}, {"task": "synthesis"}, {"task": "synthesis", "model": PLAIN, "rounds": 30}, {"strategy": "fedprox", "local-steps": 1},
-    {"task": "objective-perturbation", "rounds": 30}, {"optimizer": "rmsprop", "momentum": 0.9},
+    {}, {"task": "synthesis"}, {"task": "synthesis", "model": PLAIN, "rounds": 30}, {"strategy": "fedprox",
+    "training.local-steps": 1},
+    {"task": "objective-perturbation", "rounds": 30}, {"training.optimizer": "rmsprop", "training.momentum": 0.9},
 ])  # fmt: skip
 def test_flowers_packaged_defaults_count_as_not_given(given: dict[str, Any]) -> None:
-    """``flwr run`` hands on every key of the app: what was given over the defaults, and what is meant at its default."""
-    config = RunConfig.build(given)
-    packaged = RunConfig().flat()
-    meant = {"meant": config.flat()["meant"]}
-    assert RunConfig.from_flower(packaged | given | meant) == config
+    """``flwr run`` hands on every key of the app: what was given over the defaults."""
+    config, packaged = RunConfig.build(given), RunConfig.packaged()
+    assert RunConfig.from_flower(packaged | given) == config
+    assert RunConfig.from_flower(packaged | config.for_flower()) == config
+    assert set(config.for_flower()) <= {"task", "strategy", *given}
+    other = packaged | {"rounds": 7, "strategy": "fedadam", "training.momentum": 0.25}
+    assert RunConfig.from_flower(other | config.for_flower(other)) == config
     assert RunConfig.from_flower(config.flat()) == config
     assert RunConfig.build(config.flat()) == config

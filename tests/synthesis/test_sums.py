@@ -25,7 +25,7 @@ class _Means:
     def question(self, round: int, state: Arrays) -> Arrays:
         return {}
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         return 3
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
@@ -43,10 +43,10 @@ ANY = st.floats(width=64, allow_nan=True, allow_infinity=True)
 
 @given(arrays.arrays(np.float64, (6, 3), elements=ANY), arrays.arrays(np.int64, 6, elements=st.integers(0, 3)))
 def test_one_patient_moves_a_sum_by_at_most_one(z: Floats, patient: Ints) -> None:
-    together = clipped_total(_Means(), 1, {}, 3, z, patient, 4)
+    together = clipped_total(_Means(), 1, {}, z, patient, 4)
     for gone in range(4):
         kept = patient != gone
-        without = clipped_total(_Means(), 1, {}, 3, z[kept], patient[kept], 4)
+        without = clipped_total(_Means(), 1, {}, z[kept], patient[kept], 4)
         assert np.linalg.norm(together - without) <= 1.0
 
 
@@ -54,7 +54,7 @@ def test_short_vectors_are_summed_as_they_are() -> None:
     z = np.random.default_rng(0).normal(0, 0.1, (50, 3))
     patient = np.random.default_rng(1).integers(0, 20, 50)
     means = [z[patient == one].mean(0) for one in range(20) if (patient == one).any()]
-    np.testing.assert_allclose(clipped_total(_Means(), 1, {}, 3, z, patient, 20), np.sum(means, axis=0), rtol=1e-8)
+    np.testing.assert_allclose(clipped_total(_Means(), 1, {}, z, patient, 20), np.sum(means, axis=0), rtol=1e-8)
 
 
 def test_noisy_counts_make_a_distribution() -> None:

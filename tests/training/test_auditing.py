@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +19,16 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.noise import noise_process
 from polyclinic.privacy.streams import generator, keyed_stream
+from polyclinic.strategies.ditto import Ditto
+from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification
 from polyclinic.training.auditing.audit import audit
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.auditing.checks import findings, noise, sampling, sensitivity, steps
 from polyclinic.training.auditing.faults import FAULTS, NO_FAULT, fault_named
 from polyclinic.training.auditing.subject import Subject
-from polyclinic.training.control import Controlled
 from polyclinic.training.convex import OBJECTIVE, OUTPUT
-from polyclinic.training.personal import Personal
+from polyclinic.training.local import PLAIN, LocalHalf, Sites, Trained
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
@@ -244,35 +245,33 @@ def test_a_model_that_mixes_patients_is_refused_where_no_fault_was_planted() -> 
         audit(mixing, 50, (20,))
 
 
-TWICE: dict[str, Any] = {"ditto": Personal(classification, 0.1), "scaffold": Controlled(classification, "gradient")}
+TWICE: dict[str, LocalHalf] = {"personal": Ditto.Local(), "control": Scaffold.Local("gradient")}
 
 
 def twice(name: str, fault: str | None = None) -> Subject:
-    """A strategy's task that looks at the records twice in a round, with what both cost."""
-    made = subject(TWICE[name], fault, optimizer="sgd")
-    return replace(made, rounds=4, epsilon=epsilon(SelfComposedDpEvent(TWICE[name].event(made.settings), 4), DELTA))
+    """Training that looks at the records twice in a round, with what both cost; ``name`` is that of the second pass."""
+    made = subject(fault=fault, optimizer="sgd", local=TWICE[name])
+    return replace(made, rounds=4, epsilon=epsilon(SelfComposedDpEvent(made.task.event(made.settings), 4), DELTA))
 
 
 @pytest.mark.parametrize("name", TWICE)
 def test_what_a_hospital_makes_of_its_records_a_second_time_is_audited_too(name: str) -> None:
     correct, wrong = twice(name), twice(name, "second-noise-off")
-    second = {"ditto": "personal model", "scaffold": "control variate"}[name]
-    found = {finding.name: finding.passed for finding in findings(correct)}
-    assert all(found.values()) and {f"noise size ({second})", f"sample rate ({second})"} < set(found)
-    assert [finding.name for finding in noise(wrong) if not finding.passed] == [f"noise size ({second})"]
+    passed = {finding.name: finding.passed for finding in findings(correct)}
+    assert all(passed.values()) and {f"noise size ({name})", f"sample rate ({name})"} < set(passed)
+    assert [finding.name for finding in noise(wrong) if not finding.passed] == [f"noise size ({name})"]
     assert guess(wrong, 300, (150,), 0.95, True).epsilon_lower > wrong.epsilon + 0.5
     with pytest.raises(ConfigError, match="twice in a round"):
         audit(subject(fault="second-noise-off"), 50, (20,))
 
 
 def test_a_second_look_that_is_not_charged_or_draws_the_first_ones_noise_is_caught() -> None:
-    class Free(Personal):
-        def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
-            return self.task.event(settings, begun)
+    def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
+        return classification.event(replace(settings, local=PLAIN), begun)
 
-    class Alike(Personal):
-        def train(self, build: Any, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> Any:
-            return super().train(build, arrays, [replace(site, noise=Repeated(site.noise)) for site in work], settings)
+    def alike(build: Any, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+        same = [replace(site, noise=Repeated(site.noise)) for site in work]
+        return classification.train(build, arrays, same, settings)
 
     class Repeated:
         def __init__(self, stream: Any) -> None:
@@ -282,9 +281,30 @@ def test_a_second_look_that_is_not_charged_or_draws_the_first_ones_noise_is_caug
             self.first = self.stream.normal(size) if self.first is None else self.first
             return self.first
 
-    free, alike = (replace(twice("ditto"), task=kind(classification, 0.1)) for kind in (Free, Alike))  # type: ignore[arg-type]
-    assert not steps(free).passed and steps(twice("ditto")).passed
-    assert "noise independence" in {finding.name for finding in noise(alike) if not finding.passed}
+    free, repeated = task(classification.train), task(alike)
+    free.event = event
+    assert not steps(replace(twice("personal"), task=free)).passed and steps(twice("personal")).passed
+    caught = {finding.name for finding in noise(replace(twice("personal"), task=repeated)) if not finding.passed}
+    assert "noise independence" in caught
+
+
+def test_a_half_cannot_make_more_gradients_than_its_round_is_charged_for() -> None:
+    @dataclass(frozen=True)
+    class Greedy(LocalHalf):
+        def round(self, sites: Sites) -> Trained:
+            trained = super().round(sites)
+            return Trained(trained.model - sites.gradient(trained.model))
+
+    with pytest.raises(RuntimeError, match="more gradients than the 1"):
+        findings(subject(local=Greedy()))
+    with pytest.raises(RuntimeError, match="no pass 'more'"):
+        findings(subject(local=Elsewhere()))
+
+
+@dataclass(frozen=True)
+class Elsewhere(LocalHalf):
+    def round(self, sites: Sites) -> Trained:
+        return Trained(sites.model - sites.gradient(sites.model, "more"))
 
 
 def convex(task: Any = OUTPUT, fault: str | None = None, **changes: Any) -> Subject:

@@ -85,12 +85,12 @@ def test_a_flow_of_the_configuration_is_audited() -> None:
         "task": "synthesis",
         "model": "maf",
         "rounds": 2,
-        "local-steps": 1,
-        "method-options": "transforms=1, hidden=4",
+        "training.local-steps": 1,
+        "synthesis.options": "transforms=1, hidden=4",
     }
     subject = subject_of_config(RunConfig.build(given), seed=0)
     assert isinstance(subject, Density)
-    assert subject.epsilon == RunConfig.build(given).epsilon
+    assert subject.epsilon == RunConfig.build(given).privacy.epsilon
     with pytest.raises(ConfigError, match="white box"):
         audit(subject, 40, (20,), white_box=False)
 

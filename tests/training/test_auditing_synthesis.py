@@ -150,20 +150,20 @@ class Wide(Independent):
 class Unclipped(SumsTask):
     """A sum of vectors as they are."""
 
-    def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+    def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         method, rows = self.method, site.rows
         z = method.layout.rows(rows.x, rows.y)
         total = method.contributions(1, dict(self.question), z, rows.patient, rows.patients).sum(axis=0)
         total = total + settings.noise_scale * site.noise.normal(len(total))
-        return SiteUpdate({SUM: arrays[SUM] - total / (site.public_patients or 1.0)}, 1, 0.0, {})
+        return SiteUpdate({SUM: total / (site.public_patients or 1.0)}, 1, 0.0, {})
 
 
 class Rowwise(SumsTask):
     """Every row is clipped as if it were a patient."""
 
-    def _update(self, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+    def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         rows = Rows(site.rows.x, site.rows.y, np.arange(len(site.rows.y)), len(site.rows.y))
-        return super()._update(arrays, replace(site, rows=rows), settings)
+        return super()._update(replace(site, rows=rows), settings)
 
 
 @pytest.mark.parametrize("task", [Unclipped, Rowwise])

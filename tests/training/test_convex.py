@@ -243,8 +243,10 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
     folder = {"heart-disease": "heart_uci", "ist": "ist"}.get(dataset, "")
     if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / folder).is_dir():
         pytest.skip(f"POLYCLINIC_DATA names no folder with {folder}")
-    result = Federation.from_dataset(dataset, out=str(tmp_path)).run(task=task.name, perturbation=kind, pictures=False)
-    assert result.config.rounds == 1 and result.config.max_grad_norm == 2.0
+    result = Federation.from_dataset(dataset, out=str(tmp_path)).run(
+        task=task.name, convex={"perturbation": kind}, pictures=False
+    )
+    assert result.config.rounds == 1 and result.config.privacy.max_grad_norm == 2.0
     assert result.pooled["auroc"] > AUROC[dataset]
     ledgers = Ledger.read_all(result.path / "sites" / "ledger.sqlite")
     for site, ledger in ledgers.items():
@@ -257,11 +259,11 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
 
 def test_a_tasks_own_defaults_are_its_own() -> None:
     federation = Federation.from_dataset("breast-cancer", task="output-perturbation", seed=3)
-    assert (federation.config.rounds, federation.config.weight_decay) == (1, 0.1)
+    assert (federation.config.rounds, federation.config.training.weight_decay) == (1, 0.1)
     back = federation.with_options(task="classification").config
-    assert (back.rounds, back.weight_decay, back.seed) == (30, 0.0, 3)
-    forth = federation.with_options(rounds=2, weight_decay=0.5).with_options(seed=4).config
-    assert (forth.task, forth.rounds, forth.weight_decay) == ("output-perturbation", 2, 0.5)
+    assert (back.rounds, back.training.weight_decay, back.seed) == (30, 0.0, 3)
+    forth = federation.with_options(rounds=2, training={"weight_decay": 0.5}).with_options(seed=4).config
+    assert (forth.task, forth.rounds, forth.training.weight_decay) == ("output-perturbation", 2, 0.5)
 
 
 def test_every_round_is_charged_as_a_release_of_its_own(tmp_path: Path) -> None:
@@ -279,7 +281,10 @@ def test_every_round_is_charged_as_a_release_of_its_own(tmp_path: Path) -> None:
 
 def test_without_statistics_gamma_noise_makes_the_whole_run_pure(tmp_path: Path) -> None:
     result = Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
-        task="output-perturbation", perturbation="gamma", standardise="none", patients_per_site=80
+        task="output-perturbation",
+        convex={"perturbation": "gamma"},
+        data={"standardise": "none"},
+        privacy={"patients_per_site": 80},
     )
     for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
         (event,) = ledger.events()
@@ -291,7 +296,7 @@ def test_without_statistics_gamma_noise_makes_the_whole_run_pure(tmp_path: Path)
     ("changes", "words"),
     [
         ({"model": "mlp"}, "needs a convex model"),
-        ({"weight_decay": 0.0}, "weight-decay is 0 but task is 'output-perturbation'"),
+        ({"training.weight-decay": 0.0}, "training.weight-decay is 0 but task is 'output-perturbation'"),
         ({"task": "output-pertubation"}, "Did you mean 'output-perturbation'"),
     ],
 )

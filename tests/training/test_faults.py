@@ -16,6 +16,7 @@ from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.strategies.fedprox import Proximal
 from polyclinic.training import classification
 from polyclinic.training.auditing.checks import steps
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
@@ -89,7 +90,7 @@ def test_fault_29_a_real_record_is_clipped_apart_from_a_generated_one(engine: st
     "changes",
     [
         {"optimizer": "adam"}, {"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "rmsprop"}, {"momentum": 0.9},
-        {"denoise": "kalman"}, {"denoise": "disk"}, {"proximal_mu": 0.5},
+        {"denoise": "kalman"}, {"denoise": "disk"}, {"local": Proximal(0.5)},
     ],
     ids=str,
 )  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_count_alone_is_moved_by_one_patient_by_one() -> None:
 
 
 def test_a_usual_run_pays_for_the_number_of_patients_and_nothing_where_it_is_public(quick: Quick) -> None:
-    paid, public = quick(rounds=1), quick(rounds=1, patients_per_site=80)
+    paid, public = quick(rounds=1), quick(rounds=1, privacy={"patients_per_site": 80})
     for result, purposes in ((paid, ["statistics", "train"]), (public, ["train"])):
         assert np.all(result.arrays["standardiser.std"].numpy() == 0.5)
         for site in result.summary["statement"]["sites"].values():
@@ -48,7 +48,7 @@ def test_a_usual_run_pays_for_the_number_of_patients_and_nothing_where_it_is_pub
 
 
 def test_measured_scales_follow_the_patients(quick: Quick) -> None:
-    exact = quick(rounds=1, standardise="measured", dp=False).arrays
+    exact = quick(rounds=1, data={"standardise": "measured"}, privacy={"dp": False}).arrays
     rows = np.concatenate([shard.train.x for shard in load_shards(DATASET, 4, "label-quantity", 0, 1.0)])
     np.testing.assert_allclose(exact["standardiser.mean"].numpy(), rows.mean(0), atol=1e-6)
     np.testing.assert_allclose(exact["standardiser.std"].numpy(), rows.std(0), atol=1e-6)
@@ -57,15 +57,20 @@ def test_measured_scales_follow_the_patients(quick: Quick) -> None:
 def test_the_noise_sets_the_learning_rate_of_a_run_that_names_none(quick: Quick) -> None:
     from polyclinic.config import RunConfig, train_settings
 
-    result = quick(rounds=3, patients_per_site=80)
-    settings = train_settings(RunConfig(local_steps=2), result.summary["privacy"]["noise_multiplier"])
+    result = quick(rounds=3, privacy={"patients_per_site": 80})
+    settings = train_settings(RunConfig(training={"local_steps": 2}), result.summary["privacy"]["noise_multiplier"])
     assert result.summary["learning_rate"] == pytest.approx(usual_rate(settings, 6, 4 * 80, 4))
-    assert quick(rounds=3, patients_per_site=80, epsilon=1).summary["learning_rate"] < result.summary["learning_rate"]
-    assert quick(rounds=1, learning_rate=0.25).summary["learning_rate"] == 0.25
-    assert quick(rounds=1, dp=False).summary["learning_rate"] == 0.2
+    assert (
+        quick(rounds=3, privacy={"patients_per_site": 80, "epsilon": 1}).summary["learning_rate"]
+        < result.summary["learning_rate"]
+    )
+    assert quick(rounds=1, training={"learning_rate": 0.25}).summary["learning_rate"] == 0.25
+    assert quick(rounds=1, privacy={"dp": False}).summary["learning_rate"] == 0.2
 
 
 def test_a_given_rate_that_the_noise_would_choose_gives_the_same_model(quick: Quick) -> None:
-    chosen = quick(rounds=2, patients_per_site=80)
-    given = quick(rounds=2, patients_per_site=80, learning_rate=chosen.summary["learning_rate"])
+    chosen = quick(rounds=2, privacy={"patients_per_site": 80})
+    given = quick(
+        rounds=2, privacy={"patients_per_site": 80}, training={"learning_rate": chosen.summary["learning_rate"]}
+    )
     assert given.summary["model_sha256"] == chosen.summary["model_sha256"]

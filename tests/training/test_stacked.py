@@ -14,6 +14,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.privacy.noise import noise_process
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.strategies.fedprox import Proximal
 from polyclinic.training import classification
 from polyclinic.training.stacked.engines import Engine, choose
 from polyclinic.training.stacked.trainer import train_stacked
@@ -187,7 +188,7 @@ OPTIMIZERS = {
     "sgd": {"optimizer": "sgd", "weight_decay": 0.1},
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
     "adam": {"optimizer": "adam", "weight_decay": 0.1},
-    "proximal": {"optimizer": "sgd", "momentum": 0.5, "proximal_mu": 0.8},
+    "proximal": {"optimizer": "sgd", "momentum": 0.5, "local": Proximal(0.8)},
     "rmsprop": {"optimizer": "rmsprop", "weight_decay": 0.1},
     "rmsprop with momentum": {"optimizer": "rmsprop", "momentum": 0.9},
     "kalman": {"denoise": "kalman", "denoise_gain": 0.4, "momentum": 0.5},

@@ -69,11 +69,11 @@ DATASET = Dataset(
     schema=SCHEMA, licence=eicu.DATASET.licence, citation=eicu.DATASET.citation, patients=982, rows=982, default_sites=4,
     default_partitioner="natural", natural_sites=REGIONS, load=lambda: records(False), available=eicu.DATASET.available,
 )  # fmt: skip
-SHARED = {"secure-aggregation": True, "shared-noise": True}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 METHODS: dict[str, Mapping[str, Any]] = {
     "moments, own noise": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
-    "flow, own noise": {"model": "maf", "baselines": False},
+    "flow, own noise": {"model": "maf", "synthesis.baselines": False},
 }
 
 
@@ -93,8 +93,9 @@ def real(
         for epsilon in epsilons:
             for seed in range(min(seeds, FLOWS) if options["model"] == "maf" else seeds):
                 terms = {
-                    "dataset": f"{__name__}:DATASET", "task": "synthesis", "quality": False, "sites": len(REGIONS), "seed": seed,
-                    "epsilon": epsilon, "delta": DELTA, **options,
+                    "dataset": f"{__name__}:DATASET", "task": "synthesis", "synthesis.quality": False,
+                    "sites": len(REGIONS), "seed": seed,
+                    "privacy.epsilon": epsilon, "privacy.delta": DELTA, **options,
                 }  # fmt: skip
                 part = f"{name} {epsilon:g} {seed}"
                 result = parts.run(part, terms)

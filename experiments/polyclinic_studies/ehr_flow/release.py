@@ -158,7 +158,7 @@ def moments(
     total = deviation * rng.standard_normal(size)
     for part in table:
         z = np.concatenate([part, np.ones((len(part), 1))], axis=1)
-        total = total + clipped_total(method, 1, {}, size, z, np.arange(len(part)), len(part))
+        total = total + clipped_total(method, 1, {}, z, np.arange(len(part)), len(part))
     state = method.absorb(1, {"classes": np.ones(1)}, total / patients, deviation / patients)
     return method.synthesizer(state).sample(rows, rng)[:, : len(COLUMNS)]
 
@@ -196,7 +196,7 @@ def _work(rows: Floats, begin: Arrays, kept: Arrays, key: tuple[int, ...]) -> Si
     n = len(rows)
     own = Rows(rows, np.zeros(n, dtype=np.int64), np.arange(n), n)
     sampling, noise, layers = (keyed_stream(key[0], purpose, *key[1:]) for purpose in ("batches", "noise", "layers"))
-    return SiteWork(own, sampling, noise, float(n), kept, layers, begin=begin)
+    return SiteWork(own, sampling, noise, float(n), kept, layers, own=begin)
 
 
 def _mean(arrays: Sequence[Arrays], weights: Sequence[int]) -> Arrays:

@@ -1,1 +1,1 @@
-"""What a scale, smaller updates and private metrics do to federated classification."""
+"""What strategies, a scale, smaller updates and private metrics do to federated classification."""

@@ -14,20 +14,21 @@ from polyclinic.federation import RunResult
 from polyclinic_studies.parts import Parts
 
 SETTINGS: dict[str, Any] = {
-    "dataset": "breast-cancer", "sites": 8, "model": "mlp", "hidden": "64,32", "learning-rate": 0.1, "momentum": 0.0,
-    "sample-rate": 0.2, "rounds": 40, "dp": False,
+    "dataset": "breast-cancer", "sites": 8, "model": "mlp", "hidden": "64,32", "training.learning-rate": 0.1,
+    "training.momentum": 0.0,
+    "training.sample-rate": 0.2, "rounds": 40, "privacy.dp": False,
 }  # fmt: skip
-SMALL = {"upload": "difference", "upload-precision": "int8"}
+SMALL = {"upload.form": "difference", "upload.precision": "int8"}
 WAYS: dict[str, dict[str, Any]] = {
-    "FedSGD: one step a round": {"local-steps": 1},
-    "FedAvg: ten steps a round": {"local-steps": 10},
-    "a quarter of the hospitals a round": {"local-steps": 10, "fraction-train": 0.25},
-    "differences in half precision": {"local-steps": 10, "upload": "difference", "upload-precision": "half"},
-    "differences in 8 bits": {"local-steps": 10, **SMALL},
-    "a tenth of each difference, 8 bits": {"local-steps": 10, **SMALL, "upload-share": 0.1},
-    "FedAvg, ε = 10": {"local-steps": 10, "dp": True, "epsilon": 10.0},
+    "FedSGD: one step a round": {"training.local-steps": 1},
+    "FedAvg: ten steps a round": {"training.local-steps": 10},
+    "a quarter of the hospitals a round": {"training.local-steps": 10, "participation.fraction": 0.25},
+    "differences in half precision": {"training.local-steps": 10, "upload.form": "difference", "upload.precision": "half"},
+    "differences in 8 bits": {"training.local-steps": 10, **SMALL},
+    "a tenth of each difference, 8 bits": {"training.local-steps": 10, **SMALL, "upload.share": 0.1},
+    "FedAvg, ε = 10": {"training.local-steps": 10, "privacy.dp": True, "privacy.epsilon": 10.0},
     "a tenth of each difference, 8 bits, ε = 10": {
-        "local-steps": 10, **SMALL, "upload-share": 0.1, "dp": True, "epsilon": 10.0,
+        "training.local-steps": 10, **SMALL, "upload.share": 0.1, "privacy.dp": True, "privacy.epsilon": 10.0,
     },
 }  # fmt: skip
 GOAL = 0.15

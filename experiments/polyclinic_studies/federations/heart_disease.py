@@ -27,12 +27,14 @@ REFERENCES = {"pooled logistic regression": {"auroc": 0.881, "accuracy": 0.795},
 def run(asked: Asked, say: Say) -> Findings:
     """The experiment; its short form trains three rounds with one seed."""
     seeds = range(asked.seeds or (1 if asked.quick else SEEDS))
-    common: dict[str, Any] = {"dataset": "heart-disease", "delta": 1e-3} | ({"rounds": 3} if asked.quick else {})
+    common: dict[str, Any] = {"dataset": "heart-disease", "privacy.delta": 1e-3} | (
+        {"rounds": 3} if asked.quick else {}
+    )
     ways: dict[str, dict[str, Any]] = {
-        "no DP": {"dp": False},
-        "no DP, measured scale": {"dp": False, "standardise": "measured"},
+        "no DP": {"privacy.dp": False},
+        "no DP, measured scale": {"privacy.dp": False, "data.standardise": "measured"},
     }
-    ways |= {f"ε = {epsilon:g}": {"epsilon": epsilon} for epsilon in EPSILONS}
+    ways |= {f"ε = {epsilon:g}": {"privacy.epsilon": epsilon} for epsilon in EPSILONS}
     parts = Parts(asked.out, say)
     rows = {
         name: [_row(seed, parts.run(f"{name}-{seed}", common | way | {"seed": seed})) for seed in seeds]

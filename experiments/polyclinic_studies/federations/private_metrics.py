@@ -24,7 +24,7 @@ def run(asked: Asked, say: Say) -> Findings:
     runs = {
         dataset: [
             row for seed in range(seeds)
-            for row in _rows(parts, seed, {"dataset": dataset, "delta": delta, "seed": seed, **short})
+            for row in _rows(parts, seed, {"dataset": dataset, "privacy.delta": delta, "seed": seed, **short})
         ]
         for dataset, delta in DELTAS.items()
     }  # fmt: skip
@@ -36,7 +36,7 @@ def run(asked: Asked, say: Say) -> Findings:
 def _rows(parts: Parts, seed: int, options: dict[str, Any]) -> list[Row]:
     """The exact and the private figures of one model, pooled and of each hospital."""
     exact, private = (
-        parts.run(f"{options['dataset']}-{metrics}-{seed}", options | {"metrics": metrics}).summary
+        parts.run(f"{options['dataset']}-{metrics}-{seed}", options | {"evaluation.metrics": metrics}).summary
         for metrics in ("exact", "private")
     )
     if exact["model_sha256"] != private["model_sha256"]:

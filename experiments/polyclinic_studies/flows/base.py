@@ -54,7 +54,7 @@ class BaseMoments:
         """Nothing: the flow is known."""
         return {}
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         return self._features + len(self._pairs[0])
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
@@ -100,6 +100,6 @@ def corrected(
     Raises ConfigError as ``BaseMoments`` does.
     """
     method = BaseMoments(rows, reach)
-    total = clipped_total(method, 1, {}, method.size(1, {}), z, patient, patients)
+    total = clipped_total(method, 1, {}, z, patient, patients)
     noisy = total + noise_multiplier * rng.standard_normal(len(total))
     return method.synthesizer(method.absorb(1, {}, noisy / patients, noise_multiplier / patients))

@@ -36,11 +36,11 @@ from polyclinic_studies.tables import mean, number, spread
 EPSILON, DELTA, SEEDS = 10.0, 1e-5, 3
 # Accuracy on MNIST at epsilon 10 of a DPGAN with what it lacked (Bie et al. 2023), on another and larger data set.
 MODERN, WITHIN = 0.95, 0.015
-GAME = {"baselines": False}
+GAME = {"synthesis.baselines": False}
 # Networks of some thousand parameters, as noise grows with the root of their number; and what a processor does in minutes.
-SMALL = {"method-options": "form=table", "rounds": 60}
+SMALL = {"synthesis.options": "form=table", "rounds": 60}
 GAMES = ("dpgan", "ppgan", "dpgan-paper", "ppgan-paper")
-SHARED = {"secure-aggregation": True, "shared-noise": True}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
@@ -51,8 +51,8 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}
 PAPER: dict[str, dict[str, Any]] = {
-    "dpgan, as published": {"model": "dpgan-paper", "dp": False, **SETTINGS["dpgan-paper"], **GAME},
-    "ppgan, as published": {"model": "ppgan-paper", "dp": False, **SETTINGS["ppgan-paper"], **GAME},
+    "dpgan, as published": {"model": "dpgan-paper", "privacy.dp": False, **SETTINGS["dpgan-paper"], **GAME},
+    "ppgan, as published": {"model": "ppgan-paper", "privacy.dp": False, **SETTINGS["ppgan-paper"], **GAME},
 }
 SYSTEMS = ("DPGAN", "PPGAN")
 
@@ -129,16 +129,17 @@ def pictures(dataset: str, asked: Asked, say: Say) -> Findings:
 def plan(dataset: str, asked: Asked) -> Plan:
     """The runs of the experiment."""
     if asked.preset == "paper":
-        length = {"rounds": 2, "local-steps": 1} if asked.quick else {"rounds": 20, "local-steps": 50}
+        length = {"rounds": 2, "training.local-steps": 1} if asked.quick else {"rounds": 20, "training.local-steps": 50}
         methods: dict[str, dict[str, Any]] = {name: {**one, **length} for name, one in PAPER.items()}
     else:
         methods = {
-            name: {"epsilon": EPSILON, "delta": DELTA, **one} for name, one in (QUICK if asked.quick else SOUND).items()
+            name: {"privacy.epsilon": EPSILON, "privacy.delta": DELTA, **one}
+            for name, one in (QUICK if asked.quick else SOUND).items()
         }
     common: dict[str, Any] = {
         "dataset": dataset,
         "task": "synthesis",
-        "quality": False,
+        "synthesis.quality": False,
         "partitioner": "iid",
         "sites": asked.hospitals,
     }

@@ -29,7 +29,7 @@ from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import number, spread
 
 PAIRS, HOSPITALS = 10, 5
-SHARED = {"secure-aggregation": True, "shared-noise": True}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 MEASURES = {"accuracy": "accuracy of logistic regression", "spearman": "correlations, Spearman"}
 Measured = dict[str, float]
 
@@ -51,7 +51,7 @@ def federation(parts: Parts, asked: Asked, common: Mapping[str, Any]) -> Federat
     """
     pairs = 2 if asked.quick else PAIRS
     sites = asked.hospitals or (3 if asked.quick else HOSPITALS)
-    base = {**common, "task": "synthesis", "quality": False, "model": "moments"}
+    base = {**common, "task": "synthesis", "synthesis.quality": False, "model": "moments"}
     arms: dict[str, dict[str, Any]] = {
         "one hospital, pooled": {**base, "partitioner": "iid", "sites": 1},
         "IID hospitals, shared noise": {**base, "partitioner": "iid", "sites": sites, **SHARED},
@@ -99,7 +99,11 @@ def _best_alone(options: Mapping[str, Any], seed: int) -> Measured:
     shards = hospitals_of(options)
     real = real_patients(shards)
     alone = [
-        measured(real, _alone(shard, real.layout, float(options["epsilon"]), float(options["delta"]), seed), seed)
+        measured(
+            real,
+            _alone(shard, real.layout, float(options["privacy.epsilon"]), float(options["privacy.delta"]), seed),
+            seed,
+        )
         for shard in shards
     ]
     return {measure: max(one[measure] for one in alone) for measure in MEASURES}

@@ -33,10 +33,10 @@ from polyclinic_studies.tables import mean, number, spread
 EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 1
 MOST = 50
 GOAL_RMSE = 0.01
-GAME = {"baselines": False}
+GAME = {"synthesis.baselines": False}
 # Networks of the form for tables, as noise grows with the root of their parameters' number; and what a processor does in minutes.
-SMALL = {"method-options": "form=table", "rounds": 20}
-SHARED = {"secure-aggregation": True, "shared-noise": True}
+SMALL = {"synthesis.options": "form=table", "rounds": 20}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 INDEPENDENT = "independent"
 SOUND: dict[str, dict[str, Any]] = {
     INDEPENDENT: {"model": "independent"},
@@ -47,8 +47,8 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 QUICK: dict[str, dict[str, Any]] = {INDEPENDENT: {"model": "independent"}, "latent": {"model": "latent"}}
 PAPER: dict[str, dict[str, Any]] = {
-    "dpgan, as published": {"model": "dpgan-paper", "dp": False, **SETTINGS["dpgan-paper"], **GAME},
-    "ppgan, as published": {"model": "ppgan-paper", "dp": False, **SETTINGS["ppgan-paper"], **GAME},
+    "dpgan, as published": {"model": "dpgan-paper", "privacy.dp": False, **SETTINGS["dpgan-paper"], **GAME},
+    "ppgan, as published": {"model": "ppgan-paper", "privacy.dp": False, **SETTINGS["ppgan-paper"], **GAME},
 }
 HELD_OUT = "real, held out"
 Codes = NDArray[np.bool_]
@@ -118,15 +118,16 @@ def run(asked: Asked, say: Say) -> Findings:
 def plan(asked: Asked) -> Plan:
     """The runs of the experiment."""
     if asked.preset == "paper":
-        length = {"rounds": 2, "local-steps": 1} if asked.quick else {"rounds": 20, "local-steps": 50}
+        length = {"rounds": 2, "training.local-steps": 1} if asked.quick else {"rounds": 20, "training.local-steps": 50}
         methods: dict[str, dict[str, Any]] = {name: {**one, **length} for name, one in PAPER.items()}
     else:
         methods = {
-            name: {"epsilon": EPSILON, "delta": DELTA, **one} for name, one in (QUICK if asked.quick else SOUND).items()
+            name: {"privacy.epsilon": EPSILON, "privacy.delta": DELTA, **one}
+            for name, one in (QUICK if asked.quick else SOUND).items()
         }
     sites = asked.hospitals or (1 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
-    common = {"dataset": "icd", "task": "synthesis", "quality": False, "sites": sites}
+    common = {"dataset": "icd", "task": "synthesis", "synthesis.quality": False, "sites": sites}
     return Plan(
         common, asked.chosen(methods), tuple(range(seeds)), 10 if asked.quick else MOST, 2000 if asked.quick else 0
     )

@@ -31,30 +31,30 @@ PUBLISHED = (
 )
 CLASSIFIERS = ("lr", "rf", "svm", "knn")
 WITHIN, GOAL_SPEARMAN = 0.05, 0.56
-SHARED = {"secure-aggregation": True, "shared-noise": True}
-GAME = {"baselines": False}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
+GAME = {"synthesis.baselines": False}
 # They take minutes: of them the first simulation alone is run.
 GAMES = ("gan", "acgan", "acgan-paper")
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
-    "copula, shared noise": {"model": "moments", "method-options": "copula=true", **SHARED},
+    "copula, shared noise": {"model": "moments", "synthesis.options": "copula=true", **SHARED},
     "independent": {"model": "independent"},
     "gan, shared noise": {"model": "gan", **GAME, **SHARED},
 }
-WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {"moments, not private": {"model": "moments", "dp": False}}
+WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {"moments, not private": {"model": "moments", "privacy.dp": False}}
 QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}
 PAPER: dict[str, dict[str, Any]] = {
-    "acgan, as published": {"model": "acgan-paper", "dp": False, **SETTINGS["acgan-paper"], **GAME}
+    "acgan, as published": {"model": "acgan-paper", "privacy.dp": False, **SETTINGS["acgan-paper"], **GAME}
 }
 SHOWN = ("moments, shared noise", "gan, shared noise")
 
 
 def plan(asked: Asked) -> Study:
     """The runs of the experiment."""
-    private = {"epsilon": EPSILON, "delta": DELTA}
+    private = {"privacy.epsilon": EPSILON, "privacy.delta": DELTA}
     if asked.preset == "paper":
-        length = {"rounds": 2, "local-steps": 1} if asked.quick else {"rounds": 20, "local-steps": 50}
+        length = {"rounds": 2, "training.local-steps": 1} if asked.quick else {"rounds": 20, "training.local-steps": 50}
         methods = {name: {**one, **length} for name, one in PAPER.items()}
     else:
         chosen = QUICK if asked.quick else SOUND
@@ -62,7 +62,7 @@ def plan(asked: Asked) -> Study:
     sites = asked.hospitals or (2 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     return Study(
-        {"dataset": "mimic-hf", "sites": sites, "task": "synthesis", "quality": False}, asked.chosen(methods),
+        {"dataset": "mimic-hf", "sites": sites, "task": "synthesis", "synthesis.quality": False}, asked.chosen(methods),
         tuple(range(seeds)), tuple(MEASURED),
         1000 if asked.quick else 0, ("lr", "knn") if asked.quick else CLASSIFIERS,
         tuple(name for name in methods if methods[name]["model"] in GAMES),

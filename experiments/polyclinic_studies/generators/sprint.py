@@ -44,13 +44,19 @@ PAPERS_GAP = {"lr": -0.058, "rf": -0.052, "svm": -0.034, "knn": -0.034}
 PAPERS_SPEARMAN = 0.879
 GOAL_SPEARMAN = 0.95
 # Hospitals add shares of one noise to a sum that only they can open, as the server sees no single one.
-SHARED = {"secure-aggregation": True, "shared-noise": True}
-GAME = {"baselines": False}
+SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
+GAME = {"synthesis.baselines": False}
 # They take minutes: of them the first simulation alone is run.
 GAMES = ("gan", "acgan", "acgan-paper")
 # Each of its steps draws a generated row for every participant through the published generator: hours, were they many.
 ACGAN = "acgan, shared noise"
-FEW_STEPS = {"rounds": 30, "sample-rate": 1.0, "local-steps": 1, "learning-rate": 0.4, "momentum": 0.0}
+FEW_STEPS = {
+    "rounds": 30,
+    "training.sample-rate": 1.0,
+    "training.local-steps": 1,
+    "training.learning-rate": 0.4,
+    "training.momentum": 0.0,
+}
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
@@ -60,11 +66,11 @@ SOUND: dict[str, dict[str, Any]] = {
     "gan, shared noise": {"model": "gan", **GAME, **SHARED},
     ACGAN: {"model": "acgan", **FEW_STEPS, **GAME, **SHARED},
 }
-WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {"moments, not private": {"model": "moments", "dp": False}}
+WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {"moments, not private": {"model": "moments", "privacy.dp": False}}
 QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}
 #: The paper's settings would be 3,000,000 critic steps of one participant; this is the architecture, for some rounds.
 PAPER: dict[str, dict[str, Any]] = {
-    "acgan, as published": {"model": "acgan-paper", "dp": False, **SETTINGS["acgan-paper"], **GAME}
+    "acgan, as published": {"model": "acgan-paper", "privacy.dp": False, **SETTINGS["acgan-paper"], **GAME}
 }
 SHOWN = ("moments, shared noise", "gan, shared noise", ACGAN)
 
@@ -73,16 +79,16 @@ def plan(asked: Asked) -> Study:
     """The runs of the experiment."""
     if asked.preset == "paper":
         methods: dict[str, dict[str, Any]] = {
-            name: {**one, "rounds": 2 if asked.quick else 20, "local-steps": 1 if asked.quick else 50}
+            name: {**one, "rounds": 2 if asked.quick else 20, "training.local-steps": 1 if asked.quick else 50}
             for name, one in PAPER.items()
         }
     else:
         methods = dict(QUICK) if asked.quick else {**SOUND, **WITHOUT_PRIVACY}
-    private = {} if asked.preset == "paper" else {"epsilon": EPSILON, "delta": DELTA}
-    methods = {name: {**({} if one.get("dp") is False else private), **one} for name, one in methods.items()}
+    private = {} if asked.preset == "paper" else {"privacy.epsilon": EPSILON, "privacy.delta": DELTA}
+    methods = {name: {**({} if one.get("privacy.dp") is False else private), **one} for name, one in methods.items()}
     sites = asked.hospitals or (2 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
-    common = {"dataset": "sprint", "sites": sites, "task": "synthesis", "quality": False}
+    common = {"dataset": "sprint", "sites": sites, "task": "synthesis", "synthesis.quality": False}
     return Study(
         common, asked.chosen(methods), tuple(range(seeds)), tuple(MEASURED), 1000 if asked.quick else 0,
         ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),
@@ -112,7 +118,9 @@ def run(asked: Asked, say: Say) -> Findings:
     results: dict[str, Any] = {"methods": [plain(one) for one in found]}
     config: dict[str, Any] = chosen.as_config()
     if asked.federation:
-        federated = hospitals.federation(parts, asked, {**chosen.common, "epsilon": EPSILON, "delta": DELTA})
+        federated = hospitals.federation(
+            parts, asked, {**chosen.common, "privacy.epsilon": EPSILON, "privacy.delta": DELTA}
+        )
         targets = (*targets, *federated.targets)
         tables.append(federated.table)
         results["federation"] = federated.results

@@ -37,20 +37,25 @@ _ACGAN = (
 #: Configuration keys under which each trains as published, but for the number of rounds; codes have their own.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "acgan-paper": {
-        "rounds": 60, "sample-rate": 1 / 6_000, "local-steps": 100, "learning-rate": 2e-4, "max-grad-norm": 1e-4,
-        "optimizer": "adam",
+        "rounds": 60, "training.sample-rate": 1 / 6_000, "training.local-steps": 100, "training.learning-rate": 2e-4,
+        "privacy.max-grad-norm": 1e-4,
+        "training.optimizer": "adam",
     },
     "dpgan-paper": {
-        "rounds": 10_000, "sample-rate": 64 / 6_000, "local-steps": 5, "learning-rate": 5e-5, "optimizer": "rmsprop",
+        "rounds": 10_000, "training.sample-rate": 64 / 6_000, "training.local-steps": 5,
+        "training.learning-rate": 5e-5, "training.optimizer": "rmsprop",
     },
     "ppgan-paper": {
-        "rounds": 10_000, "sample-rate": 64 / 6_000, "local-steps": 5, "learning-rate": 5e-5, "max-grad-norm": 0.01,
+        "rounds": 10_000, "training.sample-rate": 64 / 6_000, "training.local-steps": 5,
+        "training.learning-rate": 5e-5, "privacy.max-grad-norm": 0.01,
     },
     "wgan-paper": {
-        "rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 5e-5, "optimizer": "rmsprop",
+        "rounds": 1000, "training.sample-rate": 0.1, "training.local-steps": 5, "training.learning-rate": 5e-5,
+        "training.optimizer": "rmsprop",
     },
     "wgan-gp-paper": {
-        "rounds": 1000, "sample-rate": 0.1, "local-steps": 5, "learning-rate": 1e-4, "optimizer": "adam",
+        "rounds": 1000, "training.sample-rate": 0.1, "training.local-steps": 5, "training.learning-rate": 1e-4,
+        "training.optimizer": "adam",
     },
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
@@ -21,11 +22,14 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.training import classification
 from polyclinic.training.auditing.finding import Finding
 from polyclinic.training.auditing.fixed import Fixed
+from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Floats, Reals
 from polyclinic_studies.published_games.guarantee import guarantee
 
 Build = Callable[[], nn.Module]
+# Where a site's gradient lies for ``_Given``: what ``Sites.kept`` reads under the name "gradient".
+_GRADIENT = "local.gradient"
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,15 @@ class AsPublished:
         return published_findings(subject, self)
 
 
+@dataclass(frozen=True)
+class _Given(LocalHalf):
+    """A step of each hospital's optimizer along a gradient that was made here."""
+
+    def round(self, sites: Sites) -> Trained:
+        gradient = sites.kept("gradient", torch.zeros_like(sites.model))
+        return Trained(sites.step(sites.model, gradient))
+
+
 def published_steps(
     how: AsPublished, game: Game, layout: Layout, generator: nn.Module, build: Build, arrays: Arrays, work: Sequence[SiteWork],
     settings: TrainSettings,
@@ -87,12 +100,11 @@ def published_steps(
         gradients, loss = _averages(build, arrays, now, batches, one)
         losses.append(loss)
         noisy = [_noisy(how, found, site) for found, site in zip(gradients, now, strict=True)]
-        # A step on nobody's rows: the optimizer gets the noisy gradient and nothing else.
-        empty = [
-            replace(site, rows=_nobody(batch), public_patients=1.0, control=gradient)
+        given = [
+            replace(site, rows=batch, kept={**site.kept, _GRADIENT: _flat(build, gradient)})
             for site, batch, gradient in zip(now, batches, noisy, strict=True)
         ]
-        updates = classification.train(build, arrays, empty, one)
+        updates = classification.train(build, arrays, given, replace(one, local=_Given()))
         now = [
             replace(site, own=game.clipped(update.arrays), kept=update.kept)
             for site, update in zip(now, updates, strict=True)
@@ -117,20 +129,18 @@ def _batch(
     return pairs(game, layout, z[chosen], place[rows.patient[chosen]], count, fakes)
 
 
-def _nobody(batch: Rows) -> Rows:
-    return Rows(batch.x[:0], batch.y[:0], batch.patient[:0], 0)
+def _flat(build: Build, gradient: Arrays) -> Reals:
+    return np.concatenate([gradient[name].ravel() for name, p in build().named_parameters() if p.requires_grad])
 
 
 def _averages(
     build: Build, arrays: Arrays, work: Sequence[SiteWork], batches: Sequence[Rows], one: TrainSettings
 ) -> tuple[list[Arrays], list[float]]:
     """Each batch's average gradient and loss where its site is now: what a plain step of length one goes, in float64."""
-    plain = replace(
-        one, learning_rate=1.0, optimizer="sgd", momentum=0.0, weight_decay=0.0, proximal_mu=0.0, double=True
-    )
+    plain = replace(one, learning_rate=1.0, optimizer="sgd", momentum=0.0, weight_decay=0.0, double=True)
     exact = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in arrays.items()}
     alone = [
-        replace(site, rows=batch, public_patients=max(batch.patients, 1), kept={}, control={})
+        replace(site, rows=batch, public_patients=max(batch.patients, 1), kept={})
         for site, batch in zip(work, batches, strict=True)
     ]
     updates = classification.train(build, exact, alone, plain)

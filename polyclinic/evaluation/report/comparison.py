@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_COURSES = 16
-_WHERE = {"out", "seed", "timeout", "workers", "ray-address", "meant"}  # no part of what kind of run it is
-_UTILITY = {"epsilon", "dp", "delta"}
+_WHERE = {"out", "seed", "timeout", "workers", "ray-address"}  # no part of what kind of run it is
+_UTILITY = {"privacy.epsilon", "privacy.dp", "privacy.delta"}
 
 _PAGE = """
 <header>
@@ -104,7 +104,12 @@ def _plot_courses(courses: dict[str, Course]) -> Figure:
 
 def _config(run: Run) -> dict[str, Any]:
     path = run.folder / "config.toml"
-    return read_toml(path, "configuration file") if path.is_file() else {}
+    flat: dict[str, Any] = {}
+    for key, value in (read_toml(path, "configuration file") if path.is_file() else {}).items():
+        flat |= (
+            {f"{key}.{inner}": content for inner, content in value.items()} if isinstance(value, dict) else {key: value}
+        )
+    return flat
 
 
 def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from polyclinic.evaluation.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, size, spent
-from polyclinic.evaluation.metrics import macro_average
+from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
     NOT_RELEASED,
     central_sentence,
@@ -106,6 +106,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "posterior": part(summary, "posterior"),
         "judged": judged,
         "private_metrics": _private_metrics(part(summary, "private_metrics"), unit),
+        "strategy_metrics": _strategy_metrics(summary),
         "has_undefined": "undefined" in cells,
         "has_withheld": NOT_RELEASED in cells,
         "has_missing": "–" in cells,
@@ -150,6 +151,19 @@ def _private_metrics(told: Summary, unit: str) -> dict[str, Any] | None:
             for name, row in rows
         ],
     }
+
+
+def _strategy_metrics(summary: Summary) -> dict[str, Any] | None:
+    """What the strategy itself measured in the last round in which it did."""
+    for told in reversed(summary.get("strategy_metrics") or []):
+        own = [
+            (phase, name, value)
+            for phase in ("train", "evaluate") for name, value in part(told, phase).items()
+            if name not in REPLIED and finite(value) is not None
+        ]  # fmt: skip
+        if own:
+            return {"round": told["round"], "rows": own}
+    return None
 
 
 def _has_metrics(site: Summary) -> bool:

@@ -144,6 +144,15 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 <p class="small muted">{{ private_metrics.sentence }} Each figure is of noised counts of scores, with the standard error of that
 noise; how few patients were held out adds to it. <strong>Undefined</strong>: the noise drowns the counts.</p>
 {% endif %}
+{% if strategy_metrics %}
+<h3>What the strategy measured</h3>
+<div class="scroll" role="region" tabindex="0" aria-label="Table">
+<table><thead><tr><th>Metric</th><th>Of</th><th class="num">Round {{ strategy_metrics.round | count }}</th></tr></thead><tbody>
+{% for phase, name, value in strategy_metrics.rows %}<tr><th scope="row">{{ name }}</th>
+<td>{{ "training" if phase == "train" else "evaluation" }}</td><td class="num">{{ value | figure }}</td></tr>
+{% endfor %}</tbody></table></div>
+<p class="small muted">As the strategy returned it; <code>summary.json</code> has every round.</p>
+{% endif %}
 """
 
 POSTERIOR = """{% if posterior %}

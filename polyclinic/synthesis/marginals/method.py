@@ -66,8 +66,8 @@ class Marginals:
             return {"groups": state["groups"]}
         return {"merged": state["merged"], "pairs": state[f"pairs {round}"]}
 
-    def size(self, round: int, state: Arrays) -> int:
-        return int(self._sizes(round, self.question(round, state) if round > _ALONE else {}).sum())
+    def size(self, round: int, question: Arrays) -> int:
+        return int(self._sizes(round, question).sum())
 
     def _sizes(self, round: int, question: Arrays) -> Ints:
         """(m,) cells of each marginal of a round."""

@@ -44,7 +44,7 @@ class Independent:
     def question(self, round: int, state: Arrays) -> Arrays:
         return {}
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         return self._blocks * sum(self._parts)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:

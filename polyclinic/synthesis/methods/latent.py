@@ -63,9 +63,9 @@ class Latent:
             return dict(zip(("bias", "weights"), self._beginning(state), strict=True))
         return dict(zip(("bias", "weights"), evidence(self._found(state), self._hot), strict=True))
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         if round == 2:
-            watched = len(state["watched"])
+            watched = len(question["watched"])
             return watched * (watched + 1) // 2
         return (1 if round == 1 else self.classes) * (1 + len(self._scale))
 

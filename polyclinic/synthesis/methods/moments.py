@@ -67,7 +67,7 @@ class Moments:
         """Of a second round: mean and variance of u, and how often cells are missing."""
         return {name: state[name] for name in ("centre", "variance", "absent")} if round == 2 else {}
 
-    def size(self, round: int, state: Arrays) -> int:
+    def size(self, round: int, question: Arrays) -> int:
         return 2 * self._width if round < self.rounds else self.layout.classes * sum(self._parts)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:

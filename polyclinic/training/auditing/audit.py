@@ -67,7 +67,7 @@ def audit(
 
 def _check_fault(subject: Subject) -> None:
     """Raises ConfigError for a fault that the task has no place for."""
-    subject.fault.task(subject.task)
+    subject.fault.settings(subject.settings)
     if subject.fault.name == "shuffled" and not takes_steps(subject):
-        name = getattr(subject.own_task, "name", "given")
+        name = getattr(subject.task, "name", "given")
         raise ConfigError(f"The fault 'shuffled' is of batches, of which the task {name!r} takes none.")

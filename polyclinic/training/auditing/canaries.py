@@ -165,8 +165,8 @@ def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], 
 
 def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Reals:
     """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``."""
-    if hasattr(subject.own_task, "canary_losses"):
-        return np.asarray(subject.own_task.canary_losses(build, arrays, rows))
+    if hasattr(subject.task, "canary_losses"):
+        return np.asarray(subject.task.canary_losses(build, arrays, rows))
     made = lambda: build().double()  # noqa: E731
     probability = subject.task.evaluate(made, arrays, [rows])[0][np.arange(len(rows.y)), rows.y]
     return np.asarray(-np.log(np.maximum(probability, np.finfo(np.float64).tiny)))

@@ -24,7 +24,7 @@ from polyclinic.training.auditing.fixed import Fixed, label_counts
 from polyclinic.training.auditing.law import counts, covariance
 from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
-from polyclinic.training.auditing.subject import Subject, noisy_sums, privatised, train
+from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 from polyclinic.training.auditing.views import View
 from polyclinic.types import Arrays, Reals
 
@@ -39,7 +39,7 @@ def takes_steps(subject: Subject) -> bool:
 
     A task whose steps are of another kind says so itself, with ``takes_steps = False``.
     """
-    own = subject.own_task
+    own = subject.task
     if is_release(subject) or not getattr(own, "takes_steps", True):
         return False
     return all(_precision(part) > 0 for part, _ in merged(own.event(subject.settings)))
@@ -108,9 +108,7 @@ def noise(subject: Subject) -> list[Finding]:
 
 def _as_many(subject: Fixed) -> int:
     """Sites whose noise tells as much as that of ``_SITES`` with wide models, or nearly."""
-    build, arrays = subject.model()
-    numbers = sum(arrays[name].size for name in privatised(subject, build, arrays))
-    return min(max(4, -(-_SITES * _WIDE // numbers)), 10 * _SITES)
+    return min(max(4, -(-_SITES * _WIDE // subject.numbers)), 10 * _SITES)
 
 
 def steps(subject: Subject) -> Finding:

@@ -22,8 +22,7 @@ from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.density import DensityTask
-from polyclinic.training.modules import flat_parameters, load
-from polyclinic.training.stacked.per_example import split_flat
+from polyclinic.training.modules import flat_parameters, load, split_flat
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats
 
@@ -94,7 +93,7 @@ def of_density(
         fault = replace(fault, build=lambda build, width: lambda: _published(build), train=_as_published(task))
     return Density(
         task, lambda features: recipe.module, settings, rounds, patients, recipe.layout.schema.num_classes, epsilon, delta,
-        seed, fault, layout=recipe.layout, first={},
+        seed, fault, layout=recipe.layout,
     )  # fmt: skip
 
 

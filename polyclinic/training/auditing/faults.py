@@ -1,23 +1,25 @@
 """Faults planted in a copy of what is audited, to show which of them an audit sees.
 
 A fault stands between the audit and a task's ``train``: it wraps the streams, the settings or the model that are handed
-over, or what a strategy's task does twice. The code that hospitals run knows nothing of it.
+over, or what a strategy's half does twice. The code that hospitals run knows nothing of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.streams import Size, Stream
-from polyclinic.training.control import Controlled
+from polyclinic.training.auditing.views import Around, HalfAround
+from polyclinic.training.local import Penalty, Sites, Trained
 from polyclinic.training.one_by_one import train_one
-from polyclinic.training.personal import Personal
-from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
+from polyclinic.training.sites import TrainedSites
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Ints, Reals
 
 Builder = Callable[[], nn.Module]
@@ -37,7 +39,6 @@ class Fault:
     noise: Callable[[Stream], Stream] = lambda stream: stream
     sampling: Callable[[Stream, float], Stream] = lambda stream, sample_rate: stream
     build: Callable[[Builder, int], Builder] = lambda build, features: build
-    task: Callable[[Task], Task] = lambda task: task
     train: Train | None = None
 
 
@@ -116,28 +117,43 @@ def unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings
     return [train_one(made, arrays, site, settings) for site in work]
 
 
-class _SilentSecond:
-    """``task``, which a strategy's task does twice in a round, without noise the second time."""
+class _Switched(_Wrapped):
+    """Draws that can be switched off, and then make noise of nothing."""
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._times = task, 0
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self.off = False
 
-    def train(
-        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
-    ) -> list[SiteUpdate]:
-        self._times += 1
-        if self._times > 1:
-            work = [replace(site, noise=Silent(site.noise)) for site in work]
-        return self._task.train(build, arrays, work, settings)
+    def normal(self, size: Size) -> Reals:
+        return self._stream.normal(size) * (_NEXT_TO_NOTHING if self.off else 1.0)
 
 
-def _second_silent(task: Task) -> Task:
-    if isinstance(task, Personal) or (isinstance(task, Controlled) and task.variate == "gradient"):
-        return replace(task, task=_SilentSecond(task.task))  # type: ignore[arg-type]
-    raise ConfigError(
-        "The fault 'second-noise-off' is of what looks at the records twice in a round: strategy 'ditto', or 'scaffold' with "
-        "control-variate 'gradient'."
-    )
+class _OneNoised(Around):
+    """Hospitals that add noise in the first pass of a round alone."""
+
+    def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
+        inside: Sites = self.sites
+        while isinstance(inside, Around):
+            inside = inside.sites
+        for site in cast(TrainedSites, inside).work:
+            cast(_Switched, site.noise).off = bool(name)
+        return super().gradient(models, name, penalty)
+
+
+@dataclass(frozen=True)
+class _SecondSilent(HalfAround):
+    """A half whose second pass has no noise."""
+
+    def round(self, sites: Sites) -> Trained:
+        return self.half.round(_OneNoised(sites))
+
+
+def _second_silent(settings: TrainSettings) -> TrainSettings:
+    if len(settings.local.passes(settings)) < 2:
+        raise ConfigError(
+            "The fault 'second-noise-off' is of a strategy whose hospitals look at the records twice in a round, as 'ditto'."
+        )
+    return replace(settings, local=_SecondSilent(settings.local))
 
 
 NO_FAULT = Fault()
@@ -149,7 +165,7 @@ FAULTS: dict[str, Fault] = {
         Fault("no-clipping", settings=_unclipped),
         Fault("batch-norm", build=_batch_normalised, train=unchecked),
         Fault("shuffled", sampling=_Shuffled),
-        Fault("second-noise-off", task=_second_silent),
+        Fault("second-noise-off", settings=_second_silent, noise=_Switched),
     )
 }
 

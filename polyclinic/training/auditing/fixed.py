@@ -26,9 +26,9 @@ from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_tot
 from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train, unchecked
 from polyclinic.training.auditing.finding import ROUNDING, Finding
 from polyclinic.training.auditing.made_up import moves, neighbours
-from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.auditing.subject import Subject, privatised
 from polyclinic.training.preparation import class_contributions
-from polyclinic.training.synthesis import ROUND, SUM, GameTask, SumsTask
+from polyclinic.training.synthesis import ROUND, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
@@ -37,14 +37,13 @@ _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batc
 
 @dataclass(frozen=True, eq=False)
 class Fixed(Subject):
-    """Task synthesis. ``first``: what a sum begins from; ``parts``: of sums, a subject for each round, by its ``number``.
+    """Task synthesis. ``parts``: of sums, a subject for each round, by its ``number``.
 
     ``published``: the training keeps no epsilon, so that only what breaks it is looked for. ``counts``: what of the labels is
     paid for before.
     """
 
     layout: Layout = field(kw_only=True)
-    first: Arrays = field(kw_only=True)
     parts: tuple[Fixed, ...] = ()
     number: int = 0
     published: Published | None = None
@@ -52,11 +51,19 @@ class Fixed(Subject):
 
     def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
         """The builder and the arrays; nothing is made wider."""
-        if isinstance(self.own_task, SumsTask):
-            return self.build(self.features), dict(self.first)
+        if isinstance(self.task, SumsTask):
+            return self.build(self.features), {}
         build = self.fault.build(self.build(self.features), self.layout.width)
         first = initialise(build, torch_seed(self.seed or 0, "audit", "model"))
         return build, {name: value.double().numpy() for name, value in first.items()}
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of a round have noise."""
+        if isinstance(self.task, SumsTask):
+            return self.task.size
+        build, arrays = self.model()
+        return sum(arrays[name].size for name in privatised(self, build, arrays))
 
     @property
     def canaries(self) -> Callable[[int, int, int, float, Stream], Rows]:
@@ -81,13 +88,13 @@ def of_sums(
         "patients": np.array([float(patients.patients)]),
     }
     for round in range(1, method.rounds + 1):
-        question, size = method.question(round, state), method.size(round, state)
+        question = method.question(round, state)
         task: Any = SumsTask(method, {ROUND: np.array([round]), **question})
         parts.append(
             Fixed(task, lambda features: nn.Sequential, settings, 1, patients, layout.schema.num_classes, epsilon, delta, seed,
-                  fault, layout=layout, first={SUM: np.zeros(size)}, number=round)
+                  fault, layout=layout, number=round)
         )  # fmt: skip
-        total = clipped_total(method, round, question, size, z, patients.patient, patients.patients)
+        total = clipped_total(method, round, question, z, patients.patient, patients.patients)
         state = method.absorb(round, state, total / patients.patients, 1e-9)
     return replace(parts[-1], parts=tuple(parts), rounds=method.rounds)
 
@@ -101,7 +108,7 @@ def of_game(
     task: Any = GameTask(game, layout, clips=False).asked({})
     return Fixed(
         task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.schema.num_classes,
-        epsilon, delta, seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout, first={},
+        epsilon, delta, seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout,
         published=game.published,
     )  # fmt: skip
 

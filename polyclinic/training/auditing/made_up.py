@@ -22,7 +22,7 @@ def canaries(subject: Subject, count: int, scale: float) -> Rows:
     They are the same in every call and no secret: only which of them take part is. A task may have
     ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
     """
-    own: Any = subject.canaries or getattr(subject.own_task, "canaries", _one_column_each)
+    own: Any = subject.canaries or getattr(subject.task, "canaries", _one_column_each)
     found: Rows = own(subject.features, subject.classes, count, scale, keyed_stream(0, "audit", "canaries"))
     return found
 

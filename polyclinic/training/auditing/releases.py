@@ -29,7 +29,7 @@ _FEW, _MANY = 1.0, 1e4
 
 def is_release(subject: Subject) -> bool:
     """Whether the task releases a minimiser rather than training in steps."""
-    return isinstance(subject.own_task, ConvexTask)
+    return isinstance(subject.task, ConvexTask)
 
 
 def from_releases(subject: Subject, included: Bools) -> Reals:
@@ -122,7 +122,7 @@ def _hospital(subject: Subject, rows: Rows, *key: str | int, silent: bool = Fals
 
 def _farthest(subject: Subject, public: float) -> float:
     """How far one patient can move the minimiser: C over the strength of the regulariser (docs/privacy/convex.md)."""
-    settings, task = subject.settings, subject.own_task
+    settings, task = subject.settings, subject.task
     norm, strength = settings.max_grad_norm, settings.weight_decay * public
     if isinstance(task, ConvexTask) and task.objective:
         most = determinant_epsilon(settings.noise_multiplier or 0.0, settings.perturbation, settings.release_delta)

@@ -15,8 +15,8 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream, torch_seed
 from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault
-from polyclinic.training.auditing.views import Before, View, inner, views
-from polyclinic.training.control import Controlled
+from polyclinic.training.auditing.views import View, Watched, views
+from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays, Reals
@@ -49,11 +49,6 @@ class Subject:
         return int(self.patients.x.shape[1])
 
     @property
-    def own_task(self) -> Task:
-        """The task without what the strategy has hospitals do beside it."""
-        return inner(self.task)
-
-    @property
     def canaries(self) -> Callable[[int, int, int, float, Stream], Rows] | None:
         """(features, classes, count, scale, stream) to canaries; None where each has a column of its own or the task has some."""
         return None
@@ -61,7 +56,8 @@ class Subject:
     def views(self, settings: TrainSettings | None = None) -> list[View]:
         """The noisy sums of a round, as ``settings`` or the run's make them."""
         # A fault that trains by itself makes the first only.
-        return views(self.own_task if self.fault.train else self.task, settings or self.settings)
+        asked = settings or self.settings
+        return views(self.task, replace(asked, local=PLAIN) if self.fault.train else asked)
 
     def stream(self, *key: str | int) -> Stream:
         return system_stream() if self.seed is None else keyed_stream(self.seed, "audit", *key)
@@ -92,17 +88,20 @@ class Hospital:
 
 def train(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
-    public_patients: float, kept: Sequence[Mapping[str, np.ndarray]], variates: Sequence[Arrays] | None = None,
+    public_patients: float, kept: Sequence[Mapping[str, np.ndarray]],
 ) -> list[SiteUpdate]:  # fmt: skip
     """The hospitals' updates by the task's own code, with the fault where one is planted; always in float64.
 
-    variates: what each hospital is sent as the server's control variate.
+    What the strategy sends beside the model is zero.
     """
+    beside = {
+        name: {label: np.zeros_like(value) for label, value in arrays.items()} for name in settings.local.receives
+    }
     work = [
-        SiteWork(site.rows, site.sampling, site.noise, public_patients, own, site.layers, control=sent)
-        for site, own, sent in zip(hospitals, kept, variates or [{}] * len(hospitals), strict=True)
+        SiteWork(site.rows, site.sampling, site.noise, public_patients, own, site.layers, beside=beside)
+        for site, own in zip(hospitals, kept, strict=True)
     ]
-    run = subject.fault.train or subject.fault.task(subject.task).train
+    run = subject.fault.train or subject.task.train
     return run(build, arrays, work, replace(subject.fault.settings(settings), double=True))
 
 
@@ -112,35 +111,31 @@ def noisy_sums(
 ) -> list[Reals]:  # fmt: skip
     """For each view (rounds, S, P): what each hospital's noisy sums of clipped gradients at ``arrays`` add up to in each round.
 
-    Tiny steps of plain SGD show them; any optimizer or filter only reworks what has become private before. Each hospital is
-    sent its own control variate, which the server knows from its changes, so that it corrects nothing.
+    Tiny steps of plain SGD show them; any optimizer or filter only reworks what has become private before.
     """
     scale = _SMALL / settings.max_grad_norm
     plain = replace(
         settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0,
-        proximal_mu=0.0, denoise="none",
+        denoise="none", local=_watched(subject, settings.local),
     )  # fmt: skip
     names, seen = privatised(subject, build, arrays), subject.views(settings)
-    corrected = names if isinstance(subject.task, Controlled) and not subject.fault.train else []
-    before = [Before(arrays, {}, {name: np.zeros_like(arrays[name]) for name in corrected}) for _ in hospitals]
+    kept: list[Arrays] = [{} for _ in hospitals]
     shown: list[list[list[Reals]]] = [[] for _ in seen]
     for _ in range(rounds):
-        kept, variates = [site.kept for site in before], [site.variate for site in before]
-        updates = train(subject, build, arrays, hospitals, plain, 1.0, kept, variates)
+        updates = train(subject, build, arrays, hospitals, plain, 1.0, kept)
         for view, sums in zip(seen, shown, strict=True):
-            sums.append([
-                np.concatenate([view.read(name, site, update, scale).ravel() for name in names])
-                for site, update in zip(before, updates, strict=True)
-            ])  # fmt: skip
-        before = [
-            Before(arrays, update.kept, {name: value + update.control[name] for name, value in site.variate.items()})
-            for site, update in zip(before, updates, strict=True)
-        ]
+            sums.append([view.read(names, arrays, update, scale) for update in updates])
+        kept = [update.kept for update in updates]
     return [np.asarray(sums) for sums in shown]
+
+
+def _watched(subject: Subject, half: LocalHalf) -> LocalHalf:
+    # A fault that trains by itself takes plain steps.
+    return PLAIN if half == PLAIN or subject.fault.train else Watched(half)
 
 
 def privatised(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:
     """The arrays that records reach, through noise: all trainable ones, unless the task has a ``privatised`` of its own."""
-    if hasattr(subject.own_task, "privatised"):
-        return list(subject.own_task.privatised(build, arrays))
+    if hasattr(subject.task, "privatised"):
+        return list(subject.task.privatised(build, arrays))
     return [name for name, value in load(build, arrays).named_parameters() if value.requires_grad]

@@ -1,43 +1,35 @@
 """What an auditor sees of a round: each noisy sum of clipped gradients that a task makes of the records, told apart.
 
-Most tasks make one in a round. Ditto's hospitals train a personal model too, and SCAFFOLD's may look at all patients once
-more for their control variate; both are charged, so that both are audited.
+Plain steps make one kind of sum. A strategy's half at hospitals may make several passes over the records; each is charged, so
+that each is audited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor, nn
 
-from polyclinic.training.control import Controlled
-from polyclinic.training.personal import Personal
+from polyclinic.training.local import PLAIN, LocalHalf, Pass, Penalty, Sites, Trained
+from polyclinic.training.sites import pass_settings
 from polyclinic.training.synthesis import SumsTask
-from polyclinic.training.task import OWN, SiteUpdate, Task, TrainSettings
+from polyclinic.training.task import SiteUpdate, Task, TrainSettings
 from polyclinic.types import Arrays, Reals
-
-
-@dataclass(frozen=True)
-class Before:
-    """What a hospital's round began from: the model sent, what it kept, and its control variate as the server knows it."""
-
-    arrays: Arrays
-    kept: Mapping[str, np.ndarray]
-    variate: Arrays
 
 
 @dataclass(frozen=True)
 class View:
     """One noisy sum of a round; ``settings``: by which it is made.
 
-    read: what it says of an array, from before and after a round of plain steps of the size given. reported: whether a
-    hospital counts its steps among those of the round.
+    read: what it says of the arrays of these names, one after the other, from the arrays that were sent, the update after a
+    round of plain steps, and the size of these. reported: whether a hospital counts its steps among those of the round.
     """
 
     name: str
     settings: TrainSettings
-    read: Callable[[str, Before, SiteUpdate, float], Reals]
+    read: Callable[[Sequence[str], Arrays, SiteUpdate, float], Reals]
     reported: bool = True
 
     def named(self, check: str) -> str:
@@ -46,35 +38,111 @@ class View:
 
 
 def views(task: Task, settings: TrainSettings) -> list[View]:
-    """The noisy sums of a round of ``task``, the one that all tasks make first."""
-    found = [View("", settings, _sum if isinstance(task, SumsTask) else _update)]
-    if isinstance(task, Personal):
-        found.append(View("personal model", settings, _personal))
-    if isinstance(task, Controlled) and task.variate == "gradient":
-        found.append(View("control variate", task.gradient_settings(settings), _variate, reported=False))
-    return found
+    """The noisy sums of a round of ``task``."""
+    if settings.local == PLAIN:
+        return [View("", settings, _sum if isinstance(task, SumsTask) else _update)]
+    return [_view(one, pass_settings(settings, one)) for one in settings.local.passes(settings)]
 
 
-def inner(task: Task) -> Task:
-    """The task that a strategy's own has done by hospitals, whose canaries and losses count."""
-    return task.task if isinstance(task, Personal | Controlled) else task
+def _view(one: Pass, settings: TrainSettings) -> View:
+    def read(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) -> Reals:
+        return np.concatenate([np.ravel(update.beside[_SEEN + one.name][name]) for name in names])
+
+    return View(one.name, settings, read, reported=not one.all_patients)
 
 
-def _update(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
-    return np.asarray((before.arrays[name] - update.arrays[name]) / size)
+def _update(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) -> Reals:
+    return np.concatenate([np.ravel((sent[name] - update.arrays[name]) / size) for name in names])
 
 
-def _sum(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
-    """A sum is no step, so that no size changes it."""
-    return np.asarray(before.arrays[name] - update.arrays[name])
+def _sum(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) -> Reals:
+    """A sum is what it is, and no step whose size would matter."""
+    return np.concatenate([np.ravel(update.arrays[name]) for name in names])
 
 
-def _personal(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
-    """A personal model that is not kept was not finite."""
-    begun = before.kept.get(OWN + name, before.arrays[name])
-    return np.asarray((begun - update.kept.get(OWN + name, np.full_like(begun, np.nan))) / size)
+_SEEN = "seen-"
 
 
-def _variate(name: str, before: Before, update: SiteUpdate, size: float) -> Reals:
-    """The gradient itself, whatever the steps' size."""
-    return np.asarray(before.variate[name] + update.control[name])
+class Around(Sites):
+    """Hospitals as they are; a subclass changes what it says."""
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self.model, self.settings, self.round, self.numbers = sites.model, sites.settings, sites.round, sites.numbers
+        self.config = sites.config
+
+    def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
+        return self.sites.gradient(models, name, penalty)
+
+    def step(self, models: Tensor, gradient: Tensor, name: str = "") -> Tensor:
+        return self.sites.step(models, gradient, name)
+
+    def own(self) -> Tensor:
+        return self.sites.own()
+
+    def kept(self, name: str, first: Tensor) -> Tensor:
+        return self.sites.kept(name, first)
+
+    def received(self, name: str) -> Tensor:
+        return self.sites.received(name)
+
+    def stays(self) -> Tensor:
+        return self.sites.stays()
+
+
+class _Watching(Around):
+    """Adds up the noisy sums of each pass, which are made at the model that was sent, wherever the half wants them.
+
+    The guarantee holds for any model, so that the auditor, who plays the server, may choose it.
+    """
+
+    def __init__(self, sites: Sites) -> None:
+        super().__init__(sites)
+        self.seen: dict[str, Tensor] = {}
+
+    def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
+        mean = super().gradient(self.model, name, penalty)
+        (one,) = (one for one in self.settings.local.passes(self.settings) if one.name == name)
+        total = mean * pass_settings(self.settings, one).sample_rate
+        self.seen[name] = self.seen[name] + total if name in self.seen else total
+        return mean
+
+
+@dataclass(frozen=True)
+class HalfAround(LocalHalf):
+    """A half as it is; a subclass changes its round."""
+
+    half: LocalHalf
+
+    @property
+    def receives(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.half.receives
+
+    @property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.half.takes
+
+    @property
+    def penalises(self) -> bool:  # type: ignore[override]
+        return self.half.penalises
+
+    def passes(self, settings: TrainSettings) -> tuple[Pass, ...]:
+        return self.half.passes(settings)
+
+    def check_returned(self, trained: Trained, like: Tensor) -> None:
+        return  # what an audit sees of a round leaves beside what the half sends
+
+    def stays(self, module: nn.Module) -> list[str]:
+        return self.half.stays(module)
+
+
+@dataclass(frozen=True)
+class Watched(HalfAround):
+    """A half whose passes are seen: the sum of each leaves beside the model."""
+
+    def round(self, sites: Sites) -> Trained:
+        watching = _Watching(sites)
+        trained = self.half.round(watching)
+        return Trained(
+            sites.model, trained.own, trained.kept, {_SEEN + name: sums for name, sums in watching.seen.items()}
+        )

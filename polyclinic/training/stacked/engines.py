@@ -6,12 +6,13 @@ torch.func, all sites at once (per_example.py). ``opacus``: site by site with Op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, cast, get_args
+from collections.abc import Sequence
+from typing import Literal, Protocol, cast, get_args
 
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.training.local import Penalty
 from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.layers import plan
@@ -20,13 +21,21 @@ from polyclinic.training.stacked.masks import Masks
 from polyclinic.training.stacked.per_example import fits, functional_sums
 
 Engine = Literal["linear", "functional", "opacus"]
-Sums = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 
 
-def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
+class Sums(Protocol):
+    """Sums of the patients' gradients."""
+
+    def __call__(self, theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
+        """(S, P) sums of the (clipped) gradients at (S, P) models, and (S,) of the losses."""
+        ...
+
+
+def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bool = False) -> Engine:
     """The engine for the module: the first of linear, functional and opacus that takes it, or the one asked for.
 
-    features: the width of a row. Raises ConfigError for an unknown engine, and for one that cannot take the module.
+    features: the width of a row. penalised: whether losses have a penalty, of which there is no closed form.
+    Raises ConfigError for an unknown engine, and for one that cannot take the module.
     """
     known = get_args(Engine)
     if engine not in (*known, "auto"):
@@ -37,7 +46,7 @@ def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
         return "opacus"
     problem: str | None = None
     if engine in ("auto", "linear"):
-        layers = plan(module)
+        layers = "the loss has a penalty, of which there is no closed form" if penalised else plan(module)
         if not isinstance(layers, str):
             return "linear"
         problem = layers
@@ -48,7 +57,7 @@ def choose(module: nn.Module, features: int, engine: str = "auto") -> Engine:
     if engine == "auto":
         return "opacus"
     raise ConfigError(
-        f"Configuration key 'engine' has the value {engine!r}, but {engine!r} cannot take this model: "
+        f"Configuration key 'training.engine' has the value {engine!r}, but {engine!r} cannot take this model: "
         f"{str(problem).rstrip('.')}; allowed are auto and opacus."
     )
 
@@ -57,7 +66,7 @@ def sums(
     module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: str = CROSS_ENTROPY,
     seeds: Sequence[int] | None = None,
 ) -> Sums:  # fmt: skip
-    """A function of (S, P) parameters and a batch: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
+    """A function of (S, P) parameters, a batch and a penalty: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
 
     seeds: of what the layers of each site draw (dropout), with the engine "linear", from one batch to the next.
     Raises ConfigError for an engine that cannot take the module or does not stack sites.
@@ -67,7 +76,17 @@ def sums(
         if isinstance(layers, str):
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
         masks = Masks(seeds)
-        return lambda theta, batch: linear_sums(layers, theta, batch, max_norm, loss, masks)
+
+        def closed(theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
+            if penalty is not None:
+                raise ConfigError("The engine 'linear' has no closed form of a loss with a penalty; take 'functional'.")
+            return linear_sums(layers, theta, batch, max_norm, loss, masks)
+
+        return closed
     if engine == "functional":
-        return lambda theta, batch: functional_sums(module, theta, batch, max_norm, rows_at_once, loss)
+
+        def by_rows(theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
+            return functional_sums(module, theta, batch, max_norm, rows_at_once, loss, penalty)
+
+        return by_rows
     raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

@@ -78,12 +78,12 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
 
 
 def apply_step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> None:
-    """One step of every model. ``theta`` and ``state`` are written in place, and ``gradient`` may be: all (S, P)."""
+    """One step of every model. ``theta`` and ``state`` are written in place, ``gradient`` is not: all (S, P)."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw":
         theta.mul_(1 - rate * decay)
     elif decay:
-        gradient.add_(theta, alpha=decay)
+        gradient = gradient.add(theta, alpha=decay)
     if settings.optimizer in ADAPTIVE:
         state.steps.add_(1)
     if settings.optimizer == "rmsprop":

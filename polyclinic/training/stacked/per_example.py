@@ -13,40 +13,44 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from polyclinic.training.local import Penalty
 from polyclinic.training.losses import CROSS_ENTROPY, row_losses
+from polyclinic.training.modules import split_flat
+from polyclinic.training.representation import represent_by, represented
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_rows
 
 
-def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:
-    """Views of (..., P) as the module's trainable parameters, by name."""
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    pieces = torch.split(flat, [p.numel() for p in trained.values()], dim=-1)
-    return {
-        name: piece.view(*piece.shape[:-1], *p.shape) for (name, p), piece in zip(trained.items(), pieces, strict=True)
-    }
-
-
 def functional_sums(
     module: nn.Module, theta: Tensor, batch: Batch, max_norm: float | None, rows_at_once: int,
-    loss: str = CROSS_ENTROPY,
+    loss: str = CROSS_ENTROPY, penalty: Penalty | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
     theta: (S, P). rows_at_once: how many rows of each site have gradients at one time. Losses (``training.losses``) are
-    weighted; with a bound, a patient whose gradient is not finite counts as zero.
+    weighted, and have the penalty's term where there is one; with a bound, a patient whose gradient is not finite counts as
+    zero.
     """
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
 
-    def weighted(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        outputs = functional_call(module, (split_flat(flat, module), fixed), (x,))
-        return (row_losses(loss, outputs, y) * weight).sum()
+    others = tuple(penalty.models) if penalty else ()
+
+    def weighted(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+        def run() -> Tensor:
+            outputs: Tensor = functional_call(module, (split_flat(flat, module), fixed), (x,))
+            return outputs
+
+        if penalty is None:
+            return (row_losses(loss, run(), y) * weight).sum()
+        with represented(module) as represent:
+            outputs, own = represent(run)
+        term = penalty.term(own, [represent_by(module, other, x) for other in others])
+        return ((row_losses(loss, outputs, y) + term) * weight).sum()
 
     whole = vmap(grad_and_value(weighted), randomness="different")
-    by_row = vmap(
-        vmap(grad_and_value(weighted), in_dims=(None, 0, 0, 0), randomness="different"), randomness="different"
-    )
+    in_dims = (None, 0, 0, 0, *[None] * len(others))
+    by_row = vmap(vmap(grad_and_value(weighted), in_dims=in_dims, randomness="different"), randomness="different")
     pieces = zip(
         *(torch.split(t, rows_at_once, 1) for t in (batch.x, batch.y, batch.weight, batch.member)), strict=True
     )
@@ -57,10 +61,10 @@ def functional_sums(
     built = theta.new_zeros(0 if max_norm is None or batch.one_row else sites * slots, parameters)
     for x, y, weight, member in pieces:
         if max_norm is None:
-            gradient, value = whole(theta, x, y, weight)
+            gradient, value = whole(theta, x, y, weight, *others)
             total += gradient
         else:
-            gradient, value = by_row(theta, x[:, :, None], y[:, :, None], weight[:, :, None])
+            gradient, value = by_row(theta, x[:, :, None], y[:, :, None], weight[:, :, None], *others)
             value = value.sum(1)
             if batch.one_row:
                 total += _clipped_sum(gradient, max_norm)

@@ -7,25 +7,26 @@ Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
-from polyclinic.training.modules import flat_parameters, kept_apart, load, reseed
+from polyclinic.training.local import Penalty
+from polyclinic.training.modules import kept_apart, load, reseed
+from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.optimizers import apply_step, dump_state, restore_state
-from polyclinic.training.stacked.per_example import split_flat
+from polyclinic.training.stacked.optimizers import OptimizerState, apply_step, dump_state, restore_state
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Bools, Floats, Ints
+from polyclinic.types import Arrays, Bools, Ints, Reals
 
 MEMORY_LIMIT = 1 << 30
 CACHE = 1 << 24
@@ -78,7 +79,7 @@ def _train(
         cut = partial(batch_parts, rows_at_once=rows_at_once)
         if settings.apart and private:
             cut = partial(patient_blocks, at_once=_patients_at_once(module, row_bytes, held))
-        trained = _train_group(module, arrays, some, settings, compute, cut, memory_limit)
+        trained = _Stacked(module, arrays, some, settings, compute, cut, memory_limit).updates()
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]
 
@@ -118,75 +119,65 @@ def _row_bytes(module: nn.Module, engine: Engine, private: bool, features: int) 
     return max(1, numbers) * next(module.parameters()).element_size()
 
 
-def _train_group(
-    module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
-    cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int,
-) -> list[SiteUpdate]:  # fmt: skip
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    dtype, shapes = parameters[0].dtype, [p.shape for p in parameters]
-    origin = _flat_models(module, arrays, [site.own for site in work])
-    begin = _flat_models(module, arrays, [{**site.own, **site.begin} for site in work])
-    theta = begin.expand(len(work), -1).clone()
-    controlled = any(site.control for site in work)
-    control = _flat_models(module, {}, [site.control for site in work])
-    state = restore_state([site.kept for site in work], [p.numel() for p in parameters], settings, dtype)
-    table = build_table(work, dtype, settings.device)
-    divisor = torch.tensor(
-        [settings.sample_rate * (site.public_patients or site.rows.patients) for site in work], dtype=dtype
-    )[:, None]
-    losses, sampled = [], []
-    draws = [Draws(site, settings, theta.shape[1]) for site in work]
-    denoiser = GradientFilter([site.kept for site in work], settings, theta)
-    for chosen, noise in _draws(draws, work, settings, theta.shape[1], dtype, memory_limit):
-        gradient, loss = _sum_parts(compute, denoiser.ahead(theta), cut(table, chosen))
-        losses.append(loss.double().cpu().numpy())
-        sampled.append(np.bincount(table.site[chosen], minlength=len(work)))
+class _Stacked(TrainedSites):
+    """Hospitals of a stack, whose batches are padded tensors."""
+
+    def __init__(
+        self, module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
+        cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int,
+    ) -> None:  # fmt: skip
+        super().__init__(module, arrays, work, settings)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        self._shapes, self._dtype = [p.shape for p in parameters], parameters[0].dtype
+        self._compute, self._cut = compute, cut
+        # Passes that take turns draw from one stream, so that none may draw ahead of the others.
+        self._memory_limit = memory_limit if len(self._passes) == 1 else 0
+        self._table = build_table(work, self._dtype, settings.device)
+
+    def _begin(self, running: Running) -> _State:
+        sizes = [shape.numel() for shape in self._shapes]
+        optimizer = restore_state(running.kept, sizes, running.settings, self._dtype)
+        steps = _draws(running, self.work, sum(sizes), self._dtype, self._memory_limit)
+        return _State(optimizer, steps)
+
+    def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
+        chosen, noise = next(running.state.steps)
+        parts = self._cut(self._table, chosen)
+        gradient, loss = self._compute(models, next(parts), penalty)
+        for part in parts:
+            more, more_loss = self._compute(models, part, penalty)
+            gradient, loss = gradient.add_(more), loss + more_loss
         if noise is not None:
-            gradient.add_(noise.to(gradient.device), alpha=settings.noise_scale)
-        gradient = denoiser.filtered(gradient / divisor)
-        if settings.proximal_mu:
-            gradient.add_(theta - origin, alpha=settings.proximal_mu)
-        if controlled:
-            gradient.add_(control)
-        before = theta.clone() if denoiser.looks_ahead else None
-        apply_step(theta, gradient, state, settings)
-        if before is not None:
-            denoiser.moved(theta - before)
-    kept = [
-        own | drawn.kept() | filtered
-        for own, drawn, filtered in zip(dump_state(state, shapes, settings), draws, denoiser.kept(), strict=True)
-    ]
-    means = _means(np.array(losses), np.array(sampled))
-    trained = {
-        name: value.numpy().astype(arrays[name].dtype) for name, value in split_flat(theta.cpu(), module).items()
-    }
-    names = list(module.state_dict())
-    return [
-        SiteUpdate(
-            {name: trained[name][site] if name in trained else arrays[name] for name in names},
-            settings.local_steps, means[site], kept[site],
-        )
-        for site in range(len(work))
-    ]  # fmt: skip
+            gradient.add_(noise.to(gradient.device), alpha=running.settings.noise_scale)
+        sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
+        return gradient, loss.double().cpu().numpy(), sampled
+
+    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
+        after = models.clone()
+        apply_step(after, gradient, running.state.optimizer, running.settings)
+        return after
+
+    def _optimizers(self, running: Running) -> list[Arrays]:
+        return dump_state(running.state.optimizer, self._shapes, running.settings)
 
 
-def _flat_models(module: nn.Module, arrays: Arrays, own: Sequence[Mapping[str, np.ndarray]]) -> Tensor:
-    """(S, P): ``arrays`` with each site's own in their place; (1, P) where no site has any."""
-    if not any(own):
-        return flat_parameters(module, arrays)[None]
-    return torch.stack([flat_parameters(module, {**arrays, **theirs}) for theirs in own])
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The optimizers of S hospitals, and what each next step samples and adds."""
+
+    optimizer: OptimizerState
+    steps: Iterator[tuple[Bools, Tensor | None]]
 
 
 def _draws(
-    draws: Sequence[Draws], work: Sequence[SiteWork], settings: TrainSettings, parameters: int, dtype: torch.dtype,
-    memory_limit: int,
-) -> Iterator[tuple[Bools, Tensor | None]]:  # fmt: skip
+    running: Running, work: Sequence[SiteWork], parameters: int, dtype: torch.dtype, memory_limit: int
+) -> Iterator[tuple[Bools, Tensor | None]]:
     """For each step, which patients it samples, (patients of all sites,), and its noise of unit scale, (S, P) or None."""
-    noisy = settings.noise_multiplier is not None
+    draws, noisy = running.draws, running.settings.noise_multiplier is not None
     held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
     at_once = max(1, memory_limit // (8 * held + 1))
-    for begin in range(0, settings.local_steps, at_once):
-        steps = min(at_once, settings.local_steps - begin)
+    for begin in range(0, running.settings.local_steps, at_once):
+        steps = min(at_once, running.settings.local_steps - begin)
         chosen = np.concatenate([site.batches(steps) for site in draws], axis=1)
         noise = _noise(draws, steps, parameters, dtype) if noisy else None
         for step in range(steps):
@@ -199,20 +190,3 @@ def _noise(draws: Sequence[Draws], steps: int, parameters: int, dtype: torch.dty
     for index, site in enumerate(draws):
         noise[:, index] = torch.from_numpy(site.noise(steps))
     return noise
-
-
-def _sum_parts(compute: Sums, theta: Tensor, parts: Iterator[Batch]) -> tuple[Tensor, Tensor]:
-    gradient, loss = compute(theta, next(parts))
-    for part in parts:
-        more, more_loss = compute(theta, part)
-        gradient, loss = gradient.add_(more), loss + more_loss
-    return gradient, loss
-
-
-def _means(losses: Floats, sampled: Ints) -> list[float]:
-    """Each site's mean over the steps with patients of the loss per patient; NaN without such a step. Both (steps, S)."""
-    per_patient = np.where(sampled > 0, losses / np.maximum(sampled, 1), 0.0)
-    steps = (sampled > 0).sum(0)
-    return [
-        float(total / count) if count else float("nan") for total, count in zip(per_patient.sum(0), steps, strict=True)
-    ]

@@ -1,0 +1,81 @@
+"""FedDyn: each hospital's objective is moved so that all have their optimum where the federation's is (Acar et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from polyclinic.strategies.options import check_number
+from polyclinic.strategies.replies import weigh_alike
+from polyclinic.training.local import LocalHalf, Sites, Trained, rows_where_finite
+from polyclinic.types import Arrays
+
+
+class FedDyn(FedAvg):
+    """Algorithm 1's server: the unweighted mean of the hospitals' models, less what their drift adds up to.
+
+    hospitals: How many there are, of which any number takes part in a round. alpha: The paper's alpha, of hospitals too.
+    """
+
+    associative = False
+
+    @dataclass(frozen=True)
+    class Local(LocalHalf):
+        """Algorithm 1's hospital: steps along g - h_i + alpha (theta - model), after which h_i takes up the hospital's drift.
+
+        alpha: How strongly a model is held near the one that was sent; large values go with noise.
+        """
+
+        alpha: float = 0.1
+        keeps: ClassVar[bool] = True
+
+        def __post_init__(self) -> None:
+            check_number("alpha", self.alpha, least=0.0, most=1e6, above=True)
+
+        def round(self, sites: Sites) -> Trained:
+            drift, models = sites.kept("drift", torch.zeros_like(sites.model)), sites.model
+            for _ in range(sites.settings.local_steps):
+                gradient = sites.gradient(models)
+                models = sites.step(models, gradient - drift + self.alpha * (models - sites.model))
+            # The server drops a model that is not finite, and then the drift of all hospitals stays as it was, too.
+            new = rows_where_finite(drift - self.alpha * (models - sites.model), drift)
+            return Trained(models, kept={"drift": new})
+
+    def __init__(self, hospitals: int, alpha: float = 0.1) -> None:
+        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+        self.hospitals = hospitals
+        self.alpha = alpha
+        self.drift: Arrays = {}
+        self._sent: ArrayRecord | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg; remembers the model that was sent."""
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mean of the models, less the drift of all hospitals over alpha."""
+        answers = weigh_alike(replies, self.weighted_by_key)
+        mean, metrics = super().aggregate_train(server_round, answers)
+        sent, self._sent = self._sent, None
+        if mean is None or sent is None:
+            return mean, metrics
+        share = len(answers) / self.hospitals
+        for name, array in sent.items():
+            before, after = array.numpy(), mean[name].numpy()
+            if np.issubdtype(before.dtype, np.floating):
+                drift = self.drift.get(name, np.zeros_like(before)) - self.alpha * share * (after - before)
+                self.drift[name] = drift.astype(before.dtype)
+                mean[name] = Array((after - self.drift[name] / self.alpha).astype(before.dtype))
+        return mean, metrics

@@ -1,0 +1,15 @@
+"""What options of strategies are checked for."""
+
+from __future__ import annotations
+
+import math
+
+
+def check_number(name: str, value: object, least: float, most: float = math.inf, above: bool = False) -> None:
+    """Raises ValueError unless ``value`` is a finite number from ``least`` to ``most``; ``above``: not ``least`` itself."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if number and least <= value <= most and not (above and value == least):  # type: ignore[operator]
+        return
+    floor = f"above {least:g}" if above else f"of at least {least:g}"
+    ceiling = "" if most == math.inf else f" and at most {most:g}"
+    raise ValueError(f"{name.replace('_', '-')} must be a number {floor}{ceiling}, got {value!r}")

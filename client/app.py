@@ -93,8 +93,12 @@ class HospitalApp(ClientApp):
 
     def call_stack(self, messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
         """A reply for each message, in order; the messages are of one type. Never raises for what one site does."""
+        pairs = zip(messages, contexts, strict=True)
         if any(map(is_real, contexts)):
-            return [recorded(_alone, message, context) for message, context in zip(messages, contexts, strict=True)]
+            return [recorded(_in_mods, message, context) for message, context in pairs]
+        # A mod is around one answer.
+        if any(context.run_config.get("mods") for context in contexts):
+            return [_in_mods(message, context) for message, context in pairs]
         return _stack(messages, contexts)
 
 
@@ -110,6 +114,19 @@ def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
 
 def _alone(message: Message, context: Context) -> Message:
     return _stack([message], [context])[0]
+
+
+def _in_mods(message: Message, context: Context) -> Message:
+    """The answer as the run's mods leave it."""
+    if not context.run_config.get("mods"):
+        return _alone(message, context)
+    from polyclinic.client.mods import mods_of, through
+
+    try:
+        mods = mods_of(_config(tuple(context.run_config.items())), context)
+    except Exception as error:
+        return _reply(message, context, error)
+    return through(mods, _alone, message, context)
 
 
 app = HospitalApp()

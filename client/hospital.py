@@ -24,6 +24,7 @@ from polyclinic.client.own_files import LEDGER, make_private, own_file
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.client.records import check_files, own_records
 from polyclinic.config import RunConfig
+from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.datasets import Dataset, load_shards
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
@@ -31,7 +32,7 @@ from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.ehr.sources import Chunk
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import AskRequest, Request, site_home
-from polyclinic.plugins import dataset_of
+from polyclinic.plugins import dataset_of, dealer_named
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.training.preparation import check_imputation, imputed
@@ -83,23 +84,29 @@ class SimulatedRecords:
     partitioner: str
     seed: int
     alpha: float
+    partitioner_options: str
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedRecords:
-        return cls(SimulatedDataset.of(config), config.sites, config.partitioner, config.seed, config.alpha)
+        dataset = SimulatedDataset.of(config)
+        return cls(dataset, config.sites, config.partitioner, config.seed, config.alpha, config.partitioner_options)
 
     @property
     def words(self) -> str:
         """Which records these are: a ledger is of these alone."""
         number = f"{self.sites} hospitals" if self.sites else "as many hospitals as it has"
         by = self.partitioner or "its own partitioner"
+        if self.partitioner_options:
+            by += f" ({self.partitioner_options})"
         return f"{self.dataset.name} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def shards(self) -> dict[str, Shard]:
         """The hospitals' records by their names, in order."""
         found = self.dataset.load()
-        shards = load_shards(found, self.sites, self.partitioner or found.default_partitioner, self.seed, self.alpha)
+        name = self.partitioner or found.default_partitioner
+        dealer = dealer_named(name, keyword_arguments(self.partitioner_options))
+        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer)
         return {shard.site: shard for shard in shards}
 
     def shard(self, site: str) -> Shard:
@@ -339,10 +346,19 @@ def forget_datasets() -> None:
     SimulatedRecords.shards.cache_clear()
 
 
-def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
+def own_policy(context: Context) -> Policy:
+    """A real hospital's policy. Raises PolyclinicError, without a path, where its file cannot be used."""
+    return _described(Path(str(context.node_config["hospital"])))[1]
+
+
+def _described(path: Path) -> tuple[HospitalFile, Policy]:
     with own_file("settings file"):
         described = HospitalFile.read(path)
-        policy = Policy.build(described.policy, str(path))
+        return described, Policy.build(described.policy, str(path))
+
+
+def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
+    described, policy = _described(path)
     folder = path.resolve().parent
     with own_file("schema"):
         schema = _real_schema(folder / described.schema_, indicators)

@@ -45,12 +45,12 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         return answer(message, context)  # the answer says what is wrong with the hospital's file
     begun = time.monotonic()
     try:
-        append(home, {"event": "asked", **_asked(message), "bytes": _size(message)})
+        append(home, {"event": "asked", **_asked(message), "bytes": size_of(message)})
         reply = answer(message, context)
         entry = {
             **_outcome(reply),
             **_asked(message),
-            "bytes": _size(reply),
+            "bytes": size_of(reply),
             **_digest(reply),
             "seconds": round(time.monotonic() - begun, 3),
         }
@@ -145,7 +145,7 @@ def _outcome(reply: Message) -> dict[str, Any]:
     return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
 
 
-def _size(message: Message) -> int:
+def size_of(message: Message) -> int:
     """Bytes of the message's arrays."""
     return sum(map(len, _arrays(message)))
 

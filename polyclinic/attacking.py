@@ -17,9 +17,8 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from polyclinic.auditing import subject_of_run
-from polyclinic.client.hospital import read_imputer
+from polyclinic.client.hospital import read_imputer, simulated_shards
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.datasets.catalogue import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
@@ -151,14 +150,11 @@ def read_target(path: Path, seed: int = 0) -> Target:
     program = program_of(config)
     if not program.judged:
         raise ConfigError(f"{path} is a run of task {config.task}, which none of the attacks is made for.")
-    dataset = dataset_of(config)
-    partitioner = config.partitioner or dataset.default_partitioner
-    shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     arrays = load_file(folder.path / "model.safetensors")
     scale = (arrays.pop("standardiser.mean"), arrays.pop("standardiser.std")) if "standardiser.mean" in arrays else None
     hospitals = []
-    for shard in shards:
+    for shard in simulated_shards(config):
         train, test = imputed(shard, config.data.imputation, imputer, config.seed)
         scaled = [part if program.draws else standardised(part, scale) for part in (train, test)]
         hospitals.append((scaled[0], scaled[1]))

@@ -9,9 +9,8 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from safetensors.numpy import load_file
 
-from polyclinic.client.hospital import read_imputer
+from polyclinic.client.hospital import read_imputer, simulated_shards
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
@@ -93,15 +92,12 @@ def _claimed(subject: Subject, delta: float) -> float:
 
 def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
     """The training rows of a simulated hospital as its task saw them, and the number of classes."""
-    dataset = dataset_of(config)
-    partitioner = config.partitioner or dataset.default_partitioner
-    shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
-    shard = next(shard for shard in shards if shard.site == site)
+    shard = next(shard for shard in simulated_shards(config) if shard.site == site)
     arrays = load_file(folder.path / "model.safetensors")
     scale = (arrays["standardiser.mean"], arrays["standardiser.std"]) if "standardiser.mean" in arrays else None
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     train, _ = imputed(shard, config.data.imputation, imputer, config.seed)
-    return standardised(train, scale), dataset.schema.num_classes
+    return standardised(train, scale), shard.schema.num_classes
 
 
 def _subject(

@@ -138,10 +138,12 @@ class RunResult:
 
     @property
     def strategy_metrics(self) -> pd.DataFrame:
-        """One row for each round and phase (``train``, ``evaluate``) in which the strategy returned metrics, with those."""
+        """One row for each round and phase in which there are any, with the metrics that the strategy returned (``train``,
+        ``evaluate``) or that ``evaluate_fn`` found (``server``; its round 0 is before training).
+        """
         rows = [
             {"round": told["round"], "phase": phase, **told[phase]}
-            for told in self.summary["strategy_metrics"] for phase in ("train", "evaluate") if phase in told
+            for told in self.summary["strategy_metrics"] for phase in ("train", "evaluate", "server") if phase in told
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=None if rows else ["round", "phase"]).set_index(["round", "phase"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from inspect import signature
+from inspect import isroutine, signature
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
@@ -17,32 +17,35 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
 from polyclinic.config.reading import written
+from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import strategy_named
+from polyclinic.plugins import MODS, mod_named, strategy_named
 from polyclinic.strategies import BUILT_IN
 
 _HERE = "__main__"
 #: Keys that name an object, and those of them whose object hospitals use; of a strategy they use its half at hospitals.
-_NAMING = ("dataset", "task", "model", "strategy")
-_AT_HOSPITALS = ("dataset", "task", "model")
+_NAMING = ("dataset", "partitioner", "task", "model", "strategy", "evaluate-fn")
+_AT_HOSPITALS = ("dataset", "partitioner", "task", "model", "mods")
+#: Keys of options, in which a function may stand for its name.
+_OPTIONS = ("partitioner-options", "task-options", "strategy-options")
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration keys with a dataset, task, model or strategy that is an object replaced by its name.
+    """Configuration keys with the objects that a name can stand for replaced by their names, those among options and in the
+    list of mods as well.
 
-    A strategy that is made, or a ``functools.partial`` of one, is its class and its arguments, as ``strategy-options``.
-    Raises ConfigError for an object that no name leads to, and for a strategy that is more than its class and arguments.
+    A strategy that is made is its class and its arguments, as ``strategy-options``, and so is a ``functools.partial`` of a
+    strategy or a partitioner. Raises ConfigError for an object that no name leads to, and for a strategy that is more than its
+    class and arguments.
     """
-    values = dict(options)
-    if isinstance(strategy := values.get("strategy"), Strategy | partial):
-        given = written(
-            next((values.pop(key) for key in ("strategy_options", "strategy-options") if key in values), {})
-        )
-        made = (strategy.func, strategy.keywords) if isinstance(strategy, partial) else _arguments(strategy)
-        values |= {
-            "strategy": made[0],
-            "strategy-options": ", ".join(filter(None, (str(written(made[1])), str(given)))),
-        }
+    values = {key: _named_inside(key, value) for key, value in options.items()}
+    for key in ("strategy", "partitioner"):
+        if isinstance(value := values.get(key), Strategy | partial):
+            kind, arguments = (value.func, value.keywords) if isinstance(value, partial) else _arguments(value)
+            name = f"{key}-options"
+            given = written(next((values.pop(other) for other in (f"{key}_options", name) if other in values), {}))
+            made = written(_named_inside(name, arguments))
+            values |= {key: kind, name: ", ".join(filter(None, (str(made), str(given))))}
     return {
         key: _name(key, value) if dashed(key) in _NAMING and not isinstance(value, str) else value
         for key, value in values.items()
@@ -51,7 +54,27 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def changeable(config: RunConfig) -> bool:
     """Whether hospitals use an object that may be another by now: a script's, a notebook's, or a reloaded module's."""
-    return any(":" in getattr(config, key) for key in (*_AT_HOSPITALS, "strategy"))
+    return any(":" in name for key in (*_AT_HOSPITALS, "strategy") for name in _names(config, key))
+
+
+def _names(config: RunConfig, key: str) -> tuple[str, ...]:
+    """What stands for objects in the value of a key."""
+    value = getattr(config, key)
+    if key == "mods":
+        return config.mod_names
+    if key == "partitioner":
+        return (check_partitioner(value).others,) if value else ()
+    return (value,)
+
+
+def _named_inside(key: str, value: Any) -> Any:
+    """Functions among options, and mods of a list, replaced by their names."""
+    if dashed(key) in _OPTIONS and isinstance(value, Mapping):
+        return {name: _name(key, given) if callable(given) else given for name, given in value.items()}
+    if dashed(key) == "mods" and not isinstance(value, str):
+        several = value if isinstance(value, list | tuple) else [value]
+        return ", ".join(one if isinstance(one, str) else _name(key, one) for one in several)
+    return value
 
 
 def check_reach(config: RunConfig) -> None:
@@ -62,38 +85,49 @@ def check_reach(config: RunConfig) -> None:
     if config.workers == 1 and not config.ray_address:
         return
     for key in (*_AT_HOSPITALS, "strategy"):
-        value = getattr(config, key)
-        if not value.startswith(f"{_HERE}:"):
-            continue
         # A strategy without a half at hospitals stays at the server.
-        if key != "strategy" or hasattr(strategy_named(value), "Local"):
+        here = [name for name in _names(config, key) if name.startswith(f"{_HERE}:")]
+        if here and (key != "strategy" or hasattr(strategy_named(here[0]), "Local")):
             raise ConfigError(
-                f"Configuration key {key!r} has the value {value!r}, which worker processes cannot see; write it into a "
-                "module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
+                f"Configuration key {key!r} has the value {getattr(config, key)!r}, which worker processes cannot see; "
+                "write it into a module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
             )
 
 
 def _name(key: str, value: Any) -> str:
-    if dashed(key) == "strategy" and (ours := next((name for name in BUILT_IN if strategy_named(name) is value), None)):
+    key = dashed(key)
+    if key == "strategy" and (ours := next((name for name in BUILT_IN if strategy_named(name) is value), None)):
+        return ours
+    if key == "mods" and (ours := next((name for name in MODS if mod_named(name) is value), None)):
         return ours
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if name and getattr(sys.modules.get(str(module)), name, None) is value:
         return f"{module}:{name}"
-    # An underscore begins what IPython calls the values of past cells.
-    for name, one in vars(sys.modules[_HERE]).items():
-        if one is value and not name.startswith("_"):
-            return f"{_HERE}:{name}"
+    for module in (_HERE, *sorted(filter(_plain, set(sys.modules) - {_HERE}))):
+        for name, one in list(getattr(sys.modules[module], "__dict__", {}).items()):
+            # An underscore begins what IPython calls the values of past cells.
+            if one is value and not name.startswith("_"):
+                return f"{module}:{name}"
     raise ConfigError(
-        f"Configuration key {dashed(key)!r} has a value of type {type(value).__name__}, which no name leads to; define it at "
+        f"Configuration key {key!r} has a value of type {type(value).__name__}, which no name leads to; define it at "
         "the top level of a script or a notebook's cell, or name it as text: 'module:name'."
     )
 
 
-def _arguments(strategy: Strategy) -> tuple[type[Strategy], dict[str, bool | int | float | str]]:
-    """The class of a strategy and the arguments that make another like it."""
+def _plain(module: str) -> bool:
+    """Whether a configuration can name the module."""
+    return all(part.isidentifier() and not part.startswith("_") for part in module.split("."))
+
+
+def _arguments(strategy: Strategy) -> tuple[type[Strategy], dict[str, Any]]:
+    """The class of a strategy and the arguments that make another like it, numbers, texts and functions."""
     kind = type(strategy)
     own = [name for name in signature(kind).parameters if name in vars(strategy)]
-    plain = {name: value for name in own if isinstance(value := getattr(strategy, name), bool | int | float | str)}
+    plain = {
+        name: value
+        for name in own
+        if isinstance(value := getattr(strategy, name), bool | int | float | str) or isroutine(value)
+    }
     try:
         same = vars(kind(**plain)) == vars(strategy)
     except (TypeError, ValueError):
@@ -101,7 +135,7 @@ def _arguments(strategy: Strategy) -> tuple[type[Strategy], dict[str, bool | int
     if not same:
         raise ConfigError(
             f"Configuration key 'strategy' has the value {kind.__name__}(...), of which more is its own than arguments that are "
-            "numbers and texts, and which would carry that into the next run; give the class, and its arguments as "
+            "numbers, texts and functions, and which would carry that into the next run; give the class, and its arguments as "
             "strategy_options={'name': value}."
         )
     usual = {name: parameter.default for name, parameter in signature(kind).parameters.items()}

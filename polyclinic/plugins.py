@@ -20,6 +20,8 @@ from polyclinic.config.synthesis import FLOWS, GAMES
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators
+from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
+from polyclinic.ehr.partition.flower import deal_by, is_flowers
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest, why
@@ -32,16 +34,25 @@ if TYPE_CHECKING:
 
 #: Each group of names, and where one of it stands.
 GROUPS = {
-    "datasets": "Configuration key 'dataset'", "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
+    "datasets": "Configuration key 'dataset'", "partitioners": "Configuration key 'partitioner'",
+    "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
     "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
+    "mods": "Configuration key 'mods'", "evaluators": "Configuration key 'evaluate-fn'",
     "tasks": "Configuration key 'task'", "programs": "Configuration key 'task'",
     "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
     "experiments": "The experiment",
 }  # fmt: skip
+#: Mods that come with Polyclinic, or with Flower, by name.
+MODS = {
+    "logging": "polyclinic.client.mods:log_messages",
+    "arrays-size": "flwr.clientapp.mod:arrays_size_mod",
+    "message-size": "flwr.clientapp.mod:message_size_mod",
+}
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 BUILT_IN: dict[str, Mapping[str, str]] = {
     "datasets": datasets.BUILT_IN,
+    "partitioners": dict.fromkeys(OURS, "polyclinic.ehr.partition:partition_rows"),
     "models": {"logistic": "polyclinic.models.tabular:logistic", "mlp": "polyclinic.models.tabular:mlp"},
     "methods": {
         "moments": "polyclinic.synthesis.methods.moments:Moments",
@@ -57,6 +68,8 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "logistic": "polyclinic.inference.likelihood:Logistic",
     },
     "strategies": {name: known.place for name, known in STRATEGIES.items()},
+    "mods": MODS,
+    "evaluators": {},
     "sources": sources.BUILT_IN,
     "accountants": dict.fromkeys(
         ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"), "polyclinic.privacy.comparison:shown_epsilon"
@@ -116,15 +129,11 @@ def resolve(group: str, name: str) -> Any:
     """
     if name in BUILT_IN[group]:
         return _built_in(group, name)
-    module, colon, attribute = name.partition(":")
-    point = None if colon else claimed(group, name, _ours(group))
-    try:
-        if point:
-            return point.load()
-        if colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
-            return getattr(import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
-        raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which does not load: {why(error)}.") from error
+    where = f"{GROUPS[group]} has the value {name!r}"
+    if ":" not in name and (point := claimed(group, name, _ours(group))):
+        return _tried(point.load, where)
+    if _place(name):
+        return _loaded(name, where)
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
     known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
@@ -132,6 +141,27 @@ def resolve(group: str, name: str) -> Any:
         f"{GROUPS[group]} has the value {name!r}; known are {', '.join(known)}, "
         f"or package.module:Name.{nearest(name, known)}"
     )
+
+
+def _place(name: str) -> bool:
+    """Whether a name is of the form ``package.module:Name``."""
+    module, _, attribute = name.partition(":")
+    return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _loaded(name: str, where: str) -> Any:
+    """What ``package.module:Name`` is. Raises ConfigError, a sentence that begins with ``where``, for what does not load."""
+    if not _place(name):
+        raise ConfigError(f"{where}, which must be package.module:Name.")
+    module, _, attribute = name.partition(":")
+    return _tried(lambda: getattr(import_module(module), attribute), where)
+
+
+def _tried(load: Callable[[], Any], where: str) -> Any:
+    try:
+        return load()
+    except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
+        raise ConfigError(f"{where}, which does not load: {why(error)}.") from error
 
 
 def _brought(group: str) -> list[str]:
@@ -187,6 +217,22 @@ def dataset_of(config: RunConfig) -> Dataset:
     return replace(found, schema=with_indicators(schema) if config.data.imputation == "indicator" else schema)
 
 
+def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
+    """What the partitioner ``name`` deals records by, with its options; None where it is ours.
+
+    Raises ConfigError for an unknown name and for options that it does not take.
+    """
+    others = check_partitioner(name).others
+    if not others:
+        return None
+    found = resolve("partitioners", others)
+    if is_flowers(found):
+        found = partial(deal_by, found)
+    elif not callable(found):
+        raise ConfigError(f"Configuration key 'partitioner' has the value {name!r}, which is not callable.")
+    return partial(found, **options)
+
+
 def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
     """A function of (features, classes, widths) that makes a module."""
     found: Callable[[int, int, tuple[int, ...]], nn.Module] = resolve("models", name)
@@ -200,6 +246,35 @@ def strategy_named(name: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
     return found
+
+
+def strategy_options(config: RunConfig) -> dict[str, Any]:
+    """The strategy's keyword arguments, with the functions that those ending in ``_fn`` name.
+
+    Raises ConfigError for one that does not load.
+    """
+    return {
+        name: _loaded(value, f"Configuration key 'strategy-options' gives {name.replace('_', '-')!r} the value {value!r}")
+        if name.endswith("_fn") and isinstance(value, str) else value
+        for name, value in config.options.items()
+    }  # fmt: skip
+
+
+def mod_named(name: str) -> Callable[..., Any]:
+    """A mod of Flower's: a function of (message, context, what comes next) to a message."""
+    return _function("mods", name)
+
+
+def evaluator_named(name: str) -> Callable[..., Any]:
+    """A function of (round, arrays) to metrics."""
+    return _function("evaluators", name)
+
+
+def _function(group: str, name: str) -> Callable[..., Any]:
+    found = resolve(group, name)
+    if not callable(found):
+        raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which is not callable.")
+    return found  # type: ignore[no-any-return]
 
 
 def accountant_named(name: str) -> Callable[[float, float, int, float, str], float]:

@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from polyclinic.arrays import from_record, to_record
-from polyclinic.errors import PolyclinicError
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import Metrics, classification_metrics
 from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
+from polyclinic.plugins import evaluator_named
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
+from polyclinic.types import Arrays
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 _LONGEST = 300
@@ -89,6 +92,23 @@ def evaluate_again(run: Run, state: RunState) -> None:
     earlier = [row for row in state.rows if row["round"] != state.round]
     rows = evaluate(run, state, state.round, private=True)
     state.rows = earlier + [before.get(row["site"], {}) | row for row in rows]
+
+
+def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, Any]:
+    """What the run's ``evaluate-fn`` finds of the model after round ``number``, 0 before the first; nothing without one.
+
+    It sees what left the hospitals, so that it costs nothing. Raises ConfigError where it fails, or gives no metrics.
+    """
+    if not config.evaluate_fn:
+        return {}
+    try:
+        return dict(MetricRecord(dict(evaluator_named(config.evaluate_fn)(number, to_record(model)) or {})))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'evaluate-fn' has the value {config.evaluate_fn!r}, which failed in round {number}: {why(error)}."
+        ) from error
 
 
 def _private(state: RunState, site: Site, reply: Message) -> Metrics:

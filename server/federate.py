@@ -19,7 +19,7 @@ from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, several, without_name
-from polyclinic.plugins import strategy_named
+from polyclinic.plugins import evaluator_named, mod_named, strategy_named, strategy_options
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.programs import Program, program_of
@@ -29,6 +29,7 @@ from polyclinic.server.checkpoint import history_of, load_checkpoint, save_check
 from polyclinic.server.cohort import check_cohorts, cohort_size
 from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.enrolment import enrol, enrol_request
+from polyclinic.server.evaluation import evaluate_here
 from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
 from polyclinic.server.learning import Learning
@@ -80,6 +81,10 @@ def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option, task or tracker does not exist; touches no hospital."""
     check_tracker(config)
     program_of(config).check_names()
+    if config.evaluate_fn:
+        evaluator_named(config.evaluate_fn)
+    for name in config.mod_names:
+        mod_named(name)
     strategy = _strategy(config)
     if config.central.on:
         check_base(strategy)
@@ -101,7 +106,7 @@ def _strategy(config: RunConfig, hospitals: int = 1) -> Strategy:
         "client_learning_rate": config.training.learning_rate or usual_rate(train_settings(config, None)),
         "hospitals": hospitals,
     }  # fmt: skip
-    return make_strategy(strategy_named(config.strategy), config.options, told)
+    return make_strategy(strategy_named(config.strategy), strategy_options(config), told)
 
 
 def federate(
@@ -134,7 +139,10 @@ def federate(
     else:
         check_model(program, enrolled.sites[0].schema)
         check_messages(base, program, grid, enrolled.sites)
+        # Before anything is spent, so that a function that fails costs nothing.
+        found = evaluate_here(config, 0, program.first(enrolled.sites[0].schema))
         state, history, shown, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
+        state.note_metrics(0, "server", found)
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in here if site.name not in _gone(state)]

@@ -18,7 +18,7 @@ from polyclinic.errors import BudgetRefused
 from polyclinic.messages import TrainRequest, is_model
 from polyclinic.server.calibration import declared_plan, round_costs
 from polyclinic.server.cohort import sample_cohort
-from polyclinic.server.evaluation import METRICS, evaluate, evaluate_again
+from polyclinic.server.evaluation import METRICS, evaluate, evaluate_again, evaluate_here
 from polyclinic.server.joining import with_newcomers, without_silent
 from polyclinic.server.merging import metrics_of
 from polyclinic.server.model import check_understood
@@ -74,6 +74,7 @@ def run_rounds(
             run = without_silent(run, state, number)
         else:
             rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in told]
+        state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started
         state.seconds += elapsed

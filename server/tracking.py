@@ -154,11 +154,13 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _of_strategy(state: RunState, number: int) -> dict[str, float]:
-    """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``."""
+    """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``; ``evaluate-fn``'s are of
+    the phase ``server``.
+    """
     found: Mapping[str, Any] = next((one for one in reversed(state.strategy_metrics) if one["round"] == number), {})
     return {
         f"strategy-{phase}/{_named(name)}": float(value)
-        for phase in ("train", "evaluate") for name, value in found.get(phase, {}).items()
+        for phase in ("train", "evaluate", "server") for name, value in found.get(phase, {}).items()
         if name not in REPLIED and isinstance(value, int | float) and math.isfinite(value)
     }  # fmt: skip
 

@@ -121,10 +121,8 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[s
     of_half = _fields(kind)
     unknown = [name for name in options if name not in (*accepted, *of_half) and not open_ended]
     if unknown:
-        takes = dict.fromkeys((*accepted, *of_half))
-        # A function cannot be written in a configuration.
-        texts = [name for name in takes if name not in {*_EVERY_NODE, "hospitals"} and not name.endswith("_fn")]
-        allowed = ", ".join(name.replace("_", "-") for name in texts)
+        takes = [name for name in dict.fromkeys((*accepted, *of_half)) if name not in {*_EVERY_NODE, "hospitals"}]
+        allowed = ", ".join(name.replace("_", "-") for name in takes)
         raise ConfigError(
             f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}."
         )

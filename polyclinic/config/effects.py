@@ -33,14 +33,22 @@ class Effect:
         return [key for key in given if key not in self.but and {key, key.partition(".")[0]} & set(self.keys)]
 
 
+def _others(config: RunConfig) -> bool:
+    """Whether records are dealt by another package's partitioner, or one's own."""
+    from polyclinic.ehr.partition import check_partitioner  # takes pandas, which --help does without
+
+    return config.partitioner != "" and check_partitioner(config.partitioner).others != ""
+
+
 _SKEWED = ("dirichlet", "quantity", "power-law", "label-quantity", "feature-shift")
 
 EFFECTS = (
     Effect(("data.imputer-file",), "data.imputation at chained", lambda c: c.data.imputation == "chained"),
     Effect(
-        ("alpha",), f"the partitioner {', '.join(_SKEWED)}, or +bias after one",
-        lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner,
+        ("alpha",), f"the partitioner {', '.join(_SKEWED)}, one of another package, or +bias after one",
+        lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner or _others(c),
     ),
+    Effect(("partitioner-options",), "a partitioner that another package brings", lambda c: _others(c)),
     Effect(
         ("task-options",), "a task that another package brings as a program",
         lambda c: c.task not in ("classification", "output-perturbation", "objective-perturbation", "synthesis", "posterior"),

@@ -28,7 +28,16 @@ from polyclinic.strategies import BUILT_IN
 Value = bool | int | float | str
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
-_INDECISIVE = ("out", "timeout", "workers", "ray-address", "resume", "privacy.overlap", "synthesis.quality")
+_INDECISIVE = (
+    "out",
+    "timeout",
+    "evaluate-fn",
+    "workers",
+    "ray-address",
+    "resume",
+    "privacy.overlap",
+    "synthesis.quality",
+)
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 #: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {**CONVEX_DEFAULTS, "posterior": POSTERIOR_DEFAULTS}
@@ -68,7 +77,11 @@ class RunConfig(Keys):
     partitioner: str = Field(
         "",
         description="How records are dealt to hospitals: natural, column:NAME, time:NAME, iid, dirichlet, quantity, power-law, "
-        "label-quantity, classes:K or feature-shift, with +pool:N, +bias or +units after them; empty takes the dataset's own.",
+        "label-quantity, classes:K or feature-shift, with +pool:N, +bias or +units after them, or `package.module:Name`; empty "
+        "takes the dataset's own.",
+    )
+    partitioner_options: Written = Field(
+        "", description="Options of a partitioner that another package brings: `min-partition-size=20`."
     )
     alpha: Positive = Field(
         1.0,
@@ -92,6 +105,16 @@ class RunConfig(Keys):
     hidden: Written = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(
         "fedavg", description="A Flower strategy by name (`polyclinic plugins`) or `package.module:Name`."
+    )
+    mods: Written = Field(
+        "",
+        description="Flower mods around the hospitals' ClientApp, the outermost first, separated by commas: logging, "
+        "arrays-size, message-size or `package.module:Name`.",
+    )
+    evaluate_fn: str = Field(
+        "",
+        description="Function of (round, arrays) to metrics that the coordinator calls with the model before round 1 and after "
+        "each round, as Flower's `evaluate_fn`: `package.module:Name`.",
     )
     strategy_options: Written = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
     rounds: int = Field(30, ge=1, description="Federated rounds.")
@@ -135,7 +158,7 @@ class RunConfig(Keys):
     @field_validator("partitioner")
     @classmethod
     def _partitioner(cls, value: str) -> str:
-        from polyclinic.ehr.partition import check_partitioner
+        from polyclinic.ehr.partition import check_partitioner  # takes pandas, which --help does without
 
         if value:
             try:
@@ -181,6 +204,11 @@ class RunConfig(Keys):
     def widths(self) -> tuple[int, ...]:
         """Of the hidden layers."""
         return tuple(int(part) for part in self.hidden.split(","))
+
+    @property
+    def mod_names(self) -> tuple[str, ...]:
+        """The mods around the hospitals' ClientApp, the outermost first."""
+        return tuple(filter(None, (name.strip() for name in self.mods.split(","))))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -189,6 +189,7 @@ _MEANINGS = {
     "allowed_tasks": "What may be asked for.",
     "allowed_models": "Models that a run may name; anything else would be code of the server's choice.",
     "allowed_strategies": "Strategies whose half at hospitals may be run here; one without such a half needs no permission.",
+    "allowed_mods": "Flower mods that a run may put around your answers; anything else would be code of the server's choice.",
     "allowed_runs": 'Bundles that the node runs: "installed" is any that brings no code, others by SHA-256; [] runs all.',
     "patients_elsewhere": "In how many other hospitals of a federation one patient of yours may be, at most.",
     "smallest_shard": "With fewer training patients no part is taken.",

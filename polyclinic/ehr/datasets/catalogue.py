@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.partition import check_partitioner, measured, partition_rows
+from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
 from polyclinic.ehr.split import split_position
 from polyclinic.errors import ConfigError
@@ -43,14 +43,17 @@ def builtin() -> dict[str, Dataset]:
     return {name: getattr(import_module(module), attribute) for name, (module, _, attribute) in places.items()}
 
 
-def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float) -> list[Shard]:
+def load_shards(
+    dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float, dealer: Dealer | None = None
+) -> list[Shard]:
     """One shard for each site, sorted by site name; the same for the same arguments.
 
     sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
     means the dataset's default number or, for "column:NAME" and where small sites are pooled, all. A fixed split of the
     dataset holds with its natural sites; otherwise patients are split by the hash of their ids, and where a small site
     would be left without a test patient, or without a class in train, the patient nearest to the threshold changes
-    sides. A site that is in the data may have one class only, or one patient, who then trains.
+    sides. A site that is in the data may have one class only, or one patient, who then trains. dealer: what the name of the
+    partitioner stands for where it is not ours.
     Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
     """
     plan = check_partitioner(partitioner)
@@ -69,10 +72,13 @@ def load_shards(dataset: Dataset, sites: int, partitioner: str, seed: int, alpha
         records = dataset.generate(number, number * dataset.patients // dataset.default_sites, seed)
     else:
         records = dataset.load()
+    asked = sites
     if not plan.pool and plan.base != "column":
         sites = sites or dataset.default_sites
     schema = dataset.schema
-    rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha)
+    rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha, dealer)
+    if plan.others and asked not in (0, len(rows_of)):
+        raise ConfigError(f"sites is {asked}, but partitioner {partitioner!r} gives {len(rows_of)}; leave sites at 0.")
     records = measured(records, schema, partitioner, rows_of, seed, alpha)
     # All at once: checking and encoding a table takes about as long for one row as for a thousand.
     checked = check_records(records, schema, dataset.name)

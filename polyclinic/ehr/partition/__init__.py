@@ -2,13 +2,14 @@
 
 For simulation only: partitioners look at labels and features without paying for it. A partitioner's name is one of
 ``PARTITIONERS``, with ``+pool:N`` after natural or column:NAME to pool sites of fewer than N patients, and ``+bias`` or
-``+units`` after any to let sites measure differently: ``column:country+pool:100+bias``.
+``+units`` after any to let sites measure differently: ``column:country+pool:100+bias``. Another package's, or one's own as
+``module:name``, is a function (``Dealer``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,8 @@ from polyclinic.ehr.partition.found import by_column, by_time, pooled
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
 from polyclinic.ehr.partition.patients import MIN_PATIENTS, MIN_PER_CLASS, Deal, people
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, nearest, why
+from polyclinic.installed import claims
 from polyclinic.types import Ints
 
 PARTITIONERS = (
@@ -36,16 +38,26 @@ _DEALT: dict[str, Callable[[pd.DataFrame, Schema, int, np.random.Generator, floa
     "feature-shift": dealt.feature_shift,
 }
 _WITH_ARGUMENT = ("column", "time", "classes")
+#: What stands before a colon or a plus sign in the names of ours.
+OURS = ("natural", *_DEALT, *_WITH_ARGUMENT)
+
+#: A partitioner that is not ours: of (records, schema, sites, rng, alpha) the rows of each site, in order or by the sites' names.
+#: It must leave patients whole, may leave some out, and must draw from ``rng`` alone.
+Dealer = Callable[[pd.DataFrame, Schema, int, np.random.Generator, float], Sequence[Ints] | Mapping[str, Ints]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A partitioner's name, read: its base and the argument after the colon, the pooling threshold, the shifts."""
+    """A partitioner's name, read: its base and the argument after the colon, the pooling threshold, the shifts.
+
+    ``others``: whose partitioner it is where it is not ours, by its name; empty for ours.
+    """
 
     base: str
     argument: str
     pool: int
     shifts: tuple[str, ...]
+    others: str = ""
 
     @property
     def by_records(self) -> bool:
@@ -55,7 +67,7 @@ class Plan:
     @property
     def may_lack_classes(self) -> bool:
         """Whether a site may have one class only, because the records or the partitioner make it so."""
-        return self.by_records or self.base in ("classes", "time")
+        return self.by_records or self.base in ("classes", "time") or self.others != ""
 
 
 def check_partitioner(name: str) -> Plan:
@@ -74,12 +86,14 @@ def check_partitioner(name: str) -> Plan:
     known = rest in ("natural", *_DEALT) or (base in _WITH_ARGUMENT and argument != "")
     if known and base == "classes":
         known = argument.isdecimal() and int(argument) > 0
-    if not known:
+    brought = [plugin.name for plugin in claims("partitioners", OURS) if not plugin.problem]
+    others = not known and base not in OURS and (argument.isidentifier() or rest in brought)
+    if not known and not others:
         raise ConfigError(
-            f"Partitioner {name!r} is unknown; allowed are {', '.join(PARTITIONERS)}, with +pool:N, +bias or +units "
-            f"after them.{nearest(rest, ('natural', *_DEALT))}"
+            f"Partitioner {name!r} is unknown; allowed are {', '.join((*PARTITIONERS, *brought))} or package.module:Name, with "
+            f"+pool:N, +bias or +units after them.{nearest(rest, ('natural', *_DEALT, *brought))}"
         )
-    plan = Plan(base, argument, pool, tuple(shifts))
+    plan = Plan(base, argument, pool, tuple(shifts), rest if others else "")
     if pool and not plan.by_records:
         raise ConfigError(f"Partitioner {name!r} must not pool; +pool:N goes with natural or column:NAME only.")
     return plan
@@ -104,13 +118,15 @@ def measured(
 
 
 def partition_rows(
-    records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0
-) -> dict[str, Ints]:
+    records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0, dealer: Dealer | None = None
+) -> dict[str, Ints]:  # fmt: skip
     """Rows of each site, by site name in sorted order; the same for the same arguments, on any machine.
 
     name: see above. sites: number of sites; for natural and column:NAME the first so many in order of appearance, 0 for
     all. alpha: Dirichlet concentration, the power law's exponent, feature-shift's overlap, or the strength of +bias.
-    Raises ConfigError for an unknown name, too few or too many sites, a negative seed or alpha not positive.
+    dealer: what ``name`` stands for where it is not ours.
+    Raises ConfigError for an unknown name, too few or too many sites, a negative seed or alpha not positive, and for a dealer
+    that fails, splits a patient, or gives a row twice.
     """
     plan = check_partitioner(name)
     if seed < 0:
@@ -125,10 +141,17 @@ def partition_rows(
         if sites > patients:
             raise ConfigError(f"sites is {sites}, but there are {patients} patients; ask for no more sites than that.")
         rng = np.random.default_rng(np.random.SeedSequence([seed, *b"partition"]))
-        width = max(2, len(str(sites))) if sites > 9 else 1
-        deal = _deal(records, schema, plan, sites, rng, alpha)
-        chosen = {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
+        if plan.others:
+            deal = _dealt_by(dealer, records, schema, name, sites, rng, alpha)
+        else:
+            deal = _deal(records, schema, plan, sites, rng, alpha)
+        chosen = dict(deal) if isinstance(deal, Mapping) else _numbered(deal)
     return {site: chosen[site] for site in sorted(chosen)}
+
+
+def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
+    width = max(2, len(str(len(deal)))) if len(deal) > 9 else 1
+    return {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
 
 
 def _found(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
@@ -153,7 +176,60 @@ def _deal(
     return _DEALT[plan.base](records, schema, sites, rng, alpha)
 
 
+def _dealt_by(
+    dealer: Dealer | None, records: pd.DataFrame, schema: Schema, name: str, sites: int, rng: np.random.Generator, alpha: float
+) -> Deal | dict[str, Ints]:  # fmt: skip
+    """What another's partitioner gives, checked: it may be anything."""
+    if dealer is None:
+        raise ConfigError(f"Partitioner {name!r} needs the function that it names; it cannot be used here.")
+    try:
+        deal = dealer(records, schema, sites, rng, alpha)
+        names = list(map(str, deal)) if isinstance(deal, Mapping) else []
+        given = list(deal.values()) if isinstance(deal, Mapping) else list(deal)
+        rows = [np.asarray(one) for one in given]
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"Partitioner {name!r} failed: {why(error)}.") from error
+    fault = _fault(rows, people(records, schema)[0])
+    if fault:
+        raise ConfigError(f"Partitioner {name!r} {fault}.")
+    found = [np.sort(one.astype(np.int64)) for one in rows]
+    return dict(zip(names, found, strict=True)) if names else found
+
+
+def _fault(deal: list[Ints], person: Ints) -> str:
+    """What is wrong with rows that were dealt; empty if nothing is."""
+    if not deal:
+        return "gives no site"
+    for one in deal:
+        if one.ndim != 1 or not np.issubdtype(one.dtype, np.integer):
+            return "must give each site's rows as a list of whole numbers"
+        if not len(one):
+            return "leaves a site without a row"
+        if one.min() < 0 or one.max() >= len(person):
+            return f"gives a row that there is not; rows are 0 to {len(person) - 1}"
+    rows = np.concatenate(deal)
+    if len(np.unique(rows)) < len(rows):
+        return "gives a row to two sites, or twice to one"
+    site_of = np.full(int(person.max()) + 1, -1)
+    for site, one in enumerate(deal):
+        if np.any((site_of[person[one]] >= 0) & (site_of[person[one]] != site)):
+            return "splits a patient between two sites; give all rows of a patient to one"
+        site_of[person[one]] = site
+    return ""
+
+
 __all__ = [
-    "MIN_PATIENTS", "MIN_PER_CLASS", "PARTITIONERS", "Plan", "by_column", "check_partitioner", "measured", "partition",
+    "MIN_PATIENTS",
+    "MIN_PER_CLASS",
+    "OURS",
+    "PARTITIONERS",
+    "Dealer",
+    "Plan",
+    "by_column",
+    "check_partitioner",
+    "measured",
+    "partition",
     "partition_rows",
 ]  # fmt: skip

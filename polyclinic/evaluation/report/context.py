@@ -158,7 +158,7 @@ def _strategy_metrics(summary: Summary) -> dict[str, Any] | None:
     for told in reversed(summary.get("strategy_metrics") or []):
         own = [
             (phase, name, value)
-            for phase in ("train", "evaluate") for name, value in part(told, phase).items()
+            for phase in ("train", "evaluate", "server") for name, value in part(told, phase).items()
             if name not in REPLIED and finite(value) is not None
         ]  # fmt: skip
         if own:

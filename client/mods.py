@@ -1,0 +1,94 @@
+"""Mods around a hospital's answers, as Flower has them around a ClientApp.
+
+A mod gets what comes and what leaves, which has its noise, so that whatever it does costs no patient anything. What the
+hospital says of its ledger goes out as the hospital said it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from logging import ERROR, INFO
+
+from flwr.app import Context, Error, Message
+from flwr.common.logger import log
+
+from polyclinic.client.hospital import is_real, own_policy
+from polyclinic.client.journal import size_of
+from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused, why
+from polyclinic.messages import FAILED, RECORD
+from polyclinic.plugins import mod_named
+
+Answering = Callable[[Message, Context], Message]
+#: Flower's own type: of (message, context, what comes next) the answer.
+Mod = Callable[[Message, Context, Answering], Message]
+
+
+def mods_of(config: RunConfig, context: Context) -> dict[str, Mod]:
+    """The run's mods by name, the outermost first.
+
+    Raises BudgetRefused, before any code of it is loaded, for one that a real hospital's policy does not allow.
+    """
+    if config.mod_names and is_real(context):
+        allowed = own_policy(context).allowed_mods
+        for name in config.mod_names:
+            if name not in allowed:
+                raise BudgetRefused(f"the policy allows the mods {', '.join(allowed) or 'none'}, not {name!r}.")
+    return {name: mod_named(name) for name in config.mod_names}
+
+
+def through(mods: dict[str, Mod], answer: Answering, message: Message, context: Context) -> Message:
+    """The answer as it leaves the mods, which see neither where the hospital's files lie nor any record."""
+    given: list[Message] = []
+
+    def innermost(asked: Message, _: Context) -> Message:
+        given.append(answer(asked, context))
+        return given[-1]
+
+    shown = {name: value for name, value in context.node_config.items() if name != "hospital"}
+    seen = Context(context.run_id, context.node_id, shown, context.state, context.run_config)
+    try:
+        answering: Answering = innermost
+        for name, mod in reversed(mods.items()):
+            answering = _around(name, mod, answering)
+        reply = answering(message, seen)
+    except _ModFailed as error:
+        assert error.__cause__ is not None
+        # At a real hospital even the text of an error may hold a path.
+        cause = type(error.__cause__).__name__ if is_real(context) else why(error.__cause__)
+        return Message(Error(FAILED, f"the mod {error.args[0]!r} failed: {cause}"), reply_to=message)
+    if given and reply.has_content() and given[-1].has_content() and RECORD in given[-1].content:
+        reply.content[RECORD] = given[-1].content[RECORD]
+    return reply
+
+
+class _ModFailed(Exception):
+    """A mod of this name raised what is its cause."""
+
+
+def _around(name: str, mod: Mod, inner: Answering) -> Answering:
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            reply = mod(message, context, inner)
+            if not isinstance(reply, Message):
+                raise TypeError(f"it gives {type(reply).__name__} where it must give a Message")
+            return reply
+        except _ModFailed:
+            raise
+        except Exception as error:
+            log(ERROR, "The mod %s failed.", name, exc_info=error)
+            raise _ModFailed(name) from error
+
+    return answer
+
+
+def log_messages(message: Message, context: Context, call_next: Answering) -> Message:
+    """The mod ``logging``: a line for each message, with its kind, the bytes of its arrays and of the answer's, and the time."""
+    begun = time.monotonic()
+    reply = call_next(message, context)
+    sent = reply.error.reason if reply.has_error() else f"{size_of(reply)} bytes of arrays"
+    kind, seconds = message.metadata.message_type, time.monotonic() - begun
+    log(INFO, "Polyclinic: %r with %d bytes of arrays answered in %.2f s: %s", kind, size_of(message), seconds, sent)
+    return reply

@@ -1,0 +1,57 @@
+"""Flower's partitioners, of the package ``flwr-datasets`` (which Polyclinic does not need), as partitioners of patients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.partition.patients import Deal, patients_and_labels, people, site_rows
+from polyclinic.ehr.schema import Schema
+
+_PATIENT = "polyclinic-patient"
+
+
+def is_flowers(found: object) -> bool:
+    """Whether it is a class of Flower's partitioners, or made after them; imports nothing."""
+    module = sys.modules.get("flwr_datasets.partitioner")
+    return module is not None and isinstance(found, type) and issubclass(found, module.Partitioner)
+
+
+def deal_by(
+    kind: Callable[..., Any], records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float,
+    **options: Any,
+) -> Deal:  # fmt: skip
+    """Rows of each site, as a partitioner of Flower's deals patients.
+
+    It sees one row a patient, the patient's first, with the highest class among the patient's rows as label. What it takes
+    and ``options`` do not give: ``num_partitions`` is ``sites``, ``partition_by`` the label, ``alpha`` the run's, ``seed``
+    drawn from ``rng``. Raises as it does; ValueError where it deals columns and not rows.
+    """
+    from datasets import Dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    _, labels = patients_and_labels(records, schema)
+    person, first_row, patients = people(records, schema)
+    table = records.iloc[first_row].reset_index(drop=True)
+    table[schema.label.name] = labels
+    table[_PATIENT] = np.arange(patients)
+    usual = {
+        "num_partitions": sites, "partition_by": schema.label.name, "alpha": alpha, "seed": int(rng.integers(2**31)),
+    }  # fmt: skip
+    takes = signature(kind).parameters
+    partitioner = kind(**{name: value for name, value in usual.items() if name in takes} | options)
+    partitioner.dataset = Dataset.from_pandas(table, preserve_index=False)
+    site_of = np.full(patients, -1, dtype=np.int64)
+    for site in range(partitioner.num_partitions):
+        part = partitioner.load_partition(site)
+        if _PATIENT not in part.column_names:
+            raise ValueError("it deals columns, where patients must stay whole")
+        site_of[np.array(part[_PATIENT], dtype=np.int64)] = site
+    kept = np.flatnonzero(site_of[person] >= 0)
+    return [kept[rows] for rows in site_rows(site_of, person[kept], partitioner.num_partitions)]

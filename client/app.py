@@ -123,9 +123,11 @@ def _in_mods(message: Message, context: Context) -> Message:
     from polyclinic.client.mods import mods_of, through
 
     try:
-        mods = mods_of(_config(tuple(context.run_config.items())), context)
+        mods = mods_of(_config(tuple(context.run_config.items())), message.metadata.message_type, context)
     except Exception as error:
-        return _reply(message, context, error)
+        # One that enrols says itself that its policy refuses the mods.
+        enrols = message.metadata.message_type == ENROL and isinstance(error, BudgetRefused)
+        return _alone(message, context) if enrols else _reply(message, context, error)
     return through(mods, _alone, message, context)
 
 

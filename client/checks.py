@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.arrays import from_record
 from polyclinic.client.hospital import Hospital
+from polyclinic.client.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.scaling import Standardiser
@@ -33,6 +34,17 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
     ):
         if name not in allowed:
             raise BudgetRefused(f"{hospital.site}: the policy allows the {key}s {', '.join(allowed)}, not {name!r}.")
+    if not hospital.simulated:
+        check_mods(hospital.site, hospital.policy, config)
+
+
+def check_mods(site: str, policy: Policy, config: RunConfig) -> None:
+    """Raises BudgetRefused, before any code of it is loaded, for a mod that the policy does not allow."""
+    for name in config.mod_names:
+        if name not in policy.allowed_mods:
+            raise BudgetRefused(
+                f"{site}: the policy allows the mods {', '.join(policy.allowed_mods) or 'none'}, not {name!r}."
+            )
 
 
 def check_task(hospital: Hospital, task: str, private: bool) -> None:

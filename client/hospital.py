@@ -346,9 +346,10 @@ def forget_datasets() -> None:
     SimulatedRecords.shards.cache_clear()
 
 
-def own_policy(context: Context) -> Policy:
-    """A real hospital's policy. Raises PolyclinicError, without a path, where its file cannot be used."""
-    return _described(Path(str(context.node_config["hospital"])))[1]
+def own_policy(context: Context) -> tuple[str, Policy]:
+    """A real hospital's name and policy. Raises PolyclinicError, without a path, where its file cannot be used."""
+    described, policy = _described(Path(str(context.node_config["hospital"])))
+    return described.site, policy
 
 
 def _described(path: Path) -> tuple[HospitalFile, Policy]:

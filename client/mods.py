@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from logging import ERROR, INFO
 
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.common.logger import log
 
+from polyclinic.client.checks import check_mods
 from polyclinic.client.hospital import is_real, own_policy
 from polyclinic.client.journal import size_of
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, why
+from polyclinic.errors import why
 from polyclinic.messages import FAILED, RECORD
 from polyclinic.plugins import mod_named
 
@@ -25,26 +26,25 @@ Answering = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Answering], Message]
 
 
-def mods_of(config: RunConfig, context: Context) -> dict[str, Mod]:
-    """The run's mods by name, the outermost first.
+def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:
+    """The run's mods around answers of a kind by their names, the outermost first.
 
     Raises BudgetRefused, before any code of it is loaded, for one that a real hospital's policy does not allow.
     """
-    if config.mod_names and is_real(context):
-        allowed = own_policy(context).allowed_mods
-        for name in config.mod_names:
-            if name not in allowed:
-                raise BudgetRefused(f"the policy allows the mods {', '.join(allowed) or 'none'}, not {name!r}.")
-    return {name: mod_named(name) for name in config.mod_names}
+    if is_real(context):
+        check_mods(*own_policy(context), config)
+    return {name: mod_named(name) for name in config.mods_around(kind)}
 
 
 def through(mods: dict[str, Mod], answer: Answering, message: Message, context: Context) -> Message:
     """The answer as it leaves the mods, which see neither where the hospital's files lie nor any record."""
-    given: list[Message] = []
+    said: list[ConfigRecord] = []
 
     def innermost(asked: Message, _: Context) -> Message:
-        given.append(answer(asked, context))
-        return given[-1]
+        reply = answer(asked, context)
+        if reply.has_content() and RECORD in reply.content.config_records:
+            said[:] = [ConfigRecord(dict(reply.content.config_records[RECORD]))]
+        return reply
 
     shown = {name: value for name, value in context.node_config.items() if name != "hospital"}
     seen = Context(context.run_id, context.node_id, shown, context.state, context.run_config)
@@ -58,8 +58,8 @@ def through(mods: dict[str, Mod], answer: Answering, message: Message, context: 
         # At a real hospital even the text of an error may hold a path.
         cause = type(error.__cause__).__name__ if is_real(context) else why(error.__cause__)
         return Message(Error(FAILED, f"the mod {error.args[0]!r} failed: {cause}"), reply_to=message)
-    if given and reply.has_content() and given[-1].has_content() and RECORD in given[-1].content:
-        reply.content[RECORD] = given[-1].content[RECORD]
+    if said and reply.has_content():
+        reply.content[RECORD] = said[0]
     return reply
 
 
@@ -85,10 +85,17 @@ def _around(name: str, mod: Mod, inner: Answering) -> Answering:
 
 
 def log_messages(message: Message, context: Context, call_next: Answering) -> Message:
-    """The mod ``logging``: a line for each message, with its kind, the bytes of its arrays and of the answer's, and the time."""
+    """The mod ``logging``: a line for each message, with its kind, how it was answered, and the time that took."""
     begun = time.monotonic()
     reply = call_next(message, context)
-    sent = reply.error.reason if reply.has_error() else f"{size_of(reply)} bytes of arrays"
-    kind, seconds = message.metadata.message_type, time.monotonic() - begun
-    log(INFO, "Polyclinic: %r with %d bytes of arrays answered in %.2f s: %s", kind, size_of(message), seconds, sent)
+    how = f"with an error: {reply.error.reason}" if reply.has_error() else f"with {', '.join(reply.content)}"
+    log(INFO, "Mod logging: %r answered in %.2f s %s", message.metadata.message_type, time.monotonic() - begun, how)
+    return reply
+
+
+def log_sizes(message: Message, context: Context, call_next: Answering) -> Message:
+    """The mod ``size``: a line for each message, with the bytes of its arrays and of the answer's."""
+    came = size_of(message)
+    reply = call_next(message, context)
+    log(INFO, "Mod size: %r: %d bytes of arrays came, %d leave", message.metadata.message_type, came, size_of(reply))
     return reply

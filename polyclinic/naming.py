@@ -72,9 +72,16 @@ def _named_inside(key: str, value: Any) -> Any:
     if dashed(key) in _OPTIONS and isinstance(value, Mapping):
         return {name: _name(key, given) if callable(given) else given for name, given in value.items()}
     if dashed(key) == "mods" and not isinstance(value, str):
-        several = value if isinstance(value, list | tuple) else [value]
-        return ", ".join(one if isinstance(one, str) else _name(key, one) for one in several)
+        if isinstance(value, Mapping):
+            return ", ".join(f"{kind}={one}" for kind, several in value.items() for one in _mods(several))
+        return ", ".join(_mods(value))
     return value
+
+
+def _mods(value: Any) -> list[str]:
+    """The names of one mod, or of several."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [one if isinstance(one, str) else _name("mods", one) for one in several]
 
 
 def check_reach(config: RunConfig) -> None:
@@ -122,14 +129,12 @@ def _plain(module: str) -> bool:
 def _arguments(strategy: Strategy) -> tuple[type[Strategy], dict[str, Any]]:
     """The class of a strategy and the arguments that make another like it, numbers, texts and functions."""
     kind = type(strategy)
-    own = [name for name in signature(kind).parameters if name in vars(strategy)]
-    plain = {
-        name: value
-        for name in own
-        if isinstance(value := getattr(strategy, name), bool | int | float | str) or isroutine(value)
-    }
+    own = {name: getattr(strategy, name) for name in signature(kind).parameters if name in vars(strategy)}
+    plain = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
     try:
-        same = vars(kind(**plain)) == vars(strategy)
+        without = vars(kind(**plain))
+        functions = {name: value for name, value in own.items() if isroutine(value) and without[name] is not value}
+        same = vars(kind(**plain, **functions)) == vars(strategy)
     except (TypeError, ValueError):
         same = False
     if not same:
@@ -139,4 +144,5 @@ def _arguments(strategy: Strategy) -> tuple[type[Strategy], dict[str, Any]]:
             "strategy_options={'name': value}."
         )
     usual = {name: parameter.default for name, parameter in signature(kind).parameters.items()}
-    return kind, {name: value for name, value in plain.items() if value != usual[name] and name != "hospitals"}
+    numbers = {name: value for name, value in plain.items() if value != usual[name] and name != "hospitals"}
+    return kind, numbers | functions

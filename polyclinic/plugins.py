@@ -43,11 +43,10 @@ GROUPS = {
     "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
     "experiments": "The experiment",
 }  # fmt: skip
-#: Mods that come with Polyclinic, or with Flower, by name.
+#: Mods that come with Polyclinic, by name.
 MODS = {
     "logging": "polyclinic.client.mods:log_messages",
-    "arrays-size": "flwr.clientapp.mod:arrays_size_mod",
-    "message-size": "flwr.clientapp.mod:message_size_mod",
+    "size": "polyclinic.client.mods:log_sizes",
 }
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 BUILT_IN: dict[str, Mapping[str, str]] = {
@@ -137,10 +136,8 @@ def resolve(group: str, name: str) -> Any:
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
     known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
-    raise ConfigError(
-        f"{GROUPS[group]} has the value {name!r}; known are {', '.join(known)}, "
-        f"or package.module:Name.{nearest(name, known)}"
-    )
+    names = f"; known are {', '.join(known)}, or package.module:Name." if known else ", which must be package.module:Name."
+    raise ConfigError(f"{where}{names}{nearest(name, known)}")
 
 
 def _place(name: str) -> bool:

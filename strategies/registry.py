@@ -12,6 +12,7 @@ from typing import Any
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from polyclinic.errors import ConfigError
 from polyclinic.strategies import BUILT_IN
@@ -45,7 +46,9 @@ def merge_by(strategy: Strategy) -> str | None:
     A strategy of one's own whose first step is the mean weighted by its ``weighted_by_key`` declares
     ``associative = True``.
     """
-    associative = getattr(strategy, "associative", type(strategy) in _WEIGHTED_MEANS)
+    # A function of one's own for metrics wants every hospital's.
+    plain = getattr(strategy, "train_metrics_aggr_fn", None) is aggregate_metricrecords
+    associative = getattr(strategy, "associative", type(strategy) in _WEIGHTED_MEANS and plain)
     return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 
 

@@ -109,7 +109,7 @@ class RunConfig(Keys):
     mods: Written = Field(
         "",
         description="Flower mods around the hospitals' ClientApp, the outermost first, separated by commas: logging, "
-        "arrays-size, message-size or `package.module:Name`.",
+        "size or `package.module:Name`; after `train=` or `evaluate=` around answers of that kind alone.",
     )
     evaluate_fn: str = Field(
         "",
@@ -167,6 +167,15 @@ class RunConfig(Keys):
                 raise ValueError(str(error).removeprefix(f"Partitioner {value!r} ")) from None
         return value
 
+    @field_validator("mods")
+    @classmethod
+    def _kinds_of_mods(cls, value: str) -> str:
+        for part in filter(None, value.split(",")):
+            kind, equals, name = part.strip().rpartition("=")
+            if not name.strip() or (equals and kind.strip() not in ("train", "evaluate")):
+                raise ValueError("must be names separated by commas, each alone or after train= or evaluate=")
+        return value
+
     @field_validator("hidden")
     @classmethod
     def _widths(cls, value: str) -> str:
@@ -208,7 +217,16 @@ class RunConfig(Keys):
     @property
     def mod_names(self) -> tuple[str, ...]:
         """The mods around the hospitals' ClientApp, the outermost first."""
-        return tuple(filter(None, (name.strip() for name in self.mods.split(","))))
+        return tuple(name for _, name in self._mods())
+
+    def mods_around(self, kind: str) -> tuple[str, ...]:
+        """Those of the mods that are around answers of a kind, as ``"train"``."""
+        return tuple(name for asked, name in self._mods() if asked in ("", kind))
+
+    def _mods(self) -> list[tuple[str, str]]:
+        """The kind of answers, empty for all, and the name of each mod."""
+        pieces = [part.strip().rpartition("=") for part in self.mods.split(",") if part.strip()]
+        return [(kind.strip(), name.strip()) for kind, _, name in pieces]
 
     @property
     def options(self) -> dict[str, Any]:

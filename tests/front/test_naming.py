@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from torch import nn
 
 from polyclinic import Federation, Privacy, RunConfig
+from polyclinic.client.hospital import simulated_patients
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.breast_cancer import DATASET
 from polyclinic.errors import ConfigError
@@ -68,6 +69,29 @@ def test_a_strategy_that_is_made_is_its_class_and_arguments() -> None:
         Federation().with_options(strategy=used)
 
 
+def most_examples(replies: Any, weighted_by: str) -> MetricRecord:
+    return MetricRecord({"most": max(float(one["metrics"][weighted_by]) for one in replies)})
+
+
+def test_functions_and_datasets_of_any_module_are_found_by_their_names(quick: Quick) -> None:
+    at = "tests.front.test_naming:most_examples" if __name__.startswith("tests.") else f"{__name__}:most_examples"
+    for given in (
+        {"strategy": FedAvg(train_metrics_aggr_fn=most_examples)},
+        {"strategy": partial(FedAvg, train_metrics_aggr_fn=most_examples)},
+        {"strategy": "fedavg", "strategy_options": {"train_metrics_aggr_fn": most_examples}},
+        {"strategy": "fedavg", "strategy-options": f"train-metrics-aggr-fn={at!r}"},
+    ):
+        result = quick(**given, rounds=1, privacy={"dp": False})
+        assert result.config.options == {"train_metrics_aggr_fn": at} and result.config.strategy == "fedavg"
+        assert result.strategy_metrics.loc[(1, "train"), "most"] == max(simulated_patients(result.config))
+    own = quick(dataset=COHORT, sites=2, rounds=1, privacy={"dp": False})
+    assert own.config.dataset == f"{__name__}:COHORT" and own.sites["patients"].sum() == 300
+    with pytest.raises(
+        ConfigError, match="gives 'train-metrics-aggr-fn' the value 'nowhere:none', which does not load"
+    ):
+        quick(strategy_options="train-metrics-aggr-fn='nowhere:none'")
+
+
 def test_sections_and_values_are_given_as_objects() -> None:
     same = Federation.from_dataset(
         "trial",
@@ -92,13 +116,13 @@ def test_sections_and_values_are_given_as_objects() -> None:
         (
             "strategy",
             FedAvg(train_metrics_aggr_fn=lambda records, key: MetricRecord()),
-            "more is its own than arguments",
+            "no name leads to",
         ),
         ("model", lambda features, classes, widths: nn.Linear(features, classes), "no name leads to"),
         ("dataset", replace(DATASET, title="mine"), "no name leads to"),
         ("model", nn.Linear(2, 2), "no name leads to"),
     ],
-    ids=["a strategy with a function", "a lambda", "a dataset", "a module"],
+    ids=["a strategy with a lambda", "a lambda", "a dataset", "a module"],
 )
 def test_what_has_no_name_is_refused_in_one_sentence(key: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -108,6 +132,9 @@ def test_what_has_no_name_is_refused_in_one_sentence(key: str, value: Any, words
 def falls(patients: int) -> Dataset:
     records = DATASET.load().iloc[:patients]
     return replace(DATASET, name="mine", load=lambda: records, patients=patients, rows=patients)
+
+
+COHORT = falls(300)
 
 
 def test_a_cell_that_is_run_again_is_what_the_next_run_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,6 +93,73 @@ def test_what_a_strategy_measures_is_kept_in_each_round_and_told(quick: Quick, t
     assert "What the strategy measured" not in (quick().path / "report.html").read_text()
 
 
+CALLS: list[int] = []
+
+
+def norm(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    """An ``evaluate_fn`` as users write it; it finds nothing in round 1."""
+    CALLS.append(server_round)
+    length = float(sum(np.square(array.numpy()).sum() for array in arrays.values()))
+    return None if server_round == 1 else MetricRecord({"norm": length})
+
+
+def test_an_evaluate_fn_sees_the_model_before_round_1_and_after_each(quick: Quick) -> None:
+    CALLS.clear()
+    result = quick(evaluate_fn=norm, rounds=3)
+    assert CALLS == [0, 1, 2, 3] and result.config.evaluate_fn == f"{__name__}:norm"
+    found = result.strategy_metrics.xs("server", level="phase")["norm"]
+    assert found.index.tolist() == [0, 2, 3] and found[0] == 0.0
+    model = sum(float((value**2).sum()) for name, value in result.arrays.items() if "standardiser" not in name)
+    assert found[3] == pytest.approx(model)
+    # It costs nothing and changes nothing.
+    plain = quick(rounds=3)
+    assert result.summary["model_sha256"] == plain.summary["model_sha256"]
+    assert result.privacy["epsilon"] == plain.privacy["epsilon"]
+    assert "What the strategy measured" in (result.path / "report.html").read_text()
+
+
+def test_a_resumed_run_evaluates_what_is_left(quick: Quick) -> None:
+    class Stops(Silent):
+        def round_done(self, config: RunConfig, state: Any) -> None:
+            if state.round == 2:
+                raise KeyboardInterrupt
+
+    CALLS.clear()
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        quick(evaluate_fn=norm, rounds=3, progress=Stops())
+    folder = str(stopped.value.__notes__[0]).split("folder is ")[1].split(";")[0]
+    result = Federation.resume(folder)
+    assert CALLS == [0, 1, 2, 3]
+    assert result.strategy_metrics.xs("server", level="phase").index.tolist() == [0, 2, 3]
+
+
+def broken(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    raise RuntimeError(f"no test set for round {server_round}")
+
+
+def words(server_round: int, arrays: ArrayRecord) -> dict[str, str]:
+    return {"verdict": "good"}
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (broken, "which failed in round 0: RuntimeError: no test set for round 0."),
+        (words, "which failed in round 0: "),
+        ("nowhere:norm", "which does not load: ModuleNotFoundError"),
+        ("norm", "has the value 'norm', which must be package.module:Name."),
+        (f"{__name__}:CALLS", "which is not callable."),
+    ],
+)
+def test_an_evaluate_fn_that_fails_does_so_before_anything_is_spent(
+    quick: Quick, tmp_path: Path, function: Any, told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        quick(evaluate_fn=function)
+    assert "Configuration key 'evaluate-fn' has the value" in str(refused.value) and told in str(refused.value)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
 class OwnStart(FedAvg):
     def start(self, *arguments: Any, **options: Any) -> Any:
         return super().start(*arguments, **options)

@@ -136,7 +136,9 @@ def resolve(group: str, name: str) -> Any:
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
     known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
-    names = f"; known are {', '.join(known)}, or package.module:Name." if known else ", which must be package.module:Name."
+    names = (
+        f"; known are {', '.join(known)}, or package.module:Name." if known else ", which must be package.module:Name."
+    )
     raise ConfigError(f"{where}{names}{nearest(name, known)}")
 
 

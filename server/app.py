@@ -127,5 +127,7 @@ def main(grid: Grid, context: Context) -> None:
             )
     except PolyclinicError as error:
         log(ERROR, "Polyclinic: %s", error)
+        # Flower prints it after its traceback, where people look.
+        error.add_note("THIS RUN FAILED, though `flwr run` may exit with 0.")
         raise
     log(INFO, "Polyclinic: finished; the report is %s", folder.path / "report.html")

@@ -9,10 +9,13 @@ from pathlib import Path
 from string import Template
 from typing import Annotated
 
+import tomli_w
 import typer
 
-from polyclinic.cli.new_templates import KINDS, PYPROJECT, README
+from polyclinic.cli.new_templates import KINDS
 from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.config import RunConfig
+from polyclinic.config.keys import nested_keys
 from polyclinic.errors import ConfigError, nearest
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -25,7 +28,10 @@ def new(
     ],
     as_json: Json = False,
 ) -> None:
-    """Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."""
+    """Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README.
+
+    An app is a Flower app on top of Polyclinic, with a strategy of its own.
+    """
     with loading():
         from polyclinic.plugins import plugins
 
@@ -49,9 +55,8 @@ def new(
         return
     screen = console()
     screen.print(f"Wrote {', '.join(files)} into {folder}.", soft_wrap=True)
-    screen.print(
-        f"Next: pip install -e {name}, then python -m pytest {name}, then polyclinic plugins {group}.", soft_wrap=True
-    )
+    shown = f"polyclinic plugins {group}" if group else f"polyclinic flower run --app {name}"
+    screen.print(f"Next: pip install -e {name}, then python -m pytest {name}, then {shown}.", soft_wrap=True)
 
 
 def package(kind: str, name: str) -> dict[str, str]:
@@ -73,10 +78,12 @@ def package(kind: str, name: str) -> dict[str, str]:
     def filled(text: str) -> str:
         return Template(text).substitute(words)
 
+    config = RunConfig.packaged() | {"strategy": f"{module}:{words['Name']}"}
+    words["config"] = tomli_w.dumps({"tool": {"flwr": {"app": {"config": nested_keys(config)}}}})
     words |= {"group": found.group, "object": filled(found.object), "run": filled(found.run), "about": found.about,
               "beware": filled(found.beware)}  # fmt: skip
     return {
-        "pyproject.toml": filled(PYPROJECT), "README.md": filled(README), f"{module}/__init__.py": filled(found.code),
+        "pyproject.toml": filled(found.pyproject), "README.md": filled(found.readme), f"{module}/__init__.py": filled(found.code),
         f"tests/test_{module}.py": filled(found.test),
     }  # fmt: skip
 

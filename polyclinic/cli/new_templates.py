@@ -26,6 +26,58 @@ $name = "$module:$object"
 packages = ["$module"]
 """
 
+APP_PYPROJECT = """\
+[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "$name"
+version = "0.1.0"
+description = "A Flower app on top of Polyclinic"
+readme = "README.md"
+requires-python = ">=3.11"
+license = { text = "Proprietary" }
+dependencies = ["polyclinic"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["$module"]
+
+[tool.flwr.app]
+publisher = "me"
+fab-include = ["$module/**/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "polyclinic.server_app:app"
+clientapp = "polyclinic.client_app:app"
+
+# Every key of Polyclinic's configuration. An empty text takes the default that fits the other keys.
+$config"""
+
+APP_README = """\
+# $name
+
+A Flower app on top of [Polyclinic](https://pypi.org/project/polyclinic/): its ServerApp and ClientApp are Polyclinic's,
+its strategy is `$object` of `$module/__init__.py`, and its configuration is in `pyproject.toml`. A model, a task or a dataset
+of your own goes beside the strategy and is named in the same way: `model = "$module:net"`.
+
+In this folder:
+
+```sh
+polyclinic run $run --rounds 2
+polyclinic flower run --app . --rounds 2
+flwr run . --stream
+python -m pytest
+```
+
+`polyclinic flower run` starts and stops Flower's own runtime for one run, writes the results into `runs` here, and exits with
+1 where the run failed. Bare `flwr run` exits with 0 even then, and writes where Flower's SuperLink was started, which the log
+tells, unless `out` is a whole path: `flwr run . --stream --run-config "out='$$PWD/runs'"`.
+
+For real hospitals, `polyclinic coordinator submit COORDINATOR --app .` sends this code; hospitals whose policies name
+`allowed-runs` allow it by its digest, and those that name `allowed-strategies` only what is in them.
+"""
+
 README = """\
 # $name
 
@@ -240,6 +292,26 @@ def test_an_impossible_share_is_said(tmp_path: Path) -> None:
 """
 
 
+APP_TEST = (
+    STRATEGY_TEST.replace('"$name"', '"$module:$Name"')
+    .replace(
+        "from polyclinic import Federation\n",
+        "from polyclinic import Federation, RunConfig\n",
+    )
+    .replace(
+        "from polyclinic.errors import ConfigError\n",
+        "from polyclinic.errors import ConfigError\nfrom polyclinic.sim.simulation import FlowerApp\n",
+    )
+    + """
+
+def test_its_configuration_has_every_key_and_names_it() -> None:
+    config = FlowerApp.read(Path(__file__).parents[1]).config
+    assert set(config) == set(RunConfig.packaged())
+    assert RunConfig.from_flower(config).strategy == "$module:$Name"
+"""
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of package: its group of names, what the name stands for, its files, how a run names it, and what to know."""
@@ -251,6 +323,8 @@ class Kind:
     run: str
     about: str
     beware: str
+    pyproject: str = PYPROJECT
+    readme: str = README
 
 
 KINDS = {
@@ -280,5 +354,9 @@ KINDS = {
         "models", "model", MODEL, MODEL_TEST, "--model $name",
         "A function of (features, classes, widths) that makes a torch module.",
         "It runs at hospitals too: they install it themselves and name it in their policy's `allowed-models`.",
+    ),
+    "app": Kind(
+        "", "$Name", STRATEGY, APP_TEST, "--strategy $module:$Name",
+        "It is Polyclinic with a strategy of one's own, as an app for `flwr run`.", "", APP_PYPROJECT, APP_README,
     ),
 }  # fmt: skip

@@ -95,8 +95,10 @@ def test_flower_run_says_when_the_run_failed(command: Callable[..., Any], tmp_pa
 
 
 @pytest.mark.slow
-def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> None:
-    """`flwr run .` with no Polyclinic installed, Flower's default of two SuperNodes, and our four hospitals."""
+def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flwr run .` with no Polyclinic installed, Flower's default of two SuperNodes, our four hospitals, and a strategy and a
+    model that lie beside; then a value that cannot be, whose sentence is the last that is said.
+    """
     binaries = _python_without_polyclinic(tmp_path / "bare")
     environment = flower_environment(tmp_path / "flwr") | {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
@@ -107,21 +109,35 @@ def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path) -> No
     shutil.copytree(
         ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "tests", "__pycache__")
     )
+    (clone / "besides.py").write_text(BESIDES)
     missing = subprocess.run(
         [binaries / "python", "-c", "import polyclinic"], cwd=tmp_path, env=environment, capture_output=True
     )
     assert missing.returncode != 0, "polyclinic is importable in the bare environment, so this test would show nothing"
+
+    def flwr_run(keys: str) -> str:
+        given = f'out="{tmp_path / "runs"}" {KEYS} {keys}'
+        return subprocess.run(
+            ["flwr", "run", ".", "--stream", "--run-config", given], cwd=clone, env=environment, capture_output=True,
+            text=True, timeout=400,
+        ).stdout  # fmt: skip
+
     try:
-        done = subprocess.run(
-            ["flwr", "run", ".", "--stream", "--run-config", f'out="{tmp_path / "runs"}" {KEYS}'], cwd=clone,
-            env=environment, capture_output=True, text=True, timeout=400,
-        )  # fmt: skip
-        assert _status(environment) == "finished:completed", done.stdout[-3000:]
+        said = flwr_run('strategy="besides:Gentle" model="besides:net"')
+        assert _status(environment) == "finished:completed", said[-3000:]
+        folder = Path((tmp_path / "runs" / "latest.txt").read_text())
+        assert f"results go to {folder}" in said
+        failed = flwr_run("seed=-1")
+        assert _status(environment).startswith("finished:failed")
+        sentence = "Configuration key 'seed' has the value -1, which must be greater than or equal to 0."
+        assert "ERROR" in failed and f"{sentence}\nTHIS RUN FAILED, though `flwr run` may exit with 0." in failed
+        assert (tmp_path / "runs" / "latest.txt").read_text() == str(folder)
     finally:
         _stop_processes_of(tmp_path)
-    theirs = RunResult.read((tmp_path / "runs" / "latest.txt").read_text())
+    theirs = RunResult.read(folder)
     assert len(theirs.sites) == 4
-    assert_same_model(quick(**FAST), theirs)
+    monkeypatch.syspath_prepend(str(clone))
+    assert_same_model(quick(**FAST, strategy="besides:Gentle", model="besides:net"), theirs)
 
 
 @pytest.mark.slow

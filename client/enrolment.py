@@ -23,7 +23,7 @@ from polyclinic.client.checks import check_policy, check_size, check_terms, plan
 from polyclinic.client.hospital import is_real, own_imputer, simulated_sites
 from polyclinic.client.own_files import own_file
 from polyclinic.client.policy import HospitalFile
-from polyclinic.errors import BudgetRefused
+from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import RECORD, EnrolRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
@@ -40,6 +40,10 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
     def answer(call: Call[EnrolRequest]) -> RecordDict:
         hospital, policy = call.hospital, call.hospital.policy
         hospital.shard()
+        if call.config.gpus and call.request.trains and not torch.cuda.is_available():
+            raise ConfigError(
+                f"Configuration key 'gpus' has the value {call.config.gpus:g}, but torch finds no GPU at this node."
+            )
         own_imputer(hospital, call.config.data.imputation)
         if call.request.trains and not hospital.simulated:
             try:

@@ -103,6 +103,8 @@ def check_reach(config: RunConfig) -> None:
 
 def _name(key: str, value: Any) -> str:
     key = dashed(key)
+    if key == "strategy" and not isinstance(value, type) and hasattr(value, "configure_fit"):
+        strategy_named(_name(key, type(value)))  # says that it is of Flower's older API
     if key == "strategy" and (ours := next((name for name in BUILT_IN if strategy_named(name) is value), None)):
         return ours
     if key == "mods" and (ours := next((name for name in MODS if mod_named(name) is value), None)):

@@ -243,7 +243,13 @@ def strategy_named(name: str) -> type[Strategy]:
 
     found = resolve("strategies", name)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise ConfigError(f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class.")
+        older = (
+            getattr(found, "configure_fit", None)
+            and "; it is one of Flower's older API, which `polyclinic simulate` runs"
+        )
+        raise ConfigError(
+            f"Configuration key 'strategy' has the value {name!r}, which is not a class of flwr.serverapp.strategy{older or ''}."
+        )
     return found
 
 

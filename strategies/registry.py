@@ -47,7 +47,7 @@ def merge_by(strategy: Strategy) -> str | None:
     ``associative = True``.
     """
     # A function of one's own for metrics wants every hospital's.
-    plain = getattr(strategy, "train_metrics_aggr_fn", None) is aggregate_metricrecords
+    plain = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords) is aggregate_metricrecords
     associative = getattr(strategy, "associative", type(strategy) in _WEIGHTED_MEANS and plain)
     return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 

@@ -24,6 +24,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
+from polyclinic.arrays import bytes_of
 from polyclinic.client.policy import HospitalFile
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.messages import FAILED, RECORD, REFUSED
@@ -45,12 +46,12 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         return answer(message, context)  # the answer says what is wrong with the hospital's file
     begun = time.monotonic()
     try:
-        append(home, {"event": "asked", **_asked(message), "bytes": size_of(message)})
+        append(home, {"event": "asked", **_asked(message), "bytes": sum(map(len, bytes_of(message)))})
         reply = answer(message, context)
         entry = {
             **_outcome(reply),
             **_asked(message),
-            "bytes": size_of(reply),
+            "bytes": sum(map(len, bytes_of(reply))),
             **_digest(reply),
             "seconds": round(time.monotonic() - begun, 3),
         }
@@ -145,23 +146,10 @@ def _outcome(reply: Message) -> dict[str, Any]:
     return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
 
 
-def size_of(message: Message) -> int:
-    """Bytes of the message's arrays."""
-    return sum(map(len, _arrays(message)))
-
-
 def _digest(reply: Message) -> dict[str, str]:
     """What tells one answer from another: that the same numbers left again, or that others did."""
-    arrays = _arrays(reply)
+    arrays = bytes_of(reply)
     return {"digest": hashlib.sha256(b"".join(arrays)).hexdigest()} if arrays else {}
-
-
-def _arrays(message: Message) -> list[bytes]:
-    """The bytes of the message's arrays, in order of their names."""
-    if not message.has_content():
-        return []
-    records = message.content.array_records
-    return [array.data for _, record in sorted(records.items()) for _, array in sorted(record.items())]
 
 
 @contextmanager

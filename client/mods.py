@@ -6,24 +6,18 @@ hospital says of its ledger goes out as the hospital said it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from logging import ERROR, INFO
+from logging import ERROR
 
 from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.common.logger import log
 
 from polyclinic.client.checks import check_mods
 from polyclinic.client.hospital import is_real, own_policy
-from polyclinic.client.journal import size_of
 from polyclinic.config import RunConfig
 from polyclinic.errors import why
 from polyclinic.messages import FAILED, RECORD
+from polyclinic.mods import Answering, Mod
 from polyclinic.plugins import mod_named
-
-Answering = Callable[[Message, Context], Message]
-#: Flower's own type: of (message, context, what comes next) the answer.
-Mod = Callable[[Message, Context, Answering], Message]
 
 
 def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:
@@ -82,20 +76,3 @@ def _around(name: str, mod: Mod, inner: Answering) -> Answering:
             raise _ModFailed(name) from error
 
     return answer
-
-
-def log_messages(message: Message, context: Context, call_next: Answering) -> Message:
-    """The mod ``logging``: a line for each message, with its kind, how it was answered, and the time that took."""
-    begun = time.monotonic()
-    reply = call_next(message, context)
-    how = f"with an error: {reply.error.reason}" if reply.has_error() else f"with {', '.join(reply.content)}"
-    log(INFO, "Mod logging: %r answered in %.2f s %s", message.metadata.message_type, time.monotonic() - begun, how)
-    return reply
-
-
-def log_sizes(message: Message, context: Context, call_next: Answering) -> Message:
-    """The mod ``size``: a line for each message, with the bytes of its arrays and of the answer's."""
-    came = size_of(message)
-    reply = call_next(message, context)
-    log(INFO, "Mod size: %r: %d bytes of arrays came, %d leave", message.metadata.message_type, came, size_of(reply))
-    return reply

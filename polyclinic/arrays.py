@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from polyclinic.types import Arrays
 
@@ -128,3 +128,11 @@ def size_of(content: RecordDict) -> int:
         if isinstance(record, ArrayRecord)
         for array in record.values()
     )
+
+
+def bytes_of(message: Message) -> list[bytes]:
+    """The bytes of the message's arrays, in order of their names."""
+    if not message.has_content():
+        return []
+    records = message.content.array_records
+    return [array.data for _, record in sorted(records.items()) for _, array in sorted(record.items())]

@@ -45,8 +45,8 @@ GROUPS = {
 }  # fmt: skip
 #: Mods that come with Polyclinic, by name.
 MODS = {
-    "logging": "polyclinic.client.mods:log_messages",
-    "size": "polyclinic.client.mods:log_sizes",
+    "logging": "polyclinic.mods:log_messages",
+    "size": "polyclinic.mods:log_sizes",
 }
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 BUILT_IN: dict[str, Mapping[str, str]] = {
@@ -248,7 +248,7 @@ def strategy_named(name: str) -> type[Strategy]:
             and "; it is one of Flower's older API, which `polyclinic simulate` runs"
         )
         raise ConfigError(
-            f"Configuration key 'strategy' has the value {name!r}, which is not a class of flwr.serverapp.strategy{older or ''}."
+            f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class{older or ''}."
         )
     return found
 

@@ -47,12 +47,14 @@ ELSEWHERE = (
     "docker compose ",  # needs an engine; tests/packaging checks the file
 )
 RUN_PAGES = """
-import json, os, sys, time, traceback
+import json, os, sys, time, traceback, types
 from polyclinic.cli import main
 
 def run(kind, code):
     if kind == "python":
-        exec(compile(code, "page", "exec"), {"__name__": "__main__"})
+        # Objects of a page are found as those of a script or a notebook are.
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "page", "exec"), vars(sys.modules["__main__"]))
         return
     sys.argv = ["polyclinic", *code]
     try:

@@ -38,7 +38,7 @@ def test_a_strategy_of_the_older_api_is_told_what_runs_it(quick: Quick, tmp_path
     with pytest.raises(ConfigError) as refused:
         quick(strategy=strategy)
     assert str(refused.value).endswith(
-        "which is not a class of flwr.serverapp.strategy; it is one of Flower's older API, which `polyclinic simulate` runs."
+        "which is not a Flower Strategy class; it is one of Flower's older API, which `polyclinic simulate` runs."
     )
     assert not list(tmp_path.iterdir())
 

@@ -99,7 +99,9 @@ def audit(
 
 def _config(sets: dict[str, Any], given: dict[str, Any]) -> RunConfig:
     """What is audited without a run: steps where the task takes any, and else its usual release."""
-    steps = {} if RunConfig.build(_OWN, sets, given).one_release else _STEPS
+    from polyclinic.programs import program_of
+
+    steps = _STEPS if program_of(RunConfig.build(_OWN, sets, given)).stepwise else {}
     return RunConfig.build(_OWN, steps, sets, given)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.config.derived import compression
-from polyclinic.config.posterior import check_posterior
-from polyclinic.config.synthesis import check_synthesis
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -17,14 +15,12 @@ def check_together(config: RunConfig) -> None:
     for check in (
         _imputation,
         _statistics,
-        _regulariser,
         _secure_sum,
         _shared_noise,
         _central,
         _strategy,
         _workers,
-        check_synthesis,
-        check_posterior,
+        config.kind.check,
     ):
         check(config)
 
@@ -63,14 +59,6 @@ def _no_statistics(config: RunConfig, key: str) -> None:
     )
 
 
-def _regulariser(config: RunConfig) -> None:
-    if config.one_release and not config.sums and config.training.weight_decay == 0:
-        raise ValueError(
-            f"training.weight-decay is 0 but task is {config.task!r}: without a regulariser one patient may move the minimiser "
-            "anywhere; give training.weight-decay a value above 0, such as 0.1"
-        )
-
-
 def _secure_sum(config: RunConfig) -> None:
     if config.secure.aggregation and compression(config).active:
         raise ValueError(
@@ -94,7 +82,7 @@ def _secure_sum(config: RunConfig) -> None:
 def _shared_noise(config: RunConfig) -> None:
     if not config.secure.shared_noise:
         return
-    if config.task not in ("classification", "synthesis", "posterior"):
+    if not config.kind.shares_noise:
         raise ValueError(
             f"secure.shared-noise is true but task is {config.task!r}: the sum is of patients' clipped vectors; set task to "
             "'classification', 'synthesis' or 'posterior'"
@@ -114,7 +102,7 @@ def _shared_noise(config: RunConfig) -> None:
         value = config.value(key)
         if value != wanted:
             raise ValueError(f"secure.shared-noise is true but {key} is {value!r}: {why}; set {key} to {wanted!r}")
-    if config.training.weight_decay and not config.game:
+    if config.training.weight_decay and not config.kind.decays_shared:
         raise ValueError(
             f"secure.shared-noise is true but training.weight-decay is {config.training.weight_decay!r}: the step is "
             f"taken on the sum; set it to 0.0"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from polyclinic.config.kinds import READ_BY
 from polyclinic.config.run import RunConfig
 from polyclinic.errors import ConfigError
 
@@ -40,6 +41,12 @@ def _others(config: RunConfig) -> bool:
     return config.partitioner != "" and check_partitioner(config.partitioner).others != ""
 
 
+def _read_by(key: str) -> Effect:
+    """A key or a section has an effect only with the kinds of run that read it."""
+    but = ("training.weight-decay",) if key == "training" else ()
+    return Effect((key,), READ_BY[key], lambda config: key in config.kind.reads, but=but)
+
+
 _SKEWED = ("dirichlet", "quantity", "power-law", "label-quantity", "feature-shift")
 
 EFFECTS = (
@@ -49,38 +56,17 @@ EFFECTS = (
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner or _others(c),
     ),
     Effect(("partitioner-options",), "a partitioner that another package brings", lambda c: _others(c)),
-    Effect(
-        ("task-options",), "a task that another package brings as a program",
-        lambda c: c.task not in ("classification", "output-perturbation", "objective-perturbation", "synthesis", "posterior"),
-    ),
-    Effect(("synthesis",), "the task synthesis", lambda c: c.task == "synthesis"),
-    Effect(("posterior",), "the task posterior", lambda c: c.task == "posterior"),
-    Effect(
-        ("convex",), "the task output-perturbation or objective-perturbation",
-        lambda c: c.task != "classification" and not c.sums,
-    ),
-    Effect(("evaluation",), "a task whose result is judged on held-out patients", lambda c: c.task != "posterior"),
+    *map(_read_by, READ_BY),
     Effect(
         ("evaluation.epsilon", "evaluation.releases"), "evaluation.metrics other than none",
         lambda c: c.evaluation.metrics != "none",
-    ),
-    Effect(("synthesis.candidates",), "task synthesis with a game, as gan", lambda c: c.game),
-    Effect(
-        ("synthesis.baselines",), "task synthesis with a game or a density, as gan or maf", lambda c: c.game or c.density
     ),
     Effect(
         ("synthesis.selected", "synthesis.selection-epsilon"), "synthesis.candidates above 0",
         lambda c: c.synthesis.candidates > 0,
     ),
-    Effect(
-        ("hidden",), "a classifier that has hidden layers, as mlp",
-        lambda c: c.model != "logistic" and c.task not in ("synthesis", "posterior"),
-    ),
+    Effect(("hidden",), READ_BY["hidden"], lambda c: c.model != "logistic"),
     Effect(("participation.fraction",), "participation.sites at 0", lambda c: c.participation.sites == 0),
-    Effect(
-        ("training",), "a task that trains in steps, as classification", lambda c: not c.one_release,
-        but=("training.weight-decay",),
-    ),
     Effect(
         ("training.momentum",), "the optimizer sgd or rmsprop",
         lambda c: c.training.optimizer in ("sgd", "rmsprop") or c.training.momentum == 0,
@@ -119,7 +105,7 @@ EFFECTS = (
     ),
     Effect(
         ("privacy.max-grad-norm",), "privacy.dp at true or a task other than classification",
-        lambda c: c.privacy.dp or c.task != "classification", told=True,
+        lambda c: c.privacy.dp or c.kind.bounds_always, told=True,
     ),
 )  # fmt: skip
 #: Of no effect where Flower's own runtime runs the hospitals.

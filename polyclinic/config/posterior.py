@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from polyclinic.config.keys import Keys, Written
+from polyclinic.config.kinds import Kind
 from polyclinic.config.reading import parse_assignments
+from polyclinic.config.synthesis import check_one_sum, check_private_sums
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
 
 #: What task posterior takes where nothing is given: each round is one sum over all patients.
-POSTERIOR_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "rounds": 8, "data.standardise": "none", "training.momentum": 0.0, "training.local-steps": 1, "training.sample-rate": 1.0,
     "training.learning-rate": 1.0, "privacy.max-grad-norm": 1.0,
 }  # fmt: skip
@@ -25,10 +27,13 @@ POSTERIOR_DEFAULTS: dict[str, Any] = {
 _LARGEST = 1e6
 
 
-def posterior_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What task posterior takes beside ``POSTERIOR_DEFAULTS`` where nothing is given, by its method. Keys with dashes."""
-    asked = given.get("task") == "posterior" and by_flow(given.get("posterior.options", ""))
-    return {"rounds": 100} if asked else {}
+def posterior_kind(given: Mapping[str, Any]) -> Kind:
+    """The kind of task posterior, by its method; ``given`` are flat keys."""
+    rounds = {"rounds": 100} if by_flow(str(given.get("posterior.options", ""))) else {}
+    return Kind(
+        "posterior", frozenset({"posterior"}), DEFAULTS | rounds, check_posterior, steps=False, counts_exactly=True,
+        shares_noise=True, server_steps=False,
+    )  # fmt: skip
 
 
 def by_flow(method_options: str) -> bool:
@@ -93,8 +98,8 @@ def _numbers(text: str) -> list[float] | None:
 
 def check_posterior(config: RunConfig) -> None:
     """Raises ValueError for keys that task posterior cannot be run with."""
-    if config.task != "posterior":
-        return
+    check_private_sums(config)
+    check_one_sum(config)
     if config.rounds < 2:
         raise ValueError(
             f"rounds is {config.rounds} but task is 'posterior', whose last half is averaged; set rounds to 8"

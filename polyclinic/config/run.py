@@ -7,21 +7,23 @@ is contacted, so a wrong key or an impossible value costs no privacy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
+from polyclinic.config import convex, posterior, synthesis
 from polyclinic.config.checks import check_together
-from polyclinic.config.convex import CONVEX_DEFAULTS, Convex
+from polyclinic.config.convex import Convex
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
+from polyclinic.config.kinds import CLASSIFICATION, OTHERS, Kind
 from polyclinic.config.learning import Data, Participation, Training, Upload
-from polyclinic.config.posterior import POSTERIOR_DEFAULTS, Posterior, posterior_defaults
+from polyclinic.config.posterior import Posterior
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.config.synthesis import SYNTHESIS_DEFAULTS, Synthesis, is_density, is_game, synthesis_defaults
+from polyclinic.config.synthesis import Synthesis
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
@@ -39,8 +41,13 @@ _INDECISIVE = (
     "synthesis.quality",
 )
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
-#: What a task takes where nothing is given: a convex task is one release, and needs a regulariser.
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {**CONVEX_DEFAULTS, "posterior": POSTERIOR_DEFAULTS}
+#: The kind of run of each built-in task.
+_KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
+    "classification": lambda given: CLASSIFICATION,
+    **dict.fromkeys(convex.DEFAULTS, convex.convex_kind),
+    "synthesis": synthesis.synthesis_kind,
+    "posterior": posterior.posterior_kind,
+}
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"training.momentum": 0.0}}
 #: What a sum with shared noise takes where nothing is given: the server gives its steps their momentum.
@@ -50,14 +57,18 @@ _SHARED_OPTIONS = {"strategy-options": "server-momentum=0.9"}
 
 def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the task, the strategy, the optimizer and shared noise take where nothing is given, by key."""
-    strategy = str(given.get("strategy", ""))
+    strategy, kind = str(given.get("strategy", "")), _kind(given)
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
-    defaults = defaults | _TASK_DEFAULTS.get(str(given.get("task")), {})
-    by_strategy = dict(BUILT_IN[strategy].usual) if strategy in BUILT_IN else {}
-    defaults |= posterior_defaults(given) | by_strategy | synthesis_defaults(given)
-    if str(given.get("secure.shared-noise")).lower() == "true" and given.get("task") not in ("synthesis", "posterior"):
+    by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
+    defaults = {**defaults, **by_strategy, **kind.defaults}
+    if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
     return defaults
+
+
+def _kind(given: Mapping[str, Any]) -> Kind:
+    task = str(given.get("task", "classification"))
+    return _KINDS[task](given) if task in _KINDS else OTHERS
 
 
 class RunConfig(Keys):
@@ -239,9 +250,10 @@ class RunConfig(Keys):
         return keyword_arguments(self.task_options)
 
     @property
-    def method_options(self) -> dict[str, Any]:
-        """The keyword arguments of what task synthesis or posterior learns. Raises ConfigError as ``options`` does."""
-        return keyword_arguments(self.posterior.options if self.task == "posterior" else self.synthesis.options)
+    def kind(self) -> Kind:
+        """What the kind of the run is to its configuration."""
+        given = {"task": self.task, "model": self.model, "synthesis.kind": self.synthesis.kind}
+        return _kind(given | {"posterior.options": self.posterior.options})
 
     @property
     def keeps_state(self) -> bool:
@@ -251,7 +263,7 @@ class RunConfig(Keys):
         stepwise = (
             steps.optimizer != "sgd" or steps.momentum > 0 or steps.batching == "cyclic" or steps.denoise != "none"
         )
-        return self.upload.share < 1 or (stepwise and not self.one_release)
+        return self.upload.share < 1 or (stepwise and self.kind.steps)
 
     @property
     def asks_statistics(self) -> bool:
@@ -260,31 +272,11 @@ class RunConfig(Keys):
         Without privacy a plain update tells its weight, but under masks only what the server knows can weigh.
         """
         weighed = self.secure.aggregation and not self.secure.noise
-        wanted = self.privacy.dp or weighed or self.task == "synthesis"
+        wanted = self.privacy.dp or weighed or self.kind.counts_patients
         # A posterior's information is of so many patients; the public number is of noise alone.
-        counted = self.task == "posterior" and not self.privacy.dp
+        counted = self.kind.counts_exactly and not self.privacy.dp
         unknown = self.privacy.patients_per_site == 0
         return self.data.standardise == "measured" or counted or (unknown and wanted)
-
-    @property
-    def one_release(self) -> bool:
-        """Whether a round is one release, without steps and batches: of a minimiser, or of a sum."""
-        return self.task in _TASK_DEFAULTS or self.sums
-
-    @property
-    def game(self) -> bool:
-        """Whether synthetic patients are drawn by an adversarial game."""
-        return self.task == "synthesis" and is_game(self.model, self.synthesis.kind)
-
-    @property
-    def density(self) -> bool:
-        """Whether they are drawn from a density, as of a normalizing flow."""
-        return self.task == "synthesis" and is_density(self.model, self.synthesis.kind)
-
-    @property
-    def sums(self) -> bool:
-        """Whether a round is one sum over patients."""
-        return self.task == "posterior" or (self.task == "synthesis" and not self.game and not self.density)
 
     @property
     def selection_cost(self) -> float:
@@ -383,7 +375,8 @@ _KEYS = tuple(RunConfig().flat())
 
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
-    *_TASK_DEFAULTS.values(), *SYNTHESIS_DEFAULTS, *_OPTIMIZER_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
+    *convex.DEFAULTS.values(), *synthesis.DEFAULTS, posterior.DEFAULTS, *_OPTIMIZER_DEFAULTS.values(), _SHARED_DEFAULTS,
+    _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
 

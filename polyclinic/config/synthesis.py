@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from polyclinic.config.keys import Keys, Written, dashed
+from polyclinic.config.kinds import Kind
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -42,7 +44,7 @@ _OF_GAME = {
 }
 _OF_FLOW = _usual(20, local_steps=10, sample_rate=0.3, optimizer="adam", learning_rate=0.02)
 #: All tables of this task's own defaults.
-SYNTHESIS_DEFAULTS = (_ALWAYS, _SUMS, *_OF_METHOD.values(), *_OF_GAME.values(), _OF_FLOW)
+DEFAULTS = (_ALWAYS, _SUMS, *_OF_METHOD.values(), *_OF_GAME.values(), _OF_FLOW)
 
 
 class Synthesis(Keys):
@@ -88,26 +90,20 @@ class Synthesis(Keys):
     )
 
 
-def synthesis_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What task synthesis takes where nothing is given; nothing for other tasks."""
-    if given.get("task") != "synthesis":
-        return {}
-    model = str(given.get("model", _ALWAYS["model"]))
-    if is_game(model, str(given.get("synthesis.kind", "auto"))):
-        return _ALWAYS | _OF_GAME.get(model, {})
-    if is_density(model, str(given.get("synthesis.kind", "auto"))):
-        return _ALWAYS | _OF_FLOW
-    return _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
-
-
-def is_game(model: str, kind: str = "auto") -> bool:
-    """Whether a model of task synthesis is an adversarial game: by its name alone, for to import it would run its code."""
-    return kind == "game" if kind != "auto" else _is(model, GAMES, "games")
-
-
-def is_density(model: str, kind: str = "auto") -> bool:
-    """Whether a model of task synthesis is a density that hospitals train step by step: by its name alone."""
-    return kind == "density" if kind != "auto" else _is(model, FLOWS, "densities")
+def synthesis_kind(given: Mapping[str, Any]) -> Kind:
+    """The kind of task synthesis, by its model's name alone, for to import it would run its code; ``given`` are flat keys."""
+    model, asked = str(given.get("model") or _ALWAYS["model"]), str(given.get("synthesis.kind", "auto"))
+    reads, sums = {"synthesis", "evaluation"}, Kind("sums", counts_patients=True, shares_noise=True, server_steps=False)
+    if asked == "game" or (asked == "auto" and _is(model, GAMES, "games")):
+        return replace(
+            sums, name="game", reads=frozenset({*reads, "training", "synthesis.candidates", "synthesis.baselines"}),
+            defaults=_ALWAYS | _OF_GAME.get(model, {}), check=check_synthesis, decays_shared=True,
+        )  # fmt: skip
+    if asked == "density" or (asked == "auto" and _is(model, FLOWS, "densities")):
+        reads |= {"training", "synthesis.baselines"}
+        return replace(sums, name="density", reads=frozenset(reads), defaults=_ALWAYS | _OF_FLOW, check=check_synthesis)
+    defaults = _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
+    return replace(sums, reads=frozenset(reads), defaults=defaults, check=_check_sums, steps=False)
 
 
 def _is(model: str, names: Sequence[str], group: str) -> bool:
@@ -116,15 +112,8 @@ def _is(model: str, names: Sequence[str], group: str) -> bool:
     return model in {point.name for point in entry_points(group=f"polyclinic.{group}")}
 
 
-def check_synthesis(config: RunConfig) -> None:
-    """Raises ValueError for keys that a run of task synthesis, or of another that asks for sums, cannot have."""
-    if not ((config.task == "synthesis") or (config.task == "posterior")):
-        return
-    if (config.task == "synthesis") and config.data.imputation != "mean":
-        raise ValueError(
-            f"data.imputation is {config.data.imputation!r} but task is 'synthesis': it keeps track of missing cells itself; set "
-            "data.imputation to 'mean'"
-        )
+def check_private_sums(config: RunConfig) -> None:
+    """Raises ValueError for keys that tasks cannot have whose numbers are scaled by the schema and averaged."""
     for key, wanted, why in (
         ("data.standardise", "none", "its numbers are scaled by the schema"),
         ("central.epsilon", 0.0, "whole hospitals are not covered"),
@@ -141,27 +130,45 @@ def check_synthesis(config: RunConfig) -> None:
             f"strategy is {config.strategy!r} but task is {config.task!r}, which averages what hospitals send; take fedavg, "
             "fedavgm, fedadam or another that starts from a mean"
         )
-    if config.sums:
-        for key, wanted in (
-            ("strategy", "fedavg"), ("strategy-options", ""), ("training.local-steps", 1), ("training.sample-rate", 1.0),
-            ("training.learning-rate", 1.0), ("training.weight-decay", 0.0),
-            ("privacy.max-grad-norm", 1.0),
-        ):  # fmt: skip
-            value = config.value(key)
-            if value != wanted:
-                raise ValueError(
-                    f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
-                    f"strategy changes; set {key} to {wanted!r}"
-                )
-    if config.task != "synthesis":
-        return
+
+
+def check_one_sum(config: RunConfig) -> None:
+    """Raises ValueError for keys that would change what a round of one sum is."""
+    for key, wanted in (
+        ("strategy", "fedavg"), ("strategy-options", ""), ("training.local-steps", 1), ("training.sample-rate", 1.0),
+        ("training.learning-rate", 1.0), ("training.weight-decay", 0.0),
+        ("privacy.max-grad-norm", 1.0),
+    ):  # fmt: skip
+        value = config.value(key)
+        if value != wanted:
+            raise ValueError(
+                f"{key} is {value!r} but the model {config.model!r} asks for sums over all patients, which no step or "
+                f"strategy changes; set {key} to {wanted!r}"
+            )
+
+
+def _check_sums(config: RunConfig) -> None:
+    check_synthesis(config)
+    check_one_sum(config)
+
+
+def check_synthesis(config: RunConfig) -> None:
+    """Raises ValueError for keys that task synthesis cannot be run with."""
+    if config.data.imputation != "mean":
+        raise ValueError(
+            f"data.imputation is {config.data.imputation!r} but task is 'synthesis': it keeps track of missing cells itself; set "
+            "data.imputation to 'mean'"
+        )
+    check_private_sums(config)
     if config.synthesis.condition_hospitals and config.sites not in (0, config.synthesis.condition_hospitals):
         raise ValueError(
             f"synthesis.condition-hospitals is {config.synthesis.condition_hospitals} but sites is {config.sites}; "
             "rows say of which of all the run's hospitals they are: give their number, or 0"
         )
     if config.synthesis.candidates and (
-        not config.game or config.synthesis.candidates < 2 or config.synthesis.selected >= config.synthesis.candidates
+        "synthesis.candidates" not in config.kind.reads
+        or config.synthesis.candidates < 2
+        or config.synthesis.selected >= config.synthesis.candidates
     ):
         raise ValueError(
             f"synthesis.candidates is {config.synthesis.candidates} with synthesis.selected {config.synthesis.selected} "

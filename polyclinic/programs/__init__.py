@@ -31,7 +31,7 @@ def program_of(config: RunConfig) -> Program:
     """
     if is_program(config.task):
         return _brought(config)
-    module, _, name = _PLACES[_kind(config)].partition(":")
+    module, _, name = _PLACES[config.kind.name].partition(":")
     return cast(Program, getattr(import_module(f"{__name__}.{module}"), name)(config))
 
 
@@ -46,11 +46,3 @@ def _brought(config: RunConfig) -> Program:
         return kind(config, **config.program_options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task-options do not make a program {config.task!r}: {error}.") from None
-
-
-def _kind(config: RunConfig) -> str:
-    if config.task == "synthesis":
-        return "game" if config.game else "density" if config.density else "sums"
-    if config.task == "posterior":
-        return "posterior"
-    return "convex" if config.one_release else "supervised"

@@ -37,7 +37,7 @@ class Densities(Synthetic):
 
     def recipe(self, layout: Layout) -> Recipe:
         """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
-        recipe = made("densities", self.config, layout, self.config.method_options)
+        recipe = made("densities", self.config, layout, self.options)
         if not isinstance(recipe, Recipe):
             raise ConfigError(
                 f"Configuration key 'model' has the value {self.config.model!r}, which makes no polyclinic Recipe."

@@ -46,6 +46,7 @@ class Games(Synthetic):
 
     has_baselines: ClassVar[bool] = True
     has_candidates: ClassVar[bool] = True
+    by_game: ClassVar[bool] = True
     released: ClassVar[str] = "every critic"
     released_together: ClassVar[str] = "each round's sum of gradients"
 
@@ -53,7 +54,7 @@ class Games(Synthetic):
         """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
         cannot do."""
         config = self.config
-        options = {dashed(key): value for key, value in config.method_options.items()}
+        options = {dashed(key): value for key, value in self.options.items()}
         game = made("games", config, layout, options)
         if not isinstance(game, Game):
             raise ConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from polyclinic.config.posterior import by_flow
+from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_of, resolve
@@ -114,7 +115,7 @@ class SyntheticSums(Sums, Synthetic):
 
     def method(self, schema: Schema) -> SynthesisMethod:
         config, layout = self.config, self.layout(schema)
-        make, options = resolve("methods", config.model), config.method_options
+        make, options = resolve("methods", config.model), self.options
         if callable(make) and "rounds" in signature(make).parameters:
             options = {"rounds": config.rounds} | options
         check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
@@ -145,7 +146,7 @@ class Posterior(Sums):
 
         config = self.config
         make = resolve("likelihoods", config.model)
-        method, options = chosen_method(config.method_options, config.rounds, config.seed)
+        method, options = chosen_method(keyword_arguments(config.posterior.options), config.rounds, config.seed)
         check_options(config.model, make, options, "columns")
         with making(config):
             return posterior_sums(

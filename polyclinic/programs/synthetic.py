@@ -13,6 +13,7 @@ import numpy as np
 
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
+from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
@@ -35,6 +36,13 @@ class Synthetic(Program):
     counts_classes: ClassVar[bool] = True
     any_width: ClassVar[bool] = False
     tells_rate: ClassVar[bool] = False
+    #: Whether rows are drawn by the generator of a game.
+    by_game: ClassVar[bool] = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of what draws rows. Raises ConfigError when their text is not ``key=value`` pairs."""
+        return keyword_arguments(self.config.synthesis.options)
 
     def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
         return judge(synthesizer, self.config.synthesis.rows, self.config.seed) if synthesizer else None
@@ -59,7 +67,7 @@ class Synthetic(Program):
         config = self.config
         return {
             "synthesis": {
-                "method": config.model, "options": config.synthesis.options, "game": config.game,
+                "method": config.model, "options": config.synthesis.options, "game": self.by_game,
                 "finished": synthesizer is not None, "guarantee": self.guarantee(synthesizer, patients),
             }
         }  # fmt: skip

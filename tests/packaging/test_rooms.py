@@ -69,15 +69,22 @@ def test_the_library_knows_nothing_of_flower(room: str) -> None:
         assert not any(name.split(".")[0] in ("flwr", "ray") for name in imports(path)), path.relative_to(ROOT)
 
 
-# What a configuration says of the kind of its run.
-KIND = re.compile(r"\bconfig\.(kind|game|density|sums|one_release)\b")
+# What a configuration says of the kind of its run, and a task's name compared with another.
+KIND = re.compile(r"\bconfig\.kind\b|\bkind\.name\b")
+TASK = re.compile(r"config\.task (==|!=|in|not in) |[\"']task[\"']\)? (==|!=|in|not in) ")
+# The sections of programs, each with its kind.
+SECTIONS = ("convex.py", "kinds.py", "posterior.py", "synthesis.py")
 
 
-@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"programs", "config"}))
-def test_only_programs_know_which_kind_a_run_is(room: str) -> None:
+@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"programs"}))
+def test_only_programs_and_their_sections_know_which_kind_a_run_is(room: str) -> None:
     for path in files(room):
         code = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if " import " not in line)
-        assert not KIND.search(code), path.relative_to(ROOT)
+        assert not TASK.search(code) or (room == "config" and path.name in SECTIONS), path.relative_to(ROOT)
+        # The configuration asks a kind what it reads and takes, and nobody but its program which one it is.
+        assert not (re.search(r"\bkind\.name\b", code) if room == "config" else KIND.search(code)), path.relative_to(
+            ROOT
+        )
 
 
 def called(path: Path) -> set[str]:

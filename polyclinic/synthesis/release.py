@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -26,7 +26,6 @@ from polyclinic.toml import read_toml
 from polyclinic.types import Floats
 
 LEDGER = "ledger.json"
-TASK = "synthesis"
 ENDINGS = (".parquet", ".csv")
 
 
@@ -43,8 +42,8 @@ class Source:
     def read(cls, folder: Path) -> Source:
         """Raises ConfigError for a folder of no finished run of task synthesis, DataError for a damaged one."""
         folder = run_in(folder)
-        hospitals = _check_task(folder)
         summary = _summary(folder)
+        hospitals = _hospitals(folder, summary)
         digests = {"synthesizer": sha256(folder / SYNTHESIZER), "ledger": sha256(folder / LEDGER)}
         layout = Layout.of(Schema.from_toml(folder / "schema.toml"), hospitals)
         return cls(folder, load(folder / SYNTHESIZER, layout), summary, digests)
@@ -123,13 +122,13 @@ def run_in(folder: Path) -> Path:
     return runs[0]
 
 
-def _check_task(folder: Path) -> int:
-    """How many hospitals the run's rows tell apart, 1 where they do not. Raises ConfigError for a run of another task."""
+def _hospitals(folder: Path, summary: Mapping[str, Any]) -> int:
+    """How many hospitals the run's rows tell apart, 1 where they do not. Raises ConfigError for a run that draws no rows."""
     config = read_toml(folder / "config.toml", "configuration file", DataError)
-    if config.get("task") != TASK:
+    if summary.get("synthesis", {}) is None:
         raise ConfigError(
             f"{folder} is a run of task {config.get('task')!r}, which has no generator; rows are drawn from a run of task "
-            f"{TASK!r}."
+            "'synthesis'."
         )
     return max(int(config.get("synthesis", {}).get("condition-hospitals", 0)), 1)
 

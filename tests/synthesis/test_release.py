@@ -238,7 +238,9 @@ def test_a_folder_that_cannot_be_drawn_from_is_refused(run: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="not a run's folder"):
         synthesize(tmp_path / "nowhere", 10, tmp_path / "rows.csv")
     with pytest.raises(ConfigError, match="of task 'classification', which has no generator"):
-        synthesize(run_folder(tmp_path / "other", task="classification"), 10, tmp_path / "rows.csv")
+        synthesize(
+            run_folder(tmp_path / "other", PRIVATE | {"synthesis": None}, "classification"), 10, tmp_path / "rows.csv"
+        )
     (run / "summary.json").write_text("{}")
     with pytest.raises(DataError, match="has no 'privacy'"):
         synthesize(run, 10, tmp_path / "rows.csv")

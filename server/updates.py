@@ -82,7 +82,8 @@ class _Clear:
     fewest = 1
 
     def asked(self, site: Site) -> dict[str, Any]:
-        merges = getattr(self.run.grid, "merges", False) and self.run.program.merges_early
+        # Workers do not average before a mod has seen, and perhaps changed, what leaves each hospital.
+        merges = getattr(self.run.grid, "merges", False) and self.run.program.merges_early and not self.run.config.mods
         return {"merge_by": self.key if merges else ""}
 
     def problem(self, reply: Message) -> str | None:

@@ -156,6 +156,20 @@ def test_mods_of_ones_own_run_in_a_simulation_in_order_whatever_the_workers(quic
     assert two.summary["model_sha256"] == noisy.summary["model_sha256"]
 
 
+def boasts(asked: Message, seen: Context, call_next: Next) -> Message:
+    reply = call_next(asked, seen)
+    if asked.metadata.message_type == "train":
+        reply.content["metrics"]["num-examples"] = 1e9
+    return reply
+
+
+def test_a_mod_cannot_give_its_hospital_more_weight_than_is_public(quick: Quick) -> None:
+    with pytest.raises(
+        PolyclinicError, match="it says that it trained on 1e.09 examples, where .* were counted before"
+    ):
+        quick(mods=boasts)
+
+
 own_noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=0.9)
 
 

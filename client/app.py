@@ -125,9 +125,9 @@ def _in_mods(message: Message, context: Context) -> Message:
     try:
         mods = mods_of(_config(tuple(context.run_config.items())), message.metadata.message_type, context)
     except Exception as error:
-        # One that enrols says itself that its policy refuses the mods.
-        enrols = message.metadata.message_type == ENROL and isinstance(error, BudgetRefused)
-        return _alone(message, context) if enrols else _reply(message, context, error)
+        # Who enrols says itself that its policy refuses the mods, or that the coordinator is of another version.
+        enrols = message.metadata.message_type == ENROL
+        return _alone(message, context) if enrols and is_real(context) else _reply(message, context, error)
     return through(mods, _alone, message, context)
 
 

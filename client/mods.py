@@ -1,21 +1,22 @@
 """Mods around a hospital's answers, as Flower has them around a ClientApp.
 
-A mod gets what comes and what leaves, which has its noise, so that whatever it does costs no patient anything. What the
-hospital says of its ledger goes out as the hospital said it.
+A mod gets copies of what comes and of what leaves, which has its noise, and may change the arrays of the latter, so that whatever
+it does costs no patient anything. The hospital answers the message that came, once; everything but the arrays leaves as it said.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from logging import ERROR
 
-from flwr.app import ConfigRecord, Context, Error, Message
+from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
 from polyclinic.client.checks import check_mods
 from polyclinic.client.hospital import is_real, own_policy
 from polyclinic.config import RunConfig
 from polyclinic.errors import why
-from polyclinic.messages import FAILED, RECORD
+from polyclinic.messages import FAILED
 from polyclinic.mods import Answering, Mod
 from polyclinic.plugins import mod_named
 
@@ -31,30 +32,49 @@ def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:
 
 
 def through(mods: dict[str, Mod], answer: Answering, message: Message, context: Context) -> Message:
-    """The answer as it leaves the mods, which see neither where the hospital's files lie nor any record."""
-    said: list[ConfigRecord] = []
+    """The answer as it leaves the mods, which are handed neither where the hospital's files lie nor any record."""
+    given: list[Message] = []
 
-    def innermost(asked: Message, _: Context) -> Message:
-        reply = answer(asked, context)
-        if reply.has_content() and RECORD in reply.content.config_records:
-            said[:] = [ConfigRecord(dict(reply.content.config_records[RECORD]))]
-        return reply
+    def innermost(asked: Message, seen: Context) -> Message:
+        if not given:
+            given.append(answer(message, context))
+        return deepcopy(given[0])
 
     shown = {name: value for name, value in context.node_config.items() if name != "hospital"}
-    seen = Context(context.run_id, context.node_id, shown, context.state, context.run_config)
+    seen = Context(context.run_id, context.node_id, shown, context.state, dict(context.run_config))
+    answering: Answering = innermost
+    for name, mod in reversed(mods.items()):
+        answering = _around(name, mod, answering)
     try:
-        answering: Answering = innermost
-        for name, mod in reversed(mods.items()):
-            answering = _around(name, mod, answering)
-        reply = answering(message, seen)
+        reply = answering(deepcopy(message), seen)
     except _ModFailed as error:
         assert error.__cause__ is not None
-        # At a real hospital even the text of an error may hold a path.
-        cause = type(error.__cause__).__name__ if is_real(context) else why(error.__cause__)
-        return Message(Error(FAILED, f"the mod {error.args[0]!r} failed: {cause}"), reply_to=message)
-    if said and reply.has_content():
-        reply.content[RECORD] = said[0]
-    return reply
+        return _failed(message, context, f"the mod {error.args[0]!r} failed", why(error.__cause__))
+    if given and given[0].has_error():
+        return given[0]
+    if reply.has_error():
+        return _failed(message, context, "a mod refused the message", reply.error.reason)
+    if not given:
+        return _failed(message, context, "a mod answered in the hospital's place", "it did not call call_next")
+    return _with_arrays(given[0], reply, message, context)
+
+
+def _with_arrays(said: Message, reply: Message, message: Message, context: Context) -> Message:
+    """What the hospital said, with the arrays that the mods made of its own."""
+    if reply.content.array_records.keys() != said.content.array_records.keys():
+        names = ", ".join(reply.content.array_records) or "none"
+        return _failed(message, context, "a mod took records of arrays away, or added some", f"it leaves {names}")
+    for name, record in reply.content.array_records.items():
+        said.content[name] = record
+    return said
+
+
+def _failed(message: Message, context: Context, what: str, reason: str | None) -> Message:
+    """An error in place of the answer. At a real hospital even a mod's own words could hold a path, so that its log has them."""
+    if not is_real(context):
+        return Message(Error(FAILED, f"{what}: {reason}"), reply_to=message)
+    log(ERROR, "%s: %s", what, reason)
+    return Message(Error(FAILED, f"{what}; the hospital's own log says why"), reply_to=message)
 
 
 class _ModFailed(Exception):
@@ -62,7 +82,6 @@ class _ModFailed(Exception):
 
 
 def _around(name: str, mod: Mod, inner: Answering) -> Answering:
-
     def answer(message: Message, context: Context) -> Message:
         try:
             reply = mod(message, context, inner)
@@ -71,7 +90,7 @@ def _around(name: str, mod: Mod, inner: Answering) -> Answering:
             return reply
         except _ModFailed:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a stranger's code, which may raise anything
             log(ERROR, "The mod %s failed.", name, exc_info=error)
             raise _ModFailed(name) from error
 

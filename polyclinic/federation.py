@@ -142,7 +142,7 @@ class RunResult:
         ``evaluate``) or that ``evaluate_fn`` found (``server``; its round 0 is before training).
         """
         rows = [
-            {"round": told["round"], "phase": phase, **told[phase]}
+            {**told[phase], "round": told["round"], "phase": phase}
             for told in self.summary["strategy_metrics"] for phase in ("train", "evaluate", "server") if phase in told
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=None if rows else ["round", "phase"]).set_index(["round", "phase"])

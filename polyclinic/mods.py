@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, getLogger
 
 from flwr.app import Context, Message
-from flwr.common.logger import log
 
 from polyclinic.arrays import bytes_of
 
@@ -16,12 +15,17 @@ Answering = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Answering], Message]
 
 
+# Flower's handlers, also in a simulation, where Flower's own lines are left out.
+_LOG = getLogger("flwr.mods")
+_LOG.setLevel(INFO)
+
+
 def log_messages(message: Message, context: Context, call_next: Answering) -> Message:
     """The mod ``logging``: a line for each message, with its kind, how it was answered, and the time that took."""
     begun = time.monotonic()
     reply = call_next(message, context)
     how = f"with an error: {reply.error.reason}" if reply.has_error() else f"with {', '.join(reply.content)}"
-    log(INFO, "Mod logging: %r answered in %.2f s %s", message.metadata.message_type, time.monotonic() - begun, how)
+    _LOG.info("Mod logging: %r answered in %.2f s %s", message.metadata.message_type, time.monotonic() - begun, how)
     return reply
 
 
@@ -30,5 +34,5 @@ def log_sizes(message: Message, context: Context, call_next: Answering) -> Messa
     came = sum(map(len, bytes_of(message)))
     reply = call_next(message, context)
     leaves = sum(map(len, bytes_of(reply)))
-    log(INFO, "Mod size: %r: %d bytes of arrays came, %d leave", message.metadata.message_type, came, leaves)
+    _LOG.info("Mod size: %r: %d bytes of arrays came, %d leave", message.metadata.message_type, came, leaves)
     return reply

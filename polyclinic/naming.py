@@ -41,6 +41,8 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: _named_inside(key, value) for key, value in options.items()}
     for key in ("strategy", "partitioner"):
         if isinstance(value := values.get(key), Strategy | partial):
+            if isinstance(value, partial) and value.args:
+                raise ConfigError(f"Configuration key {key!r} is a partial with unnamed arguments; give them by name.")
             kind, arguments = (value.func, value.keywords) if isinstance(value, partial) else _arguments(value)
             name = f"{key}-options"
             given = written(next((values.pop(other) for other in (f"{key}_options", name) if other in values), {}))
@@ -117,8 +119,9 @@ def _name(key: str, value: Any) -> str:
             # An underscore begins what IPython calls the values of past cells.
             if one is value and not name.startswith("_"):
                 return f"{module}:{name}"
+    made = "give its class, and its arguments as partitioner_options; or " if key == "partitioner" else ""
     raise ConfigError(
-        f"Configuration key {key!r} has a value of type {type(value).__name__}, which no name leads to; define it at "
+        f"Configuration key {key!r} has a value of type {type(value).__name__}, which no name leads to; {made}define it at "
         "the top level of a script or a notebook's cell, or name it as text: 'module:name'."
     )
 

@@ -226,8 +226,8 @@ def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
         return None
     found = resolve("partitioners", others)
     if is_flowers(found):
-        found = partial(deal_by, found)
-    elif not callable(found):
+        return partial(deal_by, found, options)
+    if not callable(found):
         raise ConfigError(f"Configuration key 'partitioner' has the value {name!r}, which is not callable.")
     return partial(found, **options)
 

@@ -102,7 +102,15 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
     if not config.evaluate_fn:
         return {}
     try:
-        return dict(MetricRecord(dict(evaluator_named(config.evaluate_fn)(number, to_record(model)) or {})))
+        given = evaluator_named(config.evaluate_fn)(number, to_record(model))
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"it gives {type(given).__name__}, not a MetricRecord, a mapping of names to numbers, or None"
+            )
+        numbers = {
+            name: value.item() if isinstance(value, np.generic) else value for name, value in (given or {}).items()
+        }
+        return dict(MetricRecord(numbers))
     except ConfigError:
         raise
     except Exception as error:

@@ -10,8 +10,14 @@ from polyclinic.errors import ConfigError
 
 
 def parse_assignments(text: str) -> dict[str, Any]:
-    """``"a=1, b='x'"`` as ``{"a": 1, "b": "x"}``; bare words are text. Raises ConfigError on anything else."""
-    found: dict[str, Any] = {}
+    """``"a=1, b=[2, 3]"`` as ``{"a": 1, "b": [2, 3]}``; bare words are text. Raises ConfigError on anything else."""
+    try:
+        found: dict[str, Any] = tomllib.loads(f"value = {{{text}}}")["value"]
+        if not any(isinstance(value, dict) for value in found.values()):
+            return found
+    except tomllib.TOMLDecodeError:
+        pass  # with a bare word it is no TOML
+    found = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():

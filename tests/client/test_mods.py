@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, Context, Message
+from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 
 from polyclinic.client.app import app
@@ -14,7 +14,7 @@ from polyclinic.client.journal import read_journal
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation, RunResult
-from polyclinic.messages import RECORD, REFUSED, StatisticsRequest
+from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from tests.client.test_enrolment import RUN, enrol
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, train
 
@@ -118,16 +118,18 @@ def test_a_mod_that_the_policy_does_not_allow_is_refused_before_it_is_loaded(tmp
     assert allowed.content[RECORD]["refusal"] == ""
 
 
-@pytest.mark.parametrize(("mod", "words"), [("fails", "OSError"), ("gives_nothing", "TypeError")])
-def test_a_mod_that_fails_is_one_sentence_without_a_path(tmp_path: Path, mod: str, words: str) -> None:
+@pytest.mark.parametrize("mod", ["fails", "gives_nothing"])
+def test_a_mod_that_fails_is_one_sentence_without_a_path(tmp_path: Path, mod: str) -> None:
     reply = train(allowing(tmp_path, f"{HERE}:{mod}"), config=with_mods(f"{HERE}:{mod}"))
-    assert reply.error.reason == f"the mod '{HERE}:{mod}' failed: {words}"
+    assert reply.error.reason == f"the mod '{HERE}:{mod}' failed; the hospital's own log says why"
 
 
 def test_built_in_mods_tell_kinds_and_sizes_in_the_log_and_change_nothing(
     tmp_path: Path, quick: Quick, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert quick(mods=["logging", "size"]).summary["model_sha256"] == quick().summary["model_sha256"]
+    assert sum(record.getMessage().startswith("Mod size: 'train'") for record in caplog.records) == 8
+    caplog.clear()
     with caplog.at_level("INFO", "flwr"):
         train(make_hospital(tmp_path), config=with_mods("logging", "size"))
         train(
@@ -156,18 +158,125 @@ def test_mods_of_ones_own_run_in_a_simulation_in_order_whatever_the_workers(quic
     assert two.summary["model_sha256"] == noisy.summary["model_sha256"]
 
 
-def boasts(asked: Message, seen: Context, call_next: Next) -> Message:
+def answers(name: str, change: Callable[[Message, Context, Next], Message]) -> Any:
+    """A mod that does so to messages of training and lets others pass."""
+
+    def mod(asked: Message, seen: Context, call_next: Next) -> Message:
+        return change(asked, seen, call_next) if asked.metadata.message_type == "train" else call_next(asked, seen)
+
+    mod.__name__ = mod.__qualname__ = name
+    return mod
+
+
+def _spends(asked: Message, seen: Context, call_next: Next) -> Message:
     reply = call_next(asked, seen)
-    if asked.metadata.message_type == "train":
-        reply.content["metrics"]["num-examples"] = 1e9
+    for number in (2, 3):
+        asked.content[RECORD]["round"] = number
+        seen.run_config["training.local-steps"] = 30
+        call_next(asked, seen)
     return reply
 
 
-def test_a_mod_cannot_give_its_hospital_more_weight_than_is_public(quick: Quick) -> None:
-    with pytest.raises(
-        PolyclinicError, match="it says that it trained on 1e.09 examples, where .* were counted before"
-    ):
-        quick(mods=boasts)
+def _stands_in(asked: Message, seen: Context, call_next: Next) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord({"epsilon": 0.0, "site": "Other"})}), reply_to=asked)
+
+
+def _forgives(asked: Message, seen: Context, call_next: Next) -> Message:
+    call_next(asked, seen)
+    return _stands_in(asked, seen, call_next)
+
+
+def _says_more(asked: Message, seen: Context, call_next: Next) -> Message:
+    asked.content[RECORD]["round"] = 77
+    reply = call_next(asked, seen)
+    reply.content["more"] = ConfigRecord({"x": 1})
+    reply.content["metrics"]["num-examples"] = 1e9
+    return reply
+
+
+def _takes_away(asked: Message, seen: Context, call_next: Next) -> Message:
+    reply = call_next(asked, seen)
+    del reply.content["arrays"]
+    return reply
+
+
+def _adds(asked: Message, seen: Context, call_next: Next) -> Message:
+    for name, value in list(asked.content["arrays"].items()):
+        asked.content["arrays"][name] = Array(value.numpy() + 1)
+    return call_next(asked, seen)
+
+
+def _refuses(asked: Message, seen: Context, call_next: Next) -> Message:
+    return Message(Error(1, "/srv/secret of patient 7"), reply_to=asked)
+
+
+def _exits(asked: Message, seen: Context, call_next: Next) -> Message:
+    raise SystemExit(3)
+
+
+spends, stands_in, forgives = (
+    answers("spends", _spends),
+    answers("stands_in", _stands_in),
+    answers("forgives", _forgives),
+)
+says_more, takes_away, adds = (
+    answers("says_more", _says_more),
+    answers("takes_away", _takes_away),
+    answers("adds", _adds),
+)
+refuses, exits = answers("refuses", _refuses), answers("exits", _exits)
+
+
+def test_a_mod_cannot_have_the_hospital_spend_more(tmp_path: Path) -> None:
+    rich = "budget = 10.0\ndelta = 1e-3\n"
+    hospital = make_hospital(tmp_path, f'{rich}allowed-mods = ["{HERE}:spends"]\n')
+    train(hospital, planned=4, config=with_mods(f"{HERE}:spends"))
+    (tmp_path / "other").mkdir()
+    other = make_hospital(tmp_path / "other", rich)
+    train(other, planned=4)
+    assert ledger(hospital).spent() == ledger(other).spent() and len(ledger(hospital).events()) == 1
+
+
+@pytest.mark.parametrize(
+    ("mod", "words"),
+    [
+        ("stands_in", "a mod answered in the hospital's place; the hospital's own log says why"),
+        ("takes_away", "a mod took records of arrays away, or added some; the hospital's own log says why"),
+        ("refuses", "a mod refused the message; the hospital's own log says why"),
+        ("exits", f"the mod '{HERE}:exits' failed; the hospital's own log says why"),
+    ],
+)
+def test_what_a_mod_may_not_do_is_an_error_and_the_journal_has_it(tmp_path: Path, mod: str, words: str) -> None:
+    reply = train(allowing(tmp_path, f"{HERE}:{mod}"), config=with_mods(f"{HERE}:{mod}"))
+    assert reply.has_error() and reply.error.reason == words
+    entry = read_journal(tmp_path / "home").entries[-1]
+    assert entry["event"] == "failed" and entry["why"] == words
+
+
+def test_a_refusal_of_the_hospital_stays_one(tmp_path: Path) -> None:
+    reply = train(allowing(tmp_path, f"{HERE}:forgives"), config=with_mods(f"{HERE}:forgives"), noise_multiplier=0.1)
+    assert reply.has_error() and reply.error.code == REFUSED
+
+
+def test_all_but_arrays_leaves_as_the_hospital_said_it(tmp_path: Path) -> None:
+    reply = train(allowing(tmp_path, f"{HERE}:says_more"), config=with_mods(f"{HERE}:says_more"))
+    assert set(reply.content) == {"arrays", "metrics", RECORD} and reply.content["metrics"]["num-examples"] == 150.0
+    assert [entry["round"] for entry in read_journal(tmp_path / "home").entries] == [1, 1]
+
+
+def test_nodes_do_not_share_what_a_mod_changes(quick: Quick) -> None:
+    plain, changed = quick(), quick(mods=[adds, says_more])
+    assert changed.summary["model_sha256"] == plain.summary["model_sha256"]
+    with pytest.raises(PolyclinicError, match="a mod took records of arrays away, or added some: it leaves none"):
+        quick(mods=takes_away)
+
+
+def test_a_coordinator_of_another_version_is_told_so_in_spite_of_mods(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    strange = context(hospital)
+    strange.run_config |= {"mods": "logging", "new.key": 1}
+    reply = app(message(EnrolRequest(run="r", site=0, version="9.9.0"), "query.enrol"), strange)
+    assert "9.9.0" in str(reply.content[RECORD]["refusal"])
 
 
 own_noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=0.9)

@@ -15,6 +15,7 @@ from flwr_datasets.partitioner import (
     IidPartitioner,
     NaturalIdPartitioner,
     PathologicalPartitioner,
+    SizePartitioner,
     VerticalEvenPartitioner,
 )
 
@@ -76,12 +77,26 @@ def split(records: pd.DataFrame, *_: Any) -> Any:
     return [np.arange(0, len(records), 2), np.arange(1, len(records), 2)]
 
 
+def test_a_function_gets_a_copy_of_the_records() -> None:
+    records = table()
+
+    def changes(given: pd.DataFrame, *_: Any) -> list[Ints]:
+        given["ward"] = "z"
+        return [np.flatnonzero(records["y"] >= 0)]
+
+    partition_rows(records, SCHEMA, "mine:deal", 1, 0, 1.0, changes)
+    assert set(records["ward"]) == {"a", "b", "c"}
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "splits a patient": (split, "splits a patient between two sites; give all rows of a patient to one."),
     "a row twice": (lambda *_: [[0, 1], [1, 2]], "gives a row to two sites, or twice to one."),
     "beyond the table": (lambda records, *_: [[len(records)]], "gives a row that there is not; rows are 0 to 179."),
     "fractions": (lambda *_: [[0.5]], "must give each site's rows as a list of whole numbers."),
     "an empty site": (lambda *_: [np.arange(0), np.arange(3)], "leaves a site without a row."),
+    "no rows at all": (lambda *_: [[], [1]], "leaves a site without a row."),
+    "two names that are one": (lambda *_: {1: [0], "1": [1]}, "gives two sites the same name."),
+    "no name": (lambda *_: {"..": [0], "a": [1]}, "gives a site the name '..'"),
     "no site": (lambda *_: [], "gives no site."),
     "raises": (lambda *_: 1 / 0, "failed: ZeroDivisionError: division by zero."),
     "nothing": (lambda *_: None, "failed: TypeError:"),
@@ -134,6 +149,11 @@ def test_a_run_deals_by_ones_own_function_with_its_options(quick: Quick) -> None
         ),
         ({"partitioner": "there.is.none:deal"}, "Configuration key 'partitioner' .* does not load"),
         ({"partitioner": f"{HERE}:HERE"}, "is not callable"),
+        ({"partitioner": partial(halves, 1)}, "unnamed arguments; give them by name"),
+        (
+            {"partitioner": IidPartitioner(3)},
+            "no name leads to; give its class, and its arguments as partitioner_options",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_dealt_is_refused_before_it_has_a_folder(
@@ -147,18 +167,18 @@ def test_a_run_that_cannot_be_dealt_is_refused_before_it_has_a_folder(
 def test_flowers_partitioners_deal_whole_patients() -> None:
     records = table()
     rng = np.random.default_rng(0)
-    dealt = deal_by(IidPartitioner, records, SCHEMA, 4, rng, 1.0)
+    dealt = deal_by(IidPartitioner, {}, records, SCHEMA, 4, rng, 1.0)
     owners = [set(records["id"].iloc[rows]) for rows in dealt]
     assert len(set.union(*owners)) == sum(map(len, owners)) == 90
     assert sorted(np.concatenate(dealt).tolist()) == list(range(180))
     # A patient's class is the highest of its rows, as for partitioners of ours.
-    one_class = deal_by(PathologicalPartitioner, records, SCHEMA, 2, rng, 1.0, num_classes_per_partition=1)
+    one_class = deal_by(PathologicalPartitioner, {"num_classes_per_partition": 1}, records, SCHEMA, 2, rng, 1.0)
     sick = [records.iloc[rows].groupby("id")["y"].max().unique().tolist() for rows in one_class]
     assert sorted(map(tuple, sick)) == [(0,), (1,)]
-    wards = deal_by(NaturalIdPartitioner, records, SCHEMA, 1, rng, 1.0, partition_by="ward")
+    wards = deal_by(NaturalIdPartitioner, {"partition_by": "ward"}, records, SCHEMA, 1, rng, 1.0)
     assert [records["ward"].iloc[rows].unique().tolist() for rows in wards] == [["a"], ["b"], ["c"]]
     with pytest.raises(ValueError, match="deals columns"):
-        deal_by(VerticalEvenPartitioner, records, SCHEMA, 2, rng, 1.0)
+        deal_by(VerticalEvenPartitioner, {}, records, SCHEMA, 2, rng, 1.0)
 
 
 def test_flowers_dirichlet_is_as_flower_deals_it_and_follows_the_runs_seed(quick: Quick) -> None:
@@ -167,7 +187,7 @@ def test_flowers_dirichlet_is_as_flower_deals_it_and_follows_the_runs_seed(quick
 
     records = DATASET.load()
     name = "flwr_datasets.partitioner:DirichletPartitioner"
-    dealer = partial(deal_by, DirichletPartitioner, min_partition_size=5)
+    dealer = partial(deal_by, DirichletPartitioner, {"min_partition_size": 5})
     rows = partition_rows(records, DATASET.schema, name, 3, 7, 0.5, dealer)
     drawn = int(np.random.default_rng(np.random.SeedSequence([7, *b"partition"])).integers(2**31))
     label = DATASET.schema.label.name
@@ -177,6 +197,12 @@ def test_flowers_dirichlet_is_as_flower_deals_it_and_follows_the_runs_seed(quick
         assert sorted(alone.load_partition(site)["row"]) == own.tolist()
     sizes = [len(one) for one in partition_rows(records, DATASET.schema, name, 3, 8, 0.5, dealer).values()]
     assert sizes != [len(one) for one in rows.values()]
+    # What the options give stands in place of the run's.
+    own = partial(deal_by, DirichletPartitioner, {"min_partition_size": 5, "alpha": 0.5, "seed": drawn})
+    again = partition_rows(records, DATASET.schema, name, 3, 8, 1.0, own)
+    assert [one.tolist() for one in again.values()] == [one.tolist() for one in rows.values()]
+    sized = quick(partitioner=SizePartitioner, partitioner_options={"partition_sizes": [300, 200]}, rounds=1)
+    assert sized.sites["patients"].tolist() == [300, 200]
     result = quick(
         dataset=DATASET.name, partitioner=DirichletPartitioner, partitioner_options={"min_partition_size": 5},
         sites=3, alpha=0.5, seed=7, rounds=1, privacy={"dp": False},

@@ -141,11 +141,25 @@ def words(server_round: int, arrays: ArrayRecord) -> dict[str, str]:
     return {"verdict": "good"}
 
 
+def three(server_round: int, arrays: ArrayRecord) -> Any:
+    return 3.0
+
+
+def scalars(server_round: int, arrays: ArrayRecord) -> dict[str, Any]:
+    return {"rate": np.float32(0.5), "count": np.int64(server_round)}
+
+
+def test_numpys_numbers_are_numbers(quick: Quick) -> None:
+    result = quick(evaluate_fn=scalars, rounds=1)
+    assert result.strategy_metrics.loc[(1, "server"), ["rate", "count"]].tolist() == [0.5, 1.0]
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (broken, "which failed in round 0: RuntimeError: no test set for round 0."),
         (words, "which failed in round 0: "),
+        (three, "it gives float, not a MetricRecord, a mapping of names to numbers, or None."),
         ("nowhere:norm", "which does not load: ModuleNotFoundError"),
         ("norm", "has the value 'norm', which must be package.module:Name."),
         (f"{__name__}:CALLS", "which is not callable."),

@@ -183,7 +183,7 @@ def _dealt_by(
     if dealer is None:
         raise ConfigError(f"Partitioner {name!r} needs the function that it names; it cannot be used here.")
     try:
-        deal = dealer(records, schema, sites, rng, alpha)
+        deal = dealer(records.copy(), schema, sites, rng, alpha)
         names = list(map(str, deal)) if isinstance(deal, Mapping) else []
         given = list(deal.values()) if isinstance(deal, Mapping) else list(deal)
         rows = [np.asarray(one) for one in given]
@@ -191,11 +191,20 @@ def _dealt_by(
         raise
     except Exception as error:
         raise ConfigError(f"Partitioner {name!r} failed: {why(error)}.") from error
-    fault = _fault(rows, people(records, schema)[0])
+    fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])
     if fault:
         raise ConfigError(f"Partitioner {name!r} {fault}.")
     found = [np.sort(one.astype(np.int64)) for one in rows]
     return dict(zip(names, found, strict=True)) if names else found
+
+
+def _fault_of_names(names: Sequence[str]) -> str:
+    """What is wrong with the names of sites; empty if nothing is."""
+    if len(set(names)) < len(names):
+        return "gives two sites the same name"
+    if bad := [name for name in names if not name.strip(" .") or not name.isprintable()]:
+        return f"gives a site the name {bad[0]!r}; names are of letters that can be printed"
+    return ""
 
 
 def _fault(deal: list[Ints], person: Ints) -> str:
@@ -203,10 +212,10 @@ def _fault(deal: list[Ints], person: Ints) -> str:
     if not deal:
         return "gives no site"
     for one in deal:
+        if one.size == 0:
+            return "leaves a site without a row"
         if one.ndim != 1 or not np.issubdtype(one.dtype, np.integer):
             return "must give each site's rows as a list of whole numbers"
-        if not len(one):
-            return "leaves a site without a row"
         if one.min() < 0 or one.max() >= len(person):
             return f"gives a row that there is not; rows are 0 to {len(person) - 1}"
     rows = np.concatenate(deal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -23,14 +23,15 @@ def is_flowers(found: object) -> bool:
 
 
 def deal_by(
-    kind: Callable[..., Any], records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float,
-    **options: Any,
+    kind: Callable[..., Any], options: Mapping[str, Any], records: pd.DataFrame, schema: Schema, sites: int,
+    rng: np.random.Generator, alpha: float,
 ) -> Deal:  # fmt: skip
     """Rows of each site, as a partitioner of Flower's deals patients.
 
     It sees one row a patient, the patient's first, with the highest class among the patient's rows as label. What it takes
-    and ``options`` do not give: ``num_partitions`` is ``sites``, ``partition_by`` the label, ``alpha`` the run's, ``seed``
-    drawn from ``rng``. Raises as it does; ValueError where it deals columns and not rows.
+    and ``options`` do not give: ``num_partitions`` is ``sites``, ``partition_by`` the label, or the column of sites for one that
+    takes no number of them, ``alpha`` the run's, ``seed`` drawn from ``rng``. Raises as it does; ValueError where it deals
+    columns and not rows.
     """
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
@@ -41,11 +42,13 @@ def deal_by(
     table = records.iloc[first_row].reset_index(drop=True)
     table[schema.label.name] = labels
     table[_PATIENT] = np.arange(patients)
-    usual = {
-        "num_partitions": sites, "partition_by": schema.label.name, "alpha": alpha, "seed": int(rng.integers(2**31)),
-    }  # fmt: skip
     takes = signature(kind).parameters
-    partitioner = kind(**{name: value for name, value in usual.items() if name in takes} | options)
+    # One that is told no number of sites divides by a column that has their names.
+    by = schema.site.name if schema.site and "num_partitions" not in takes else schema.label.name
+    usual = {
+        "num_partitions": sites, "partition_by": by, "alpha": alpha, "seed": int(rng.integers(2**31)),
+    }  # fmt: skip
+    partitioner = kind(**{name: value for name, value in usual.items() if name in takes} | {**options})
     partitioner.dataset = Dataset.from_pandas(table, preserve_index=False)
     site_of = np.full(patients, -1, dtype=np.int64)
     for site in range(partitioner.num_partitions):

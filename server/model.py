@@ -62,12 +62,10 @@ def check_messages(strategy: Strategy, program: Program, grid: Grid, sites: Sequ
 
 def _check_replies(copied: Strategy, messages: Sequence[Message], first: Arrays, name: str) -> None:
     """Raises ConfigError where the strategy reads the training loss, which no hospital tells under an epsilon."""
-    told: dict[str, int | float | list[int] | list[float]] = {"num-examples": 100.0, "steps": 1.0}
+    told = MetricRecord({"num-examples": 100.0, "steps": 1.0})
     try:
-        replies = [
-            Message(RecordDict({"arrays": to_record(first), "metrics": MetricRecord(told)}), reply_to=message)
-            for message in messages[:1]
-        ]
+        content = RecordDict({"arrays": to_record(first), "metrics": told})
+        replies = [Message(content, reply_to=message) for message in messages[:1]]
         copied.aggregate_train(1, replies)
     except KeyError as lacking:
         if lacking.args == ("train_loss",):

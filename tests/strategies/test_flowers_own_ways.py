@@ -76,18 +76,6 @@ def test_a_reply_has_the_training_loss_by_flowers_name(quick: Quick) -> None:
     assert result.strategy_metrics.loc[(1, "train"), "lowest"] == pytest.approx(rows["train_loss"].min())
 
 
-def test_a_strategy_that_needs_what_privacy_withholds_is_refused_before_anything_is_spent(
-    quick: Quick, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        quick(strategy=Reads)
-    assert str(refused.value).partition("\n")[0] == (
-        "The strategy Reads reads 'train_loss' of hospitals' replies, which they withhold in a private run; these tell "
-        "num-examples and steps. Set privacy.dp to false, or leave the loss out."
-    )
-    assert not list(tmp_path.rglob("ledger.sqlite"))
-
-
 def test_polyclinics_hospitals_under_a_foreign_server_are_an_error_that_is_told() -> None:
     server = ServerApp()
 

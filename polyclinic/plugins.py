@@ -276,10 +276,10 @@ def evaluator_named(name: str) -> Callable[..., Any]:
 
 
 def _function(group: str, name: str) -> Callable[..., Any]:
-    found = resolve(group, name)
+    found: Callable[..., Any] = resolve(group, name)
     if not callable(found):
         raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which is not callable.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def accountant_named(name: str) -> Callable[[float, float, int, float, str], float]:

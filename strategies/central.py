@@ -140,8 +140,7 @@ class CentralDP(Wrapping):
         else:
             noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
             draws = noise[0]
-        noisy: Floats = privatise(total, plan.noise_scale, draws).numpy()
-        return noisy
+        return privatise(total, plan.noise_scale, draws).numpy()
 
     def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
         """The sum of weighted, clipped updates; moves the clip norm on where it is adaptive."""

@@ -53,8 +53,7 @@ class Released:
     @property
     def inflation(self) -> Floats:
         """(k,) how many times the standard deviations are larger for privacy."""
-        found: Floats = self.posterior.deviations / self.likelihood.deviations
-        return found
+        return self.posterior.deviations / self.likelihood.deviations
 
     def as_json(self, names: tuple[str, ...]) -> dict[str, Any]:
         """By parameter: mean, standard deviation, 95 % interval and how much privacy widened it; all correlations."""

@@ -79,16 +79,12 @@ class Gaussian:
     @property
     def deviations(self) -> Floats:
         """(k,) standard deviations."""
-        found: Floats = np.sqrt(np.diag(self.covariance))
-        return found
+        return np.sqrt(np.diag(self.covariance))
 
     @property
     def correlations(self) -> Floats:
         """(k (k - 1) / 2,) above the diagonal, row by row."""
-        found: Floats = (self.covariance / np.outer(self.deviations, self.deviations))[
-            np.triu_indices(len(self.mean), 1)
-        ]
-        return found
+        return (self.covariance / np.outer(self.deviations, self.deviations))[np.triu_indices(len(self.mean), 1)]
 
 
 def maximum_likelihood(likelihood: Likelihood, records: Tensor, start: Tensor, steps: int = 50) -> Gaussian:

@@ -98,11 +98,10 @@ class FlowRows:
         """(K,) log of the share of draws that are kept, of each class."""
         if not self.recipe.redraw:
             return np.zeros(self.layout.classes)
-        found: Floats = np.log([
+        return np.log([
             max(self.recipe.coordinates.inside(self._drawn(np.full(_AT_ONCE, k), rng)).mean(), 1 / _AT_ONCE)
             for k in range(self.layout.classes)
         ])  # fmt: skip
-        return found
 
     def arrays(self) -> Arrays:
         base = dict(zip(_BASE, self.recipe.base, strict=True)) if self.recipe.base else {}

@@ -48,8 +48,7 @@ class Front:
 
     def rows(self, z: Floats) -> Floats:
         """``forth`` of (n, D) float64 numbers."""
-        found: Floats = self.forth(torch.tensor(z, dtype=torch.float64)).numpy()
-        return found
+        return self.forth(torch.tensor(z, dtype=torch.float64)).numpy()
 
     def _mapped(self, x: Tensor, which: int) -> Tensor:
         if not self._matrices:

@@ -108,8 +108,7 @@ class LatentClasses:
     @property
     def classes(self) -> Floats:
         """(K,) frequencies of the label's classes."""
-        found: Floats = self.numbers["classes"]
-        return found
+        return self.numbers["classes"]
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> LatentClasses:

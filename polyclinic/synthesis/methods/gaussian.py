@@ -29,8 +29,7 @@ class Gaussian:
     @property
     def classes(self) -> Floats:
         """(K,) frequencies of the classes."""
-        found: Floats = self.numbers["classes"]
-        return found
+        return self.numbers["classes"]
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Gaussian:

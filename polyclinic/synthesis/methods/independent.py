@@ -109,8 +109,7 @@ class Columns:
     @property
     def classes(self) -> Floats:
         """(K,) frequencies of the classes."""
-        found: Floats = self.numbers["classes"]
-        return found
+        return self.numbers["classes"]
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Columns:

@@ -179,8 +179,7 @@ class Latent:
         hot = np.clip(self._split(pooled[None]).hot[0], 0.0, 1.0)
         numeric = np.arange(self._widths[2]) + sum(self._widths[:2])
         varying = np.argsort(-hot * (1.0 - hot), kind="stable")
-        found: Ints = np.concatenate([numeric, varying])[: self.watched].astype(np.int64)
-        return found
+        return np.concatenate([numeric, varying])[: self.watched].astype(np.int64)
 
     def _beginning(self, state: Arrays) -> tuple[Floats, Floats]:
         """Bias and weights that part patients at random along the largest directions of what is correlated."""
@@ -212,8 +211,7 @@ class Latent:
         absent[:, np.flatnonzero(layout.nullable)] = frequencies[:, here[layout.missing]]
         for at in layout.trajectories:
             absent[:, at] = absent[:, at].mean(axis=1, keepdims=True)
-        found: Floats = np.clip(absent[:, self._numeric], 0.0, 0.9)
-        return found
+        return np.clip(absent[:, self._numeric], 0.0, 0.9)
 
 
 def _pairs(width: int) -> tuple[Ints, Ints, Floats]:

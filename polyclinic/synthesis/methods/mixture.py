@@ -59,8 +59,7 @@ class Mixture:
     @property
     def classes(self) -> Floats:
         """(K,) frequencies of the classes; of a part that does not tell its own, even ones."""
-        found: Floats = self.weights @ self._classes
-        return found
+        return self.weights @ self._classes
 
     @property
     def _classes(self) -> Floats:

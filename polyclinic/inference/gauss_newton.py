@@ -17,8 +17,7 @@ import torch
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian, Likelihood
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.accounting import epsilon as spent
 from polyclinic.privacy.sums import clipped_total

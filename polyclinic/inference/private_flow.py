@@ -17,8 +17,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian, Likelihood
 from polyclinic.inference.variational import Everywhere
 from polyclinic.types import Arrays, Floats
 

@@ -20,10 +20,9 @@ from polyclinic.installed import claimed
 from polyclinic.plugins import BUILT_IN, dataset_of
 from polyclinic.programs.program import Builder, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
-from polyclinic.synthesis.games.adaptive import due
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps, penalised
-from polyclinic.synthesis.games.state import GeneratorState, first_state
+from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Synthesizer

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyclinic.types import Floats
+from polyclinic.types import Floats, Ints
+
+
+def pairs(width: int) -> tuple[Ints, Ints, Floats]:
+    """The upper triangle, and what its products are multiplied by: their length is then that of the square matrix."""
+    rows, columns = np.triu_indices(width)
+    return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
 def denoised(matrix: Floats, noise: float) -> Floats:

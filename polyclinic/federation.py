@@ -37,7 +37,7 @@ from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import check_names
 from polyclinic.server.model import check_model
 from polyclinic.server.noise import check_noise
-from polyclinic.server.progress import OneLine, Progress, Silent
+from polyclinic.server.progress import OneLine, Progress
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
@@ -291,11 +291,11 @@ class Federation:
         _check_gpus(config)
         check_model(program, dataset_of(config).schema)
         if config.privacy.dp:
-            (progress or Silent()).doing("calibrating the noise")
+            (progress or Progress()).doing("calibrating the noise")
             noise = calibrate(config).noise_multiplier
             check_noise(program, dataset_of(config).schema, noise, simulated_patients(config))
         if config.central.on:
-            (progress or Silent()).doing("calibrating the central noise")
+            (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
         return self._carry_out(config, RunFolder.create(config, comparison=comparison, pictures=pictures), progress)
 
@@ -331,7 +331,7 @@ class Federation:
         if program_of(config).draws and config.synthesis.quality and folder.synthesizer.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
-            (progress or Silent()).doing("judging synthetic patients")
+            (progress or Progress()).doing("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)
         return RunResult(folder, summary)
 

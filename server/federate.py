@@ -35,7 +35,7 @@ from polyclinic.server.joining import unlike
 from polyclinic.server.learning import Learning
 from polyclinic.server.model import check_messages, check_model, engine_of
 from polyclinic.server.noise import check_noise
-from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
@@ -122,7 +122,7 @@ def federate(
     """
     if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
-    watcher, program = progress or Silent(), program_of(config)
+    watcher, program = progress or Progress(), program_of(config)
     check_names(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None

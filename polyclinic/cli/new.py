@@ -72,10 +72,8 @@ KINDS = {
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.", show_default=False)],
-    name: Annotated[
-        str, typer.Argument(help="The name to give it, as half-way; also the folder's.", show_default=False)
-    ],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
+    name: Annotated[str, typer.Argument(help="The name to give it, as half-way; also the folder's.")],
     as_json: Json = False,
 ) -> None:
     """Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README.

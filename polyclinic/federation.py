@@ -320,7 +320,7 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
-            if program_of(config).has_baselines and config.synthesis.baselines:
+            if program_of(config).shows_baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 folder.rewrite(summary)
             if folder.awaits_comparison:
@@ -328,7 +328,7 @@ class Federation:
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 folder.add_comparison(summary)
-        if program_of(config).draws and config.synthesis.quality and folder.synthesizer.is_file():
+        if program_of(config).shows_quality and folder.synthesizer.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
             (progress or Progress()).doing("judging synthetic patients")

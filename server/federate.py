@@ -160,9 +160,9 @@ def federate(
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
     away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
-    if config.synthesis.candidates and done.learning:
+    if program.choice and done.learning:
         watcher.doing("choosing among the generators")
-        select(done, state, done.learning)
+        select(done, state, done.learning, program.choice)
     synthesizer = done.learning.synthesizer() if done.learning else None
     return Outcome(
         program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, everyone), done.learning,

@@ -121,9 +121,8 @@ def coarsen(
         from polyclinic.ehr import anonymity
         from polyclinic.ehr.anonymity.tables import check_suffix
         from polyclinic.ehr.coarsening import coarsen as coarser
-        from polyclinic.ehr.coarsening import read_coarsening
+        from polyclinic.ehr.coarsening import key_in, read_coarsening
         from polyclinic.ehr.schema import Schema
-        from polyclinic.ehr.shifting import key_in
         from polyclinic.ehr.sources import read_records
 
     check_suffix(out)

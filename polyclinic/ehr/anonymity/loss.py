@@ -9,8 +9,8 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from polyclinic.ehr.anonymity.hierarchies import Ladder
-from polyclinic.ehr.intervals import midpoint
-from polyclinic.ehr.split import is_test_patient
+from polyclinic.ehr.labels import midpoint
+from polyclinic.ehr.shard import is_test_patient
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
 

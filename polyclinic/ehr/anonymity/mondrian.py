@@ -14,7 +14,7 @@ import pandas as pd
 
 from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder
 from polyclinic.ehr.anonymity.target import Demand
-from polyclinic.ehr.intervals import range_name
+from polyclinic.ehr.labels import range_name
 from polyclinic.types import Floats, Ints
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
-from polyclinic.ehr.shard import Checked, Shard, check_records, split_shard
-from polyclinic.ehr.split import split_position
+from polyclinic.ehr.shard import Checked, Shard, check_records, split_position, split_shard
 from polyclinic.errors import ConfigError
 from polyclinic.types import Bools
 

@@ -7,7 +7,7 @@ made from a column that stands in for one, or dealt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -190,51 +190,52 @@ def load_all() -> pd.DataFrame:
     return _encounters(SCHEMA_ALL, first=False, alive=False)
 
 
-def _dataset(
-    schema: Schema,
-    load: Callable[[], pd.DataFrame],
-    patients: int,
-    rows: int,
-    title: str,
-    text: str,
-    exclusions: tuple[tuple[str, int, int], ...] = (),
-) -> Dataset:
-    return Dataset(
-        name=schema.name,
-        title=f"Diabetes 130, {title}",
-        description=f"Readmission within 30 days of a patient with diabetes: {text}. No hospital was published, so "
-        "records are dealt, or split by a column such as payer or specialty.",
-        schema=schema,
-        licence="CC BY 4.0",
-        citation="Strack et al. 2014, BioMed Research International 781670; UCI Machine Learning Repository, "
-        "doi:10.24432/C5230J",
-        patients=patients,
-        rows=rows,
-        default_sites=10,
-        default_partitioner="label-quantity",
-        load=load,
-        available=FILES.available,
-        fetch=FILES.fetch,
-        flow=Flow.of(("encounters", ROWS, PATIENTS), *exclusions) if exclusions else None,
+def _described(text: str) -> str:
+    return (
+        f"Readmission within 30 days of a patient with diabetes: {text}. No hospital was published, so records are dealt, or "
+        "split by a column such as payer or specialty."
     )
 
 
-_ALIVE = "no death, no hospice"
-DATASET = _dataset(
-    SCHEMA, load, 69990, 99343, "readmission",
-    f"the encounters ({ROWS:,} of {PATIENTS:,} patients in the file) that did not end in death or a hospice",
-    ((_ALIVE, 99343, 69990),),
-)  # fmt: skip
-DATASET_FIRST = _dataset(
-    SCHEMA_FIRST,
-    load_first,
-    69973,
-    69973,
-    "first encounters",
-    "each patient's first encounter, with the same exclusions",
-    (("first encounter of each patient", PATIENTS, PATIENTS), (_ALIVE, 69973, 69973)),
+_ALL, _ALIVE = ("encounters", ROWS, PATIENTS), "no death, no hospice"
+DATASET = Dataset(
+    name="diabetes-130",
+    title="Diabetes 130, readmission",
+    description=_described(
+        f"the encounters ({ROWS:,} of {PATIENTS:,} patients in the file) that did not end in death or a hospice"
+    ),
+    schema=SCHEMA,
+    licence="CC BY 4.0",
+    citation="Strack et al. 2014, BioMed Research International 781670; UCI Machine Learning Repository, "
+    "doi:10.24432/C5230J",
+    patients=69990,
+    rows=99343,
+    default_sites=10,
+    default_partitioner="label-quantity",
+    load=load,
+    available=FILES.available,
+    fetch=FILES.fetch,
+    flow=Flow.of(_ALL, (_ALIVE, 99343, 69990)),
 )
-DATASET_ALL = _dataset(
-    SCHEMA_ALL, load_all, PATIENTS, ROWS, "every encounter",
-    "every encounter, without where the patient was discharged to, which tells deaths",
-)  # fmt: skip
+DATASET_FIRST = replace(
+    DATASET,
+    name="diabetes-130-first",
+    title="Diabetes 130, first encounters",
+    description=_described("each patient's first encounter, with the same exclusions"),
+    schema=SCHEMA_FIRST,
+    patients=69973,
+    rows=69973,
+    load=load_first,
+    flow=Flow.of(_ALL, ("first encounter of each patient", PATIENTS, PATIENTS), (_ALIVE, 69973, 69973)),
+)
+DATASET_ALL = replace(
+    DATASET,
+    name="diabetes-130-all",
+    title="Diabetes 130, every encounter",
+    description=_described("every encounter, without where the patient was discharged to, which tells deaths"),
+    schema=SCHEMA_ALL,
+    patients=PATIENTS,
+    rows=ROWS,
+    load=load_all,
+    flow=None,
+)

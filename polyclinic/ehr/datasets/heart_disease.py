@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -156,16 +157,13 @@ def load_920() -> pd.DataFrame:
     return _named(raw, SCHEMA_920)
 
 
-_LICENCE = "CC BY 4.0"
-_CITATION = "Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI Machine Learning Repository, doi:10.24432/C52P4X"
-
 DATASET = Dataset(
     name="heart-disease",
     title="UCI Heart Disease, FLamby's recipe",
     description="Coronary disease in four hospitals: the 740 patients and the split of FLamby's Fed-Heart-Disease.",
     schema=SCHEMA,
-    licence=_LICENCE,
-    citation=_CITATION,
+    licence="CC BY 4.0",
+    citation="Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI Machine Learning Repository, doi:10.24432/C52P4X",
     patients=740,
     rows=740,
     default_sites=4,
@@ -177,19 +175,15 @@ DATASET = Dataset(
     fixed_split="split",
     flow=Flow.of(("patients of four hospitals", 920, 920), ("no missing cell in ten columns", 740, 740)),
 )
-DATASET_920 = Dataset(
+DATASET_920 = replace(
+    DATASET,
     name="heart-disease-920",
     title="UCI Heart Disease, every patient",
     description="Coronary disease in four hospitals: all 920 patients, with missing cells and three more columns.",
     schema=SCHEMA_920,
-    licence=_LICENCE,
-    citation=_CITATION,
     patients=920,
     rows=920,
-    default_sites=4,
-    default_partitioner="natural",
-    natural_sites=SITES,
     load=load_920,
-    available=FILES.available,
-    fetch=FILES.fetch,
+    fixed_split=None,
+    flow=None,
 )

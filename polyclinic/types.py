@@ -1,11 +1,15 @@
-"""The types of arrays."""
+"""The types of arrays, and of what builds a model."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]  # of any precision
@@ -13,3 +17,5 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 #: Arrays by name.
 Arrays = dict[str, np.ndarray]
+#: Makes an empty module, into which arrays are loaded.
+Builder = Callable[[], "nn.Module"]

@@ -110,7 +110,7 @@ def export(
     """Write a ledger's whole statement for an auditor, with the hashes, so that its chain can be checked elsewhere."""
     with loading():
         from polyclinic.privacy.ledger import Ledger
-        from polyclinic.privacy.ledger_export import export as write
+        from polyclinic.privacy.ledger_verify import export as write
 
     path = _file(path)
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]

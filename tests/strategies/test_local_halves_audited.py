@@ -38,7 +38,9 @@ def subject(name: str, fault: str | None = None, **changes: Any) -> Subject:
     rows = Rows(draw.normal(size=(80, 4)), draw.integers(0, 2, 80), np.arange(80), 80)
     chosen = settings(**{"sample_rate": 0.2, "noise_multiplier": 2.5, "local": HALVES[name]} | changes)
     claimed = epsilon(SelfComposedDpEvent(classification.event(chosen), ROUNDS), DELTA)
-    return Subject(classification, perceptron, chosen, ROUNDS, rows, 2, claimed, DELTA, 0, fault_named(fault))
+    return Subject(
+        chosen, ROUNDS, rows, 2, claimed, DELTA, 0, fault_named(fault), task=classification, build=perceptron
+    )
 
 
 def perceptron(features: int) -> Any:

@@ -50,7 +50,7 @@ def linear(features: int) -> Callable[[], nn.Module]:
 
 def subject(task: Any = classification, fault: str | None = None, seed: int = 0, **changes: Any) -> Subject:
     settings = replace(SETTINGS, **changes)
-    return Subject(task, linear, settings, ROUNDS, patients(), 2, CLAIMED, DELTA, seed, fault_named(fault))
+    return Subject(settings, ROUNDS, patients(), 2, CLAIMED, DELTA, seed, fault_named(fault), task=task, build=linear)
 
 
 def test_the_claims_here_are_those_of_a_usual_run() -> None:

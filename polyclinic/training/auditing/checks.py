@@ -18,7 +18,6 @@ from polyclinic.privacy.audit import mean_square_interval
 from polyclinic.privacy.events import merged
 from polyclinic.privacy.streams import generator
 from polyclinic.training.auditing.canaries import Contributions, noiseless, told_apart
-from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.finding import ROUNDING, SIGNIFICANCE, Finding
 from polyclinic.training.auditing.fixed import Fixed, label_counts
 from polyclinic.training.auditing.law import counts, covariance
@@ -26,7 +25,7 @@ from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 from polyclinic.training.auditing.views import View
-from polyclinic.types import Arrays, Reals
+from polyclinic.types import Arrays, Builder, Reals
 
 _WIDE = 2000
 _ROUNDS, _SITES = 10, 20

@@ -18,9 +18,8 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.strategies.moon import MOON
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, noise, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.local import PLAIN, LocalHalf, Penalty, Sites, Trained

@@ -22,9 +22,8 @@ from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, findings, noise, sampling, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import findings, noise, sampling, sensitivity, steps
 from polyclinic.training.auditing.faults import FAULTS, NO_FAULT, fault_named
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.convex import OBJECTIVE, OUTPUT

@@ -14,9 +14,8 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.flows.recipe import Recipe, make
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, sensitivity
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import sensitivity
 from polyclinic.training.auditing.densities import Density, of_density
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.subject import Claim

@@ -24,9 +24,8 @@ from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, noise, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.fixed import Fixed, label_counts, of_game, of_sums
 from polyclinic.training.auditing.subject import Claim

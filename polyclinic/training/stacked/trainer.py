@@ -136,9 +136,9 @@ class _Stacked(TrainedSites):
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         chosen, noise = next(running.state)
         parts = self._cut(self._table, chosen)
-        gradient, loss = self._compute(models, next(parts), penalty)
+        gradient, loss = self._compute(models, next(parts), penalty=penalty)
         for part in parts:
-            more, more_loss = self._compute(models, part, penalty)
+            more, more_loss = self._compute(models, part, penalty=penalty)
             gradient, loss = gradient.add_(more), loss + more_loss
         if noise is not None:
             gradient.add_(noise.to(gradient.device), alpha=running.settings.noise_scale)

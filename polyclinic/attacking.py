@@ -34,7 +34,6 @@ from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.preparation import imputed, standardised
@@ -307,7 +306,7 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
-    layout, seed = Layout.of(target.schema, target.config.synthesis.condition_hospitals), target.seed
+    layout, seed = program_of(target.config).layout(target.schema), target.seed
     drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))

@@ -1,8 +1,8 @@
-"""The types of arrays, and of what builds a model."""
+"""The types of arrays and of what builds a model, and the arrays of one part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,3 +19,8 @@ Bools = NDArray[np.bool_]
 Arrays = dict[str, np.ndarray]
 #: Makes an empty module, into which arrays are loaded.
 Builder = Callable[[], "nn.Module"]
+
+
+def under(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
+    """The arrays whose names begin with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

@@ -20,7 +20,7 @@ from polyclinic.training.local import Pass, Penalty, Sites, Trained
 from polyclinic.training.modules import flat_parameters, split_flat
 from polyclinic.training.optimizers import OptimizerState, apply_step, dump_state, restore_state
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, TrainSettings, own_arrays
-from polyclinic.types import Arrays, Ints, Reals
+from polyclinic.types import Arrays, Ints, Reals, under
 
 _KEPT = "local."
 
@@ -161,7 +161,7 @@ class TrainedSites(Sites):
     def _of_pass(self, kept: Mapping[str, np.ndarray], name: str) -> Arrays:
         others = (_KEPT, OWN, *(f"{other}." for other in self._passes if other))
         if name:
-            return {key.removeprefix(f"{name}."): value for key, value in kept.items() if key.startswith(f"{name}.")}
+            return under(kept, f"{name}.")
         return {key: value for key, value in kept.items() if not key.startswith(others)}
 
     def _kept(self, trained: Trained) -> list[Arrays]:

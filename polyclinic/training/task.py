@@ -19,7 +19,7 @@ from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
-from polyclinic.types import Arrays, Builder
+from polyclinic.types import Arrays, Builder, under
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
@@ -120,7 +120,7 @@ class SiteUpdate:
 
 def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:
     """The arrays of a site's own among what it kept, by their names in the model."""
-    return {name.removeprefix(OWN): value for name, value in kept.items() if name.startswith(OWN)}
+    return under(kept, OWN)
 
 
 class Task(Protocol):

@@ -105,7 +105,7 @@ def test_the_types_of_a_database_read_as_the_schema_says(server: Server, monkeyp
 
 def test_only_so_many_rows_come_at_once_and_errors_count_over_all(server: Server, schema: Schema) -> None:
     place = Place(server.url, options={"password-file": str(server.password_file)})
-    frames = list(Database.at(place).frames("select i from generate_series(1, 2500) as t(i)", rows=1000))
+    frames = list(Database.at(place).results("select i from generate_series(1, 2500) as t(i)", rows=1000))
     assert [len(frame) for frame in frames] == [1000, 1000, 500]
     assert pd.concat(frames)["i"].tolist() == list(range(1, 2501))
 
@@ -115,7 +115,7 @@ def test_a_bad_cell_names_its_row_in_the_whole_result(schema: Schema, many: pd.D
         bad = many.assign(age=[CANARY if row == 40 else 50 for row in range(60)])
         bad.to_sql("visits", connection, index=False)
     connection.close()
-    frames = Database.at(_sqlite(tmp_path)).frames("select * from visits", rows=7)
+    frames = Database.at(_sqlite(tmp_path)).results("select * from visits", rows=7)
     with pytest.raises(DataError, match="column 'age', data row 41: .*not a number") as caught:
         read_shard(numbered(frames, "clinic"), schema, "north")
     assert CANARY not in str(caught.value)

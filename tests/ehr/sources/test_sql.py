@@ -23,7 +23,7 @@ from polyclinic.ehr.sources import Place, numbered, typed
 from polyclinic.ehr.sources.sql import Database, sql
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.plugins import open_source
-from tests.ehr.postgres import PASSWORD, Server, running_server
+from tests.ehr.sources.postgres import PASSWORD, Server, running_server
 
 CANARY = "canary-4711"
 
@@ -227,7 +227,7 @@ def test_a_sqlite_file_is_not_written(schema: Schema, file: Path) -> None:
 
 @pytest.mark.slow
 def test_a_million_rows_are_read_and_trained_on_in_two_gigabytes(server: Server, tmp_path: Path) -> None:
-    from tests.ehr.million import SCHEMA
+    from tests.ehr.sources.million import SCHEMA
 
     cells = ["i as id", *(f"case when (i + {k}) % 7 = 0 and {k} % 2 = 0 then null else random() * 100 end as lab{k}"
                           for k in range(18))]  # fmt: skip
@@ -243,7 +243,7 @@ def test_a_million_rows_are_read_and_trained_on_in_two_gigabytes(server: Server,
         f'password-file = "{server.password_file}"\n[policy]\nbudget = 3.0\ndelta = 1e-8\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ehr.million", tmp_path / "hospital.toml"],
+        [sys.executable, "-m", "tests.ehr.sources.million", tmp_path / "hospital.toml"],
         capture_output=True,
         text=True,
         timeout=900,

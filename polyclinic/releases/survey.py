@@ -8,42 +8,63 @@ noise (``ehr.running``), so that sums over many of them, which quantiles are rea
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from polyclinic.ehr import running
 from polyclinic.ehr.encoding import column_cells
-from polyclinic.ehr.prepared import NUMERIC, cell_count, check_columns, edges
+from polyclinic.ehr.prepared import (
+    NUMERIC,
+    Counted,
+    Rules,
+    cell_count,
+    check_columns,
+    edges,
+    prepared,
+    standard_error,
+)  # fmt: skip
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.events import approximate_event, gaussian_event
-from polyclinic.privacy.mechanisms import FINE, Additive, calibrated, gaussian
+from polyclinic.privacy.ledger_file import finite
+from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
 from polyclinic.privacy.streams import Stream
+from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon
 from polyclinic.types import Ints, Reals
 
-_LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
 _MOST_BINS, _MOST_CODES = 1000, 1000
 _THRESHOLDS = 0.01  # share of delta for names of unlisted values that few patients have
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Survey:
-    """Columns whose cells are counted. bins: equal parts of a numeric column's public bounds. codes: the most codes of a
-    code set that a patient counts for. epsilon: what the answer may cost; None asks for exact numbers, without privacy.
+    """Columns whose cells are counted, and the public rules by which the counts make a schema.
+
+    bins: equal parts of a numeric column's public bounds. codes: the most codes of a code set that a patient counts for.
+    epsilon: what the answer may cost; None asks for exact numbers, without privacy. rules: hospitals are not sent them.
     """
+
+    task: ClassVar[str] = "survey"
+    everyone: ClassVar[bool] = False
+    purpose: ClassVar[str] = "survey"
 
     columns: tuple[str, ...]
     epsilon: float | None
     bins: int = 256
     codes: int = 10
+    rules: Annotated[Rules, Field(exclude=True)] = Rules()
+    kind: Literal["survey"] = field(default="survey", kw_only=True)
 
     def check(self, schema: Schema) -> None:
         """Raises ConfigError naming what is wrong and what is allowed."""
@@ -52,8 +73,7 @@ class Survey:
             raise ConfigError(f"bins must lie between 2 and {_MOST_BINS}, got {self.bins}.")
         if not 1 <= self.codes <= _MOST_CODES:
             raise ConfigError(f"codes must lie between 1 and {_MOST_CODES}, got {self.codes}.")
-        if self.epsilon is not None and not _LEAST_EPSILON <= self.epsilon <= _MOST_EPSILON:
-            raise ConfigError(f"epsilon must lie between {_LEAST_EPSILON} and {_MOST_EPSILON}, got {self.epsilon}.")
+        check_epsilon(self.epsilon)
 
     def parts(self, schema: Schema) -> tuple[Column, ...]:
         """The columns, in the schema's order."""
@@ -72,8 +92,70 @@ class Survey:
             return math.floor(FINE / running.norm(cell_count(column, self.bins)) * (1 - 1e-12))
         return math.floor(FINE / math.sqrt(self.most(column)))
 
+    def plan(self, schema: Schema, pricing: Pricing) -> Plan:
+        """The plan with the least noise whose event costs at most ``epsilon``.
 
-@dataclass(frozen=True)
+        Raises ConfigError, before any charge, for a survey that the schema cannot answer.
+        """
+        return _plan(dataclasses.replace(self, rules=Rules()), schema, pricing)
+
+    def answer(self, plan: Plan, shard: Shard, stream: Stream) -> Answer:
+        """Noisy ``patients`` in the cells of all columns in order, how many ``cells`` each column has, and the ``errors`` of
+        its counts; names of the open columns' values that are told. To be called only after ``plan.event`` was charged.
+        """
+        found = [_column_answer(plan, column, shard, stream) for column in plan.columns]
+        return Answer({
+            "patients": np.concatenate([patients for patients, _ in found]),
+            "cells": np.array([len(patients) for patients, _ in found], dtype=np.int64),
+            "errors": np.array([plan.error(column) for column in plan.columns]),
+        }, tuple(name for _, names in found for name in names))  # fmt: skip
+
+    def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
+        """The prepared schema, and for each column what was counted and what it alone cost."""
+        columns = self.parts(schema)
+        by_column = zip(*(_counted(one.answer, columns) for one in answers), strict=True)
+        added = {column.name: _added(counts) for column, counts in zip(columns, by_column, strict=True)}
+        product, found = prepared(schema, added, self.rules)
+        plans = [self.plan(schema, one.pricing) for one in answers]
+        figures: dict[str, Any] = {}
+        for column in columns:
+            cost = max(one.pricing.cost(plan.part(column)) for plan, one in zip(plans, answers, strict=True))
+            mechanism = "exact" if self.epsilon is None else "gaussian, thresholded" if column.is_open else "gaussian"
+            figures[column.name] = {
+                "mechanism": mechanism, "cells": len(added[column.name].patients),
+                "standard_error": standard_error(column, added[column.name]), "most": self.most(column),
+                "epsilon": finite(cost),
+                "threshold_delta": max(plan.threshold_delta for plan in plans) if column.is_open else 0.0,
+                "threshold": plans[0].threshold(column) if column.is_open else None, **found[column.name],
+            }  # fmt: skip
+        told = {"exact": self.epsilon is None, "bins": self.bins, "codes": self.codes, "columns": figures}
+        return Conclusion(told, [{"noise_multiplier": plan.noise_multiplier} for plan in plans], {"schema": product})
+
+
+def _counted(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
+    """One hospital's counts, column by column."""
+    names = iter(answer.names)
+    parts = np.split(answer.arrays["patients"], np.cumsum(answer.arrays["cells"])[:-1])
+    return [
+        Counted(part, float(error), tuple(next(names) for _ in part) if column.is_open else ())
+        for part, error, column in zip(parts, answer.arrays["errors"], columns, strict=True)
+    ]
+
+
+def _added(counts: Sequence[Counted]) -> Counted:
+    """Several hospitals' counts of one column; a value that a hospital tells nothing of counts as none there."""
+    error = float(np.sqrt(sum(one.error**2 for one in counts)))
+    if not any(one.names for one in counts):
+        return Counted(np.sum([one.patients for one in counts], axis=0), error)
+    names = sorted({name for one in counts for name in one.names})
+    patients = np.zeros(len(names))
+    for one in counts:
+        if one.names:
+            patients[np.searchsorted(names, one.names)] += one.patients
+    return Counted(patients, error, tuple(names))
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """How a hospital answers, and what that costs, decided before a record is read.
 
@@ -99,8 +181,8 @@ class Plan:
         return ComposedDpEvent([counts, approximate_event(0.0, opened * self.threshold_delta)]) if opened else counts
 
     @property
-    def together(self) -> float | None:
-        """The noise multiplier of all columns taken as one release: what a policy's smallest noise is compared with."""
+    def policy_noise(self) -> float | None:
+        """The noise multiplier of all columns taken as one release."""
         return None if self.noise_multiplier is None else self.noise_multiplier / math.sqrt(len(self.columns))
 
     def part(self, column: Column) -> DpEvent:
@@ -123,36 +205,14 @@ class Plan:
 
 
 @lru_cache(maxsize=16)
-def plan(
-    survey: Survey, schema: Schema, delta: float, accountant: Accountant = "pld", relation: Relation = "add-remove"
-) -> Plan:
-    """The plan with the least noise whose event costs at most ``survey.epsilon`` at ``delta``.
-
-    Raises ConfigError, before any charge, for a survey that the schema cannot answer.
-    """
+def _plan(survey: Survey, schema: Schema, pricing: Pricing) -> Plan:
     survey.check(schema)
     columns = survey.parts(schema)
     opened = sum(column.is_open for column in columns)
-    threshold_delta = _THRESHOLDS * delta / max(opened, 1)
+    threshold_delta = _THRESHOLDS * pricing.delta / max(opened, 1)
     if survey.epsilon is None:
         return Plan(survey, columns, None, threshold_delta)
-    return calibrated(
-        lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon, delta, accountant, relation
-    )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Of each column in order: noisy ``patients`` in its cells; of an open one the ``names`` of the values told of."""
-
-    patients: tuple[Reals, ...]
-    names: tuple[tuple[str, ...], ...]
-
-
-def answer(plan: Plan, shard: Shard, stream: Stream) -> Answer:
-    """The hospital's counts, to be called only after ``plan.event`` was charged."""
-    found = [_column_answer(plan, column, shard, stream) for column in plan.columns]
-    return Answer(tuple(patients for patients, _ in found), tuple(names for _, names in found))
+    return pricing.calibrated(lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon)
 
 
 def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Reals, tuple[str, ...]]:

@@ -8,23 +8,27 @@ Thakurta and Zhang 2014, "Analyze Gauss"; Wang 2018, AdaSSP).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from functools import lru_cache
+from typing import ClassVar, Literal
 
 import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from polyclinic.ehr.encoding import feature_names, feature_slices
 from polyclinic.ehr.imputation import Imputer, missing
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.events import gaussian_event
-from polyclinic.privacy.mechanisms import FINE, calibrated, gaussian
+from polyclinic.privacy.mechanisms import FINE, gaussian
 from polyclinic.privacy.streams import Stream
+from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon
 from polyclinic.types import Floats, Ints, Reals
 
 _MOST_FEATURES = 500
@@ -33,7 +37,7 @@ _LEAST_VARIANCE = 1e-3
 _ROUNDING = 1 - 1e-9  # so that a patient's products, rounded, never weigh more than they may
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """Where a schema's features are among what a row shows: ``shown`` are their numbers in the encoding (code sets are left
     out, since no code is ever missing), ``flag`` for each the entry that says whether it is there; entry 0 is always one.
@@ -71,9 +75,9 @@ def layout(schema: Schema) -> Layout:
     return Layout(tuple(shown), tuple(flag), flags, square)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a hospital answers, and what that costs, decided before a record is read; no ``noise_multiplier`` is exact."""
+    """How a hospital answers, decided before a record is read; no ``noise_multiplier`` is exact."""
 
     noise_multiplier: float | None
 
@@ -81,30 +85,53 @@ class Plan:
     def event(self) -> DpEvent:
         return NonPrivateDpEvent() if self.noise_multiplier is None else gaussian_event(self.noise_multiplier)
 
+    @property
+    def policy_noise(self) -> float | None:
+        return self.noise_multiplier
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Relations:
+    """Products of what rows show of the features, which together cost ``epsilon``; without one they are exact."""
+
+    task: ClassVar[str] = "survey"
+    everyone: ClassVar[bool] = False
+    purpose: ClassVar[str] = "relations"
+
+    epsilon: float | None
+    kind: Literal["relations"] = field(default="relations", kw_only=True)
+
+    def plan(self, schema: Schema, pricing: Pricing) -> Plan:
+        """The plan with the least noise that costs at most ``epsilon``.
+
+        Raises ConfigError, before any charge, for an impossible epsilon or a schema of too many features.
+        """
+        return _plan(self, schema, pricing)
+
+    def answer(self, plan: Plan, shard: Shard, stream: Stream) -> Answer:
+        """(k,) the hospital's ``products`` in units of one patient's largest, to be called only after ``plan.event`` was
+        charged.
+        """
+        total = totals(shard)
+        noise = plan.noise_multiplier
+        noisy = total if noise is None else gaussian(noise).release(total, stream).value
+        return Answer({"products": np.asarray(noisy, dtype=np.float64) / FINE})
+
+    def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
+        """The imputer that the products of all hospitals make."""
+        noise = [self.plan(schema, one.pricing).noise_multiplier for one in answers]
+        imputer = imputer_of([one.answer.arrays["products"] for one in answers], noise, schema)
+        exact = self.epsilon is None
+        told = {"exact": exact, "mechanism": "exact" if exact else "gaussian", "features": list(imputer.features)}
+        return Conclusion(told, [{"noise_multiplier": one} for one in noise], {"imputer": imputer})
+
 
 @lru_cache(maxsize=16)
-def plan(
-    schema: Schema, asked: float | None, delta: float, accountant: Accountant = "pld", relation: Relation = "add-remove"
-) -> Plan:
-    """The plan with the least noise that costs at most ``asked`` (None: exact) at ``delta``.
-
-    Raises ConfigError, before any charge, for an impossible epsilon or a schema of too many features.
-    """
+def _plan(question: Relations, schema: Schema, pricing: Pricing) -> Plan:
     if len(layout(schema).shown) > _MOST_FEATURES:
         raise ConfigError(f"Schema {schema.name!r} has more than {_MOST_FEATURES} encoded features; leave columns out.")
-    if asked is None:
-        return Plan(None)
-    if not 1e-4 <= asked <= 100:
-        raise ConfigError(f"epsilon must lie between 0.0001 and 100, got {asked}.")
-    return calibrated(Plan, asked, delta, accountant, relation)
-
-
-def answer(plan: Plan, shard: Shard, stream: Stream) -> Reals:
-    """(k,) the hospital's products in units of one patient's largest, to be called only after ``plan.event`` was charged."""
-    total = totals(shard)
-    if plan.noise_multiplier is None:
-        return total / FINE
-    return np.asarray(gaussian(plan.noise_multiplier).release(total, stream).value, dtype=np.float64) / FINE
+    check_epsilon(question.epsilon)
+    return Plan(None) if question.epsilon is None else pricing.calibrated(Plan, question.epsilon)
 
 
 def totals(shard: Shard) -> Ints:

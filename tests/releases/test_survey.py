@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +21,10 @@ from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.mechanisms import FINE
-from polyclinic.privacy.streams import keyed_stream, system_stream
+from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.survey import Plan, Survey, totals, value_counts
 from polyclinic.training.preparation import standardised
-from polyclinic.training.survey import Plan, Survey, answer, plan, totals, value_counts
 
 SCHEMA = Schema.from_dict(
     {
@@ -67,10 +69,20 @@ def shard_of(frame: pd.DataFrame, held_out: int = 1) -> Shard:
     return build_shard(frame, SCHEMA, "here", split=split, allow_small=True)
 
 
+def plan(survey: Survey, delta: float, relation: Any = "add-remove") -> Plan:
+    return survey.plan(SCHEMA, Pricing(delta, "pld", relation))
+
+
+def answer(planned: Plan, shard: Shard, stream: Stream) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Each column's counts, and the names that are told."""
+    found = planned.survey.answer(planned, shard, stream)
+    return np.split(found.arrays["patients"], np.cumsum(found.arrays["cells"])[:-1]), found.names
+
+
 def test_exact_counts_are_those_of_the_training_patients() -> None:
     frame = records(40, rows=1)
     shard, survey = shard_of(frame, 10), Survey(ALL, None, bins=500, codes=100)
-    found = dict(zip(ALL, answer(plan(survey, SCHEMA, 1e-3), shard, system_stream()).patients, strict=True))
+    found = dict(zip(ALL, answer(plan(survey, 1e-3), shard, system_stream())[0], strict=True))
     train = frame[frame["id"] >= 10]
     assert found["age"][:121].tolist() == np.bincount(train["age"], minlength=121).tolist()
     assert found["pain"].tolist() == [sum(train["pain"] == name) for name in ("none", "mild", "bad", "")]
@@ -85,11 +97,11 @@ def test_exact_counts_are_those_of_the_training_patients() -> None:
 def test_values_that_only_the_hospital_knows_are_found_by_name() -> None:
     frame = records(60, rows=1)
     shard = shard_of(frame, 10)
-    told = answer(plan(Survey(("ward", "drugs"), None, codes=100), SCHEMA, 1e-3), shard, system_stream())
+    (wards, drugs), names = answer(plan(Survey(("ward", "drugs"), None, codes=100), 1e-3), shard, system_stream())
     train = frame[frame["id"] >= 10]
-    assert told.names[0] == ("north", "south")
-    assert told.patients[0].tolist() == [sum(train["ward"] == name) for name in ("north", "south")]
-    assert dict(zip(told.names[1], told.patients[1], strict=True)) == pytest.approx(
+    assert names[:2] == ("north", "south")
+    assert wards.tolist() == [sum(train["ward"] == name) for name in ("north", "south")]
+    assert dict(zip(names[2:], drugs, strict=True)) == pytest.approx(
         {f"drug {n}": sum(f"drug {n}" in cell for cell in train["drugs"]) for n in range(6)}
     )
 
@@ -129,16 +141,16 @@ def test_repeating_a_patients_rows_changes_no_count() -> None:
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("columns", [("age", "pain"), ALL])
 def test_a_survey_costs_what_was_asked_and_not_more(columns: tuple[str, ...], relation: str) -> None:
-    planned = plan(Survey(columns, 0.7), SCHEMA, 1e-4, "pld", relation)
+    planned = plan(Survey(columns, 0.7), 1e-4, relation)
     assert 0.69 < epsilon(planned.event, 1e-4, "pld", relation) <= 0.7  # type: ignore[arg-type]
-    assert planned.noise_multiplier is not None and planned.together == pytest.approx(
+    assert planned.noise_multiplier is not None and planned.policy_noise == pytest.approx(
         planned.noise_multiplier / math.sqrt(len(columns))
     )
 
 
 def test_noise_is_what_the_event_says() -> None:
-    shard, planned = shard_of(records(40)), plan(Survey(("codes",), 0.5, codes=4), SCHEMA, 1e-3)
-    drawn = np.concatenate([answer(planned, shard, keyed_stream(0, seed)).patients[0] for seed in range(400)])
+    shard, planned = shard_of(records(40)), plan(Survey(("codes",), 0.5, codes=4), 1e-3)
+    drawn = np.concatenate([answer(planned, shard, keyed_stream(0, seed))[0][0] for seed in range(400)])
     spread = (drawn.reshape(400, 4) - drawn.reshape(400, 4).mean(axis=0)).std()
     column = planned.columns[0]
     assert planned.error(column) == pytest.approx(2 * (planned.noise_multiplier or 0), rel=1e-6)
@@ -146,9 +158,9 @@ def test_noise_is_what_the_event_says() -> None:
 
 
 def test_noise_of_a_numeric_column_is_what_the_event_says() -> None:
-    shard, planned = shard_of(records(40)), plan(Survey(("age",), 1.0, bins=20), SCHEMA, 1e-3)
-    exact = answer(plan(Survey(("age",), None, bins=20), SCHEMA, 1e-3), shard, system_stream()).patients[0]
-    drawn = np.array([answer(planned, shard, keyed_stream(0, seed)).patients[0] for seed in range(300)]) - exact
+    shard, planned = shard_of(records(40)), plan(Survey(("age",), 1.0, bins=20), 1e-3)
+    exact = answer(plan(Survey(("age",), None, bins=20), 1e-3), shard, system_stream())[0][0]
+    drawn = np.array([answer(planned, shard, keyed_stream(0, seed))[0][0] for seed in range(300)]) - exact
     below = np.tri(20)
     assert np.std(drawn @ below.T, axis=0) == pytest.approx(
         running.errors(below, planned.error(planned.columns[0])), rel=0.2
@@ -164,12 +176,12 @@ def test_a_value_of_one_patient_alone_is_told_as_rarely_as_was_paid_for() -> Non
     frame = records(3, rows=1)
     frame["drugs"] = ["", "", "x;y;z"]
     frame["died"] = [0, 1, 0]
-    told = [bool(answer(planned, shard_of(frame), keyed_stream(0, seed)).names[0]) for seed in range(500)]
+    told = [bool(answer(planned, shard_of(frame), keyed_stream(0, seed))[1]) for seed in range(500)]
     assert np.mean(told) == pytest.approx(0.2, abs=4 * math.sqrt(0.16 / 500))
 
 
 def test_thresholds_are_charged_and_shared_between_open_columns() -> None:
-    one, both = (plan(Survey(columns, 1.0), SCHEMA, 1e-3) for columns in (("ward",), ("ward", "drugs")))
+    one, both = (plan(Survey(columns, 1.0), 1e-3) for columns in (("ward",), ("ward", "drugs")))
     assert one.threshold_delta == 2 * both.threshold_delta == pytest.approx(1e-5)
     # At a delta that the thresholds alone exceed there is no epsilon.
     assert [math.isinf(epsilon(one.event, delta, "rdp")) for delta in (9e-6, 2e-5)] == [True, False]
@@ -178,8 +190,8 @@ def test_thresholds_are_charged_and_shared_between_open_columns() -> None:
 def test_common_values_pass_and_rare_ones_do_not() -> None:
     frame = records(400, rows=1)
     frame["ward"] = ["north"] * 397 + ["Mrs Smith", "south", "south"]
-    told = answer(plan(Survey(("ward",), 2.0), SCHEMA, 1e-4), shard_of(frame), system_stream())
-    assert told.names[0] == ("north",) and told.patients[0][0] == pytest.approx(396, abs=30)
+    (wards,), names = answer(plan(Survey(("ward",), 2.0), 1e-4), shard_of(frame), system_stream())
+    assert names == ("north",) and wards[0] == pytest.approx(396, abs=30)
 
 
 def test_centres_and_spreads_of_a_schema_standardise_for_nothing() -> None:
@@ -212,4 +224,4 @@ def test_centres_and_spreads_of_a_schema_standardise_for_nothing() -> None:
 )
 def test_wrong_surveys_are_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        plan(replace(Survey(ALL, 1.0), **change), SCHEMA, 1e-3)  # type: ignore[arg-type]
+        plan(replace(Survey(ALL, 1.0), **change), 1e-3)  # type: ignore[arg-type]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polyclinic.errors import ConfigError
-from polyclinic.inference.variational import Box, Everywhere, Posterior, posterior
+from polyclinic.inference.private_flow import Everywhere
+from polyclinic_studies.flows.variational import Box, Posterior, posterior
 
 MEAN = torch.tensor([0.5, -1.0], dtype=torch.float64)
 COVARIANCE = torch.tensor([[0.04, 0.05], [0.05, 0.16]], dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,9 +17,10 @@ from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.mechanisms import FINE
-from polyclinic.privacy.streams import keyed_stream
+from polyclinic.privacy.streams import Stream, keyed_stream
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.relations import Plan, Relations, imputer_of, layout, totals
 from polyclinic.training.preparation import imputed
-from polyclinic.training.relations import answer, imputer_of, layout, plan, totals
 
 SCHEMA = Schema.from_dict(
     {
@@ -54,6 +57,14 @@ def records(patients: int, seed: int = 0, rows: int = 1) -> pd.DataFrame:
 def shard_of(frame: pd.DataFrame, schema: Schema = SCHEMA) -> Shard:
     """The patient numbered 0 is held out."""
     return build_shard(frame, schema, "here", split=frame["id"].to_numpy() == 0, allow_small=True)
+
+
+def plan(schema: Schema, asked: float | None, delta: float, relation: Any = "add-remove") -> Plan:
+    return Relations(asked).plan(schema, Pricing(delta, "pld", relation))
+
+
+def answer(planned: Plan, shard: Shard, stream: Stream) -> np.ndarray:
+    return Relations(1.0).answer(planned, shard, stream).arrays["products"]
 
 
 @settings(max_examples=25)
@@ -105,7 +116,7 @@ def test_a_noisy_imputer_of_several_hospitals_finds_what_is_missing() -> None:
 
 def test_relations_cost_what_was_asked() -> None:
     for relation in ("add-remove", "replace-one"):
-        planned = plan(SCHEMA, 0.5, 1e-4, "pld", relation)
+        planned = plan(SCHEMA, 0.5, 1e-4, relation)
         assert 0.49 < epsilon(planned.event, 1e-4, "pld", relation) <= 0.5
     with pytest.raises(ConfigError, match="epsilon must lie"):
         plan(SCHEMA, 1e-9, 1e-4)

@@ -23,22 +23,11 @@ _LOG_ROOT = math.log(2 * math.pi) / 2
 
 
 class Support(Protocol):
-    """Where parameters live: a smooth bijection from all of R^k."""
+    """Where parameters live: a smooth bijection from all of R^k, as ``polyclinic.inference.private_flow.Everywhere`` is."""
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
         """(n, k) parameters of (n, k) free values, and the (n,) logarithm of the Jacobian's determinant."""
         ...
-
-
-@dataclass(frozen=True)
-class Everywhere:
-    """R^k itself, in units of ``scale`` (k,) around ``centre`` (k,): a rough guess makes the fit quick."""
-
-    centre: Tensor
-    scale: Tensor
-
-    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        return self.centre + self.scale * free, self.scale.log().sum().expand(len(free))
 
 
 @dataclass(frozen=True)

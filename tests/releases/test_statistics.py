@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,19 +19,20 @@ from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import keyed_stream, system_stream
-from polyclinic.training.queries import (
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.statistics import (
     MECHANISMS,
-    Answer,
-    answer,
+    STATISTICS,
+    Plan,
+    Statistic,
     candidates,
     cell_numbers,
-    default_mechanism,
     patient_values,
-    plan,
     quantile_scores,
     totals,
 )  # fmt: skip
-from polyclinic.training.question import STATISTICS, Question, conclude
+
+Question = partial(Statistic, epsilon=1.0)
 
 SCHEMA = Schema.from_dict(
     {
@@ -49,14 +52,14 @@ SCHEMA = Schema.from_dict(
 QUESTIONS = [
     Question("count"),
     Question("count", "sbp"),
-    Question("count", where=("age>=50", "male=1")),
-    Question("count", where=("died=yes",)),
+    Question("count", where=("age >= 50", "male == 1")),
+    Question("count", where=("died == 'yes'",)),
     Question("mean", "age"),
-    Question("mean", "sbp", where=("pain!=bad",)),
+    Question("mean", "sbp", where=("pain != 'bad'",)),
     Question("mean", "male"),
     Question("mean", "died"),
     Question("histogram", "pain"),
-    Question("histogram", "grade", where=("grade>=II",)),
+    Question("histogram", "grade", where=("grade in ['II', 'III']",)),
     Question("histogram", "sbp", bins=7),
     Question("histogram", "died"),
     Question("quantile", "age", bins=30, quantile=0.25),
@@ -87,9 +90,16 @@ def made_up(patients: int, rows: int, seed: int = 0) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def exact(question: Question, shard: Shard) -> object:
+def exact(question: Statistic, shard: Shard) -> object:
     cells = totals(question, shard, 2**32) / 2**32
-    return conclude(question, SCHEMA, cells, np.zeros(len(cells)))[0]
+    return question.estimate(SCHEMA, cells, np.zeros(len(cells)))[0]
+
+
+def plan(
+    question: Statistic, mechanism: str, epsilon: float, delta: float = 1e-4, relation: Any = "add-remove"
+) -> tuple[Statistic, Plan]:
+    asked = replace(question, mechanism=mechanism, epsilon=epsilon)
+    return asked, asked.plan(SCHEMA, Pricing(delta, "pld", relation))
 
 
 def test_without_noise_answers_are_the_records_own() -> None:
@@ -98,7 +108,7 @@ def test_without_noise_answers_are_the_records_own() -> None:
     assert exact(Question("count"), shard) == 300
     assert exact(Question("count", "sbp"), shard) == records.sbp.notna().sum()
     chosen = records[(records.age >= 50) & (records.male == 1) & (records.died == "yes")]
-    assert exact(Question("count", where=("age >= 50", "male = 1", "died=yes")), shard) == len(chosen)
+    assert exact(Question("count", where=("age >= 50 and male == 1", "died == 'yes'")), shard) == len(chosen)
     assert exact(Question("mean", "age"), shard) == pytest.approx(records.age.mean(), abs=1e-6)
     assert exact(Question("mean", "sbp"), shard) == pytest.approx(records.sbp.mean(), abs=1e-6)
     assert exact(Question("mean", "died"), shard) == pytest.approx((records.died == "yes").mean(), abs=1e-6)
@@ -113,11 +123,24 @@ def test_without_noise_answers_are_the_records_own() -> None:
 def test_a_missing_cell_fulfils_no_condition() -> None:
     records = made_up(200, 200)
     shard, known = shard_of(records), records.sbp.notna()
-    under, over = (exact(Question("count", where=(f"sbp{sign}150",)), shard) for sign in ("<", ">="))
+    under, over = (exact(Question("count", where=(f"sbp {sign} 150",)), shard) for sign in ("<", ">="))
     assert under + over == known.sum()
     assert (
-        exact(Question("count", where=("pain!=bad",)), shard) == (records.pain.notna() & (records.pain != "bad")).sum()
+        exact(Question("count", where=("pain != 'bad'",)), shard)
+        == (records.pain.notna() & (records.pain != "bad")).sum()
     )
+
+
+def test_a_condition_reads_numbers_categories_and_what_is_missing() -> None:
+    records = made_up(200, 200)
+    shard = shard_of(records)
+    for where, chosen in (
+        ("sbp > 2 * age or missing(sbp)", (records.sbp > 2 * records.age) | records.sbp.isna()),
+        ("not pain in ['none', 'mild']", ~records.pain.isin(["none", "mild"])),
+        ("30 <= age < 60 and male == '1'", (records.age >= 30) & (records.age < 60) & (records.male == 1)),
+        ("abs(age - 60) <= 10 and male > 0", ((records.age - 60).abs() <= 10) & (records.male == 1)),
+    ):
+        assert exact(Question("count", where=(where,)), shard) == chosen.sum(), where
 
 
 def test_a_patients_rows_are_one_value() -> None:
@@ -168,7 +191,7 @@ def test_one_patient_changes_an_answer_by_at_most_what_is_declared(
                 assert np.abs(change).max() <= most
 
 
-def asks(question: Question) -> list[str]:
+def asks(question: Statistic) -> list[str]:
     names = {"quantile": ["exponential"], "count": ["randomised-response"], "histogram": ["randomised-response"]}
     more = [] if question.statistic == "histogram" and question.where else names.get(question.statistic, [])
     return ["laplace", "gaussian", "discrete-gaussian", *more]
@@ -176,21 +199,21 @@ def asks(question: Question) -> list[str]:
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.statistic}-{q.column}{len(q.where)}")
-def test_a_plan_costs_what_was_asked_and_its_answer_lies_near_the_truth(question: Question, relation: str) -> None:
+def test_a_plan_costs_what_was_asked_and_its_answer_lies_near_the_truth(question: Statistic, relation: str) -> None:
     shard = shard_of(made_up(400, 600, seed=1))
     for name in asks(question):
         if name == "randomised-response" and relation == "add-remove":
             continue
-        planned = plan(question, SCHEMA, name, 1.5, 1e-4, "pld", relation)
+        asked, planned = plan(question, name, 1.5, 1e-4, relation)
         assert 1.4 < epsilon(planned.event, 1e-4, "pld", relation) <= 1.5
-        found = answer(planned, shard, keyed_stream(0, "answer", name))
+        found = asked.answer(planned, shard, keyed_stream(0, "answer", name)).arrays
         if name == "exponential":
-            assert found.cells[0] in candidates(question, SCHEMA)
-            rank = quantile_scores(question, shard)[list(candidates(question, SCHEMA)).index(found.cells[0])]
+            assert found["cells"][0] in candidates(question, SCHEMA)
+            rank = quantile_scores(question, shard)[list(candidates(question, SCHEMA)).index(found["cells"][0])]
             assert rank > quantile_scores(question, shard).max() - 80
             continue
         truth = totals(question, shard, 1) if question.statistic != "mean" else totals(question, shard, 2**32) / 2**32
-        assert (np.abs(found.cells - truth) <= 6 * found.errors).all(), name
+        assert (np.abs(found["cells"] - truth) <= 6 * found["errors"]).all(), name
 
 
 def test_standard_errors_are_those_of_repeated_answers() -> None:
@@ -198,11 +221,11 @@ def test_standard_errors_are_those_of_repeated_answers() -> None:
     for question, name, relation in (
         (Question("mean", "age"), "laplace", "add-remove"),
         (Question("histogram", "pain"), "randomised-response", "replace-one"),
-        (Question("count", where=("age>=60",)), "discrete-gaussian", "replace-one"),
+        (Question("count", where=("age >= 60",)), "discrete-gaussian", "replace-one"),
     ):
-        planned = plan(question, SCHEMA, name, 1.0, 1e-4, "pld", relation)
-        found = [answer(planned, shard, keyed_stream(turn, "again")) for turn in range(300)]
-        values, errors = zip(*(conclude(question, SCHEMA, a.cells, a.errors) for a in found), strict=True)
+        asked, planned = plan(question, name, 1.0, 1e-4, relation)
+        found = [asked.answer(planned, shard, keyed_stream(turn, "again")).arrays for turn in range(300)]
+        values, errors = zip(*(asked.estimate(SCHEMA, a["cells"], a["errors"]) for a in found), strict=True)
         if question.statistic == "histogram":
             values, errors = ([v["bad"] for v in values], [e["bad"] for e in errors])
         assert np.std(values) == pytest.approx(np.mean(errors), rel=0.15)
@@ -211,19 +234,20 @@ def test_standard_errors_are_those_of_repeated_answers() -> None:
 def test_answers_of_hospitals_add_up() -> None:
     parts = [shard_of(made_up(150, 200, seed)) for seed in (1, 2, 3)]
     for question in QUESTIONS[:12]:
-        planned = plan(question, SCHEMA, "gaussian", 90.0, 1e-4)
-        answers = [answer(planned, part, keyed_stream(0, i)) for i, part in enumerate(parts)]
-        together = sum((a.cells for a in answers), np.zeros(1))
+        asked, planned = plan(question, "gaussian", 90.0)
+        answers = [asked.answer(planned, part, keyed_stream(0, i)).arrays for i, part in enumerate(parts)]
+        together = sum((a["cells"] for a in answers), np.zeros(1))
         truth = sum((totals(question, part, 2**32) for part in parts), np.zeros(1)) / 2**32
-        assert np.allclose(together, truth, atol=6 * math.sqrt(3) * answers[0].errors[0])
+        assert np.allclose(together, truth, atol=6 * math.sqrt(3) * answers[0]["errors"][0])
 
 
 def test_an_answer_is_usable_however_few_the_patients() -> None:
     shard = shard_of(made_up(1, 1))
     for question in QUESTIONS:
         for name in ("laplace", "discrete-gaussian"):
-            found = answer(plan(question, SCHEMA, name, 0.05, 1e-4), shard, keyed_stream(0, name))
-            value, _ = conclude(question, SCHEMA, found.cells, found.errors)
+            asked, planned = plan(question, name, 0.05)
+            found = asked.answer(planned, shard, keyed_stream(0, name)).arrays
+            value, _ = asked.estimate(SCHEMA, found["cells"], found["errors"])
             assert np.isfinite(list(value.values()) if isinstance(value, dict) else value).all()
             if question.statistic in ("mean", "quantile"):
                 column = next(c for c in SCHEMA.columns if c.name == question.column)
@@ -232,9 +256,9 @@ def test_an_answer_is_usable_however_few_the_patients() -> None:
 
 
 def test_a_real_hospitals_noise_is_the_systems() -> None:
-    shard, planned = shard_of(made_up(50, 50)), plan(Question("mean", "age"), SCHEMA, "laplace", 1.0, 1e-4)
-    one, other = (answer(planned, shard, system_stream()) for _ in range(2))
-    assert isinstance(one, Answer) and not np.array_equal(one.cells, other.cells)
+    shard, (asked, planned) = shard_of(made_up(50, 50)), plan(Question("mean", "age"), "laplace", 1.0)
+    one, other = (asked.answer(planned, shard, system_stream()).arrays["cells"] for _ in range(2))
+    assert not np.array_equal(one, other)
 
 
 def test_integer_quantiles_are_whole() -> None:
@@ -244,8 +268,8 @@ def test_integer_quantiles_are_whole() -> None:
 
 def test_every_statistic_has_a_mechanism_by_default() -> None:
     for statistic in STATISTICS:
-        assert default_mechanism(statistic) in MECHANISMS
-        plan(Question(statistic, "age"), SCHEMA, default_mechanism(statistic), 1.0, 1e-4)
+        asked, _ = plan(Question(statistic, "age"), "", 1.0)
+        assert asked.mechanism in MECHANISMS
 
 
 @pytest.mark.parametrize(
@@ -260,18 +284,26 @@ def test_every_statistic_has_a_mechanism_by_default() -> None:
         (Question("quantile", "male"), "kind 'binary' is not defined"),
         (Question("histogram", "age", bins=0), "bins must lie"),
         (Question("quantile", "age", quantile=1.0), "quantile must lie"),
-        (Question("count", where=("age",)), "of the form"),
-        (Question("count", where=("age>=old",)), "public bounds 0 to 120"),
-        (Question("count", where=("age>=121",)), "public bounds 0 to 120"),
-        (Question("count", where=("age<=nan",)), "public bounds 0 to 120"),
-        (Question("count", where=("pain=badd",)), "Did you mean 'bad'"),
-        (Question("count", where=("pain>=bad",)), "pain= or pain!="),
-        (Question("count", where=("codes=a",)), "no column 'codes'"),
+        (Question("count", where=("age",)), "age is no condition; compare it"),
+        (Question("count", where=("age >= 'old'",)), "'old' is no date"),
+        (Question("count", where=("age >= 121",)), "public bounds 0 to 120"),
+        (Question("count", where=("age <= nan",)), "no column 'nan'"),
+        (Question("count", where=("age in [50, 121]",)), "public bounds 0 to 120"),
+        (Question("count", where=("age == '50'",)), "with a number in the public bounds 0 to 120"),
+        (Question("count", where=("pain == 'badd'",)), "Did you mean 'bad'"),
+        (Question("count", where=("pain in ['bad', 'badd']",)), "one of none, mild, bad"),
+        (Question("count", where=("pain == 1",)), "one of none, mild, bad"),
+        (Question("count", where=("pain >= 'bad'",)), "'bad' is no date"),
+        (Question("count", where=("pain < '2020-01-01'",)), "one of none, mild, bad"),
+        (Question("count", where=("pain + 1 > 2",)), "reads column 'pain' as a number.*one of none, mild, bad"),
+        (Question("count", where=("years(age, sbp) > 1",)), "reads column '(age|sbp)' as a date"),
+        (Question("count", where=("has(pain, 'b*')",)), "reads column 'pain' as a set of codes"),
+        (Question("count", where=("codes == 'a'",)), "no column 'codes'"),
     ],
 )
-def test_questions_that_the_schema_cannot_answer_are_refused(question: Question, words: str) -> None:
+def test_questions_that_the_schema_cannot_answer_are_refused(question: Statistic, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        plan(question, SCHEMA, "laplace", 1.0, 1e-4)
+        plan(question, "laplace", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +318,7 @@ def test_questions_that_the_schema_cannot_answer_are_refused(question: Question,
             "count or a histogram",
         ),
         (
-            Question("histogram", "pain", ("age>=9",)),
+            Question("histogram", "pain", ("age >= 9",)),
             {"mechanism": "randomised-response", "relation": "replace-one"},
             "takes no condition",
         ),
@@ -297,11 +329,11 @@ def test_questions_that_the_schema_cannot_answer_are_refused(question: Question,
     ],
 )
 def test_mechanisms_that_do_not_go_with_a_question_are_refused(
-    question: Question, change: dict[str, object], words: str
+    question: Statistic, change: dict[str, Any], words: str
 ) -> None:
     terms = {"mechanism": "laplace", "epsilon": 1.0, "delta": 1e-4} | change
     with pytest.raises(ConfigError, match=words):
-        plan(question, SCHEMA, **terms)
+        plan(question, **terms)
 
 
 def test_the_cell_of_a_bound_is_inside() -> None:

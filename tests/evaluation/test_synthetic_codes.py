@@ -8,8 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.synthetic.code_prediction import fit, predict, predictions
-from polyclinic.evaluation.synthetic.codes import co_occurrence, per_patient, probabilities
+from polyclinic.evaluation.synthetic.codes import co_occurrence, fit, per_patient, predict, predictions, probabilities
 
 
 def patients(rows: int = 600, seed: int = 0, width: int = 12) -> np.ndarray:

@@ -18,13 +18,10 @@ import pandas as pd
 from polyclinic.ehr.rules import violations
 from polyclinic.ehr.schema import Column, label_names
 from polyclinic.evaluation.synthetic import codes
-from polyclinic.evaluation.synthetic.code_prediction import predictions
-from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, pairs
-from polyclinic.evaluation.synthetic.correlations import correlations, pearson
-from polyclinic.evaluation.synthetic.cutoff import cutoff_on
+from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, JUDGES, cutoff_on, transfer, two_sample
+from polyclinic.evaluation.synthetic.codes import predictions
+from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, correlations, pairs, pearson
 from polyclinic.evaluation.synthetic.sample import Sample
-from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, transfer
-from polyclinic.evaluation.synthetic.two_sample import JUDGES, two_sample
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Floats, Ints
 

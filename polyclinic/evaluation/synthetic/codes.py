@@ -1,26 +1,15 @@
-"""Code sets (a patient has a code or not): how often each occurs, which go together, how many a patient has, and what one tells
-of another.
-
-Dimension-wise prediction asks whether each code can be told from the others, by what synthetic patients taught. All logistic
-regressions of a table are fitted at once: their losses add up and share no weight, so one L-BFGS over the sum solves each, and a
-step costs two products of a sparse table.
-"""
+"""Code sets (a patient has a code or not): how often each occurs, which go together, how many a patient has, and whether one can
+be told from the others by what synthetic patients taught (dimension-wise prediction)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.intervals import ratio
-from polyclinic.types import Bools, Floats, Ints
-
-STEPS = 300
-AT_ONCE = 2048  # rows whose scores stay in the processor's cache
-LARGEST = 500.0  # a logit whose odds are still finite
+from polyclinic.types import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -134,92 +123,28 @@ def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: in
         raise ConfigError(f"most must be at least 1, not {most}.")
     trains, generated, asked = tables(real, synthetic, test)
     frequent = np.argsort(-trains.mean(axis=0), kind="stable")[:most]
-    truth = asked[:, frequent]
-    varied = _varies(truth)
-    f1 = []
-    for table in (trains, generated):
-        predicted = predict(asked, *fit(table, frequent), frequent)
-        hits = (predicted & truth).sum(axis=0).astype(np.float64)
-        score = ratio(2 * hits, (predicted.sum(axis=0) + truth.sum(axis=0)).astype(np.float64))
-        f1.append(np.where(varied & _varies(table[:, frequent]), score, np.nan))
-    both = np.isfinite(f1[0]) & np.isfinite(f1[1])
-    ours = np.isfinite(f1[0])
+    ours, theirs = (np.array([f1_of_code(table, asked, code) for code in frequent]) for table in (trains, generated))
+    both = np.isfinite(ours) & np.isfinite(theirs)
     absent = ~generated[:, frequent].any(axis=0)
-    counted = ours & (both | absent)
+    counted = np.isfinite(ours) & (both | absent)
     return Predictions(
-        tuple(int(code) for code in frequent),
-        _optional(f1[0]),
-        _optional(f1[1]),
-        _mean(f1[0][both]),
-        _mean(f1[1][both]),
-        _mean(np.where(absent, 0.0, f1[1])[counted]),
-        int((~both).sum()),
-    )
+        tuple(int(code) for code in frequent), _optional(ours), _optional(theirs), _mean(ours[both]), _mean(theirs[both]),
+        _mean(np.where(absent, 0.0, theirs)[counted]), int((~both).sum()),
+    )  # fmt: skip
 
 
-def fit(table: Bools, targets: Ints) -> tuple[Floats, Floats]:
-    """Weights (J, m) and intercepts (m,) of the logistic regressions of each target code on all other codes.
-
-    Minimises the sum over rows of the cross-entropy plus half the squared weights, as scikit-learn does with C = 1.
-    A target that does not vary gets whatever intercept bounds allow and means nothing.
-    """
-    from scipy.optimize import minimize
+def f1_of_code(train: Bools, test: Bools, code: int) -> float:
+    """F1 on ``test`` of telling a code from all others by what ``train`` taught; NaN where the code does not vary in both."""
     from scipy.sparse import csr_array
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
 
-    rows, width = table.shape
-    x: Any = csr_array(table).astype(np.float64)
-    parts = [x[begin : begin + AT_ONCE] for begin in range(0, rows, AT_ONCE)]
-    share = table.mean(axis=0)
-    prior = share[targets].clip(0.5 / rows, 1 - 0.5 / rows)
-    # What the labels add is linear in the weights and the same in every step: their joint frequencies, centred.
-    labels = x.T @ table[:, targets].astype(np.float64) / rows - np.outer(share, share[targets])
-    variance, spread = share * (1 - share), prior * (1 - prior)
-    # Curvature where the search begins; weights in units of its inverse root make codes of all frequencies alike.
-    scale = 1 / np.sqrt(np.outer(variance, spread) + 1 / rows)
-    scale[targets, np.arange(len(targets))] = 0.0
-    step = 1 / np.sqrt(spread)
-
-    def unpack(flat: Floats) -> tuple[Floats, Floats]:
-        return flat[: scale.size].reshape(scale.shape) * scale, flat[scale.size :] * step
-
-    def loss(flat: Floats) -> tuple[float, Floats]:
-        weights, offset = unpack(flat)
-        centred = offset - share @ weights
-        value, slope, mean = 0.0, np.zeros_like(weights), np.zeros_like(offset)
-        for part in parts:
-            odds = np.exp(np.minimum(part @ weights + centred, LARGEST))
-            value += np.log1p(odds).sum() / rows
-            odds /= 1 + odds
-            slope += part.T @ odds / rows
-            mean += odds.sum(axis=0) / rows
-        value += (weights**2).sum() / (2 * rows) - (labels * weights).sum() - share[targets] @ offset
-        slope += weights / rows - labels - np.outer(share, mean)
-        return float(value), np.concatenate([(slope * scale).ravel(), (mean - share[targets]) * step])
-
-    start = np.concatenate([np.zeros(width * len(targets)), np.log(prior / (1 - prior)) / step])
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "ftol": 1e-9, "gtol": 1e-5})
-    weights, offset = unpack(found.x)
-    return weights, offset - share @ weights
-
-
-def predict(table: Bools, weights: Floats, offset: Floats, targets: Ints) -> Bools:
-    """(n, m) whether each target code is likelier than not, from the other codes of the rows (n, J)."""
-    from scipy.sparse import csr_array
-
-    assert not weights[targets, np.arange(len(targets))].any(), "no code may predict itself"
-    return np.asarray(csr_array(table).astype(np.float64) @ weights + offset > 0)
-
-
-def _varies(table: Bools) -> Bools:
-    return np.asarray(table.any(axis=0) & ~table.all(axis=0))
-
-
-def _optional(values: Floats) -> tuple[float | None, ...]:
-    return tuple(float(value) if np.isfinite(value) else None for value in values)
-
-
-def _mean(values: Floats) -> float | None:
-    return float(values.mean()) if values.size else None
+    taught, truth = train[:, code], test[:, code]
+    if any(column.all() or not column.any() for column in (taught, truth)):
+        return float("nan")
+    learned, asked = (csr_array(np.delete(table, code, axis=1).astype(np.float64)) for table in (train, test))
+    model = LogisticRegression(max_iter=1000).fit(learned, taught)
+    return float(f1_score(truth, model.predict(asked)))
 
 
 def tables(*given: ArrayLike) -> list[Bools]:
@@ -237,3 +162,11 @@ def _relative(real: Floats, synthetic: Floats) -> tuple[float | None, float | No
     if not size.sum() > 0:
         return None, None
     return float(apart.sum() / size.sum()), float(np.sqrt((apart**2).sum() / (size**2).sum()))
+
+
+def _optional(values: Floats) -> tuple[float | None, ...]:
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if values.size else None

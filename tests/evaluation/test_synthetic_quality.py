@@ -24,8 +24,7 @@ from polyclinic.evaluation.synthetic.classifiers import (
     fowlkes_mallows_index,
     two_sample,
 )
-from polyclinic.evaluation.synthetic.quality import judge
-from polyclinic.evaluation.synthetic.sample import Sample, one_row_each
+from polyclinic.evaluation.synthetic.quality import Sample, judge, one_row_each
 
 GENERATE = {"trial": (SCHEMA, generate_trial), "icu": (ICU, generate_icu)}
 

@@ -19,7 +19,7 @@ from torch import nn
 from polyclinic.auditing import subject_of_run
 from polyclinic.client.hospital import read_imputer, simulated_shards
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.datasets.catalogue import TEST_FRACTION
+from polyclinic.ehr.datasets import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -33,7 +33,6 @@ from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.preparation import imputed, standardised
@@ -306,7 +305,7 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     if not target.folder.synthesizer.is_file():
         raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
     doing("synthetic patients")
-    layout, seed = Layout.of(target.schema, target.config.synthesis.condition_hospitals), target.seed
+    layout, seed = program_of(target.config).layout(target.schema), target.seed
     drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))

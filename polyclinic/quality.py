@@ -47,9 +47,7 @@ def judge_run(
             f"{path} is a run of real hospitals, whose records are not here; each judges at home with --hospital."
         )
     schema = dataset_of(config).schema
-    found = _judged(
-        folder, Layout.of(schema, config.synthesis.condition_hospitals), simulated_shards(config), full, seed, doing
-    )
+    found = _judged(folder, program_of(config).layout(schema), simulated_shards(config), full, seed, doing)
     whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
     write_file(folder.path / FILE, _json(whole))
     render_report(folder.path)
@@ -72,7 +70,7 @@ def judge_at_home(
         raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {folder.path}.")
     doing("reading the hospital's records")
     shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
-    layout = Layout.of(schema, folder.config().synthesis.condition_hospitals)
+    layout = program_of(folder.config()).layout(schema)
     found = _judged(folder, layout, [shard], full, seed, doing)
     whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
     write_outputs({out: lambda path: write_quality_page(whole, path), out.with_name(FILE): _json(whole)}, force)

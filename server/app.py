@@ -21,7 +21,7 @@ from polyclinic.files import write_file
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.progress import Progress, Silent, figures
+from polyclinic.server.progress import Progress, figures
 from polyclinic.server.prompt import PromptGrid
 from polyclinic.server.run_folder import RESULTS, RunFolder
 from polyclinic.server.state import RunState
@@ -37,7 +37,7 @@ def coordinate(
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
     with folder.held():
-        watcher = Tracked(progress or Silent(), config, folder.path, resume)
+        watcher = Tracked(progress or Progress(), config, folder.path, resume)
         watcher.opened(folder.path)
         try:
             outcome = federate(
@@ -59,7 +59,7 @@ def coordinate(
     return outcome, summary
 
 
-class _Logged(Silent):
+class _Logged(Progress):
     """Progress as Flower's log lines."""
 
     def opened(self, folder: Path) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from polyclinic.ehr.schema import NUMERIC_KINDS
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.inference.flow_sums import OPTIONS, FlowSums, flow_settings
 from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Likelihood
+from polyclinic.inference.private_flow import OPTIONS, FlowSums, flow_settings
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints

@@ -33,9 +33,8 @@ def plot_intervals(
         if half:
             axes.hlines(place, value - half, value + half, color=PALETTE[0], linewidth=4.5)
         colour = INK if half else PALETTE[0]
-        axes.plot(
-            value, place, "o", markersize=5, color=colour, fillstyle="none" if row["low"] is None else "full", zorder=3
-        )
+        face = "white" if row["low"] is None else colour
+        axes.plot(value, place, "o", markersize=5, color=colour, markerfacecolor=face, zorder=3)
     if at is not None:
         axes.axvline(at, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
     name_rows(axes, list(rows), longest)

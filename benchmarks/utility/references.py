@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.utility.splits import drawn
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Shard
-from polyclinic.evaluation.intervals import weighted_auroc
+from polyclinic.evaluation.metrics import auroc
 from polyclinic.types import Floats
 
 
@@ -22,14 +22,10 @@ def shards_of(dataset: str, seed: int) -> list[Shard]:
 
 def scored(shards: list[Shard], scores: list[Floats]) -> dict[str, float | None]:
     """Pooled and macro AUROC of each hospital's scores of its test rows."""
-    own = [_auroc(shard.test.y == 1, score) for shard, score in zip(shards, scores, strict=True)]
+    own = [auroc(shard.test.y == 1, score) for shard, score in zip(shards, scores, strict=True)]
+    defined = [value for value in own if value is not None]
     labels = np.concatenate([shard.test.y for shard in shards]) == 1
-    return {"auroc": _auroc(labels, np.concatenate(scores)), "macro": float(np.nanmean(own)), "true_epsilon": None}
-
-
-def _auroc(positive: NDArray[np.bool_], score: Floats) -> float:
-    """NaN with one class only."""
-    return float(weighted_auroc(positive, score, np.ones((1, len(score))))[0]) if len(score) else np.nan
+    return {"auroc": auroc(labels, np.concatenate(scores)), "macro": float(np.mean(defined)), "true_epsilon": None}
 
 
 def pooled(dataset: str, seed: int) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyclinic.evaluation.intervals import weighted_auroc
 from polyclinic.types import Bools, Floats, Ints
 
 Metrics = dict[str, float | None]
@@ -43,11 +44,45 @@ def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
     Raises ValueError where shapes, labels or probabilities are not as above.
     """
     labels, probabilities = _checked(np.asarray(y), np.asarray(scores, dtype=np.float64))
-    rows, names = len(labels), ("auroc", "auprc", "accuracy", "loss", "brier")
+    rows, classes = probabilities.shape
     if rows == 0 or not np.isfinite(probabilities).all():
-        return {**dict.fromkeys(names), "n": rows}
-    values = dict(zip(METRICS, weighted_metrics(labels, probabilities, np.ones((1, rows)))[0].tolist(), strict=True))
-    return {**{name: values[name] if np.isfinite(values[name]) else None for name in names}, "n": rows}
+        return {"auroc": None, "auprc": None, "accuracy": None, "loss": None, "brier": None, "n": rows}
+    one_hot = labels[:, None] == np.arange(classes)
+    squared = (probabilities - one_hot) ** 2
+    of_label = probabilities[np.arange(rows), labels].clip(SMALLEST_PROBABILITY, 1.0)
+    present = np.unique(labels)
+    ranked = () if present.size == 1 else (1,) if classes == 2 else tuple(present)
+    return {
+        "auroc": _mean(auroc(one_hot[:, c], probabilities[:, c]) for c in ranked),
+        "auprc": _mean(average_precision(one_hot[:, c], probabilities[:, c]) for c in ranked),
+        "accuracy": float((probabilities.argmax(axis=1) == labels).mean()),
+        "loss": float(-np.log(of_label).mean()),
+        "brier": float(squared[:, 1].mean() if classes == 2 else squared.sum(axis=1).mean()),
+        "n": rows,
+    }
+
+
+def auroc(positive: Bools, score: Floats) -> float | None:
+    """Chance that a positive row scores above a negative one, ties counting half; ``None`` with one class only.
+
+    positive: (n,) bool.  score: (n,) finite.  Hanley and McNeil 1982 (the Mann-Whitney statistic).
+    """
+    area = float(weighted_auroc(positive, score, np.ones((1, len(score))))[0]) if len(score) else np.nan
+    return area if np.isfinite(area) else None
+
+
+def average_precision(positive: Bools, score: Floats) -> float | None:
+    """Precision averaged over the steps of recall, without interpolation; ``None`` with one class only.
+
+    positive: (n,) bool.  score: (n,) finite.  Rows with equal scores enter together.
+    """
+    hits = int(positive.sum())
+    if hits == 0 or hits == positive.size:
+        return None
+    order = np.argsort(-score, kind="stable")
+    last_of_tie = np.append(np.flatnonzero(np.diff(score[order])), positive.size - 1)
+    found = np.cumsum(positive[order])[last_of_tie]
+    return float(np.sum(np.diff(found, prepend=0) / hits * found / (last_of_tie + 1)))
 
 
 def macro_average(sites: Iterable[Mapping[str, float | None]]) -> Metrics:

@@ -18,7 +18,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr import Rows
 from polyclinic.ehr.datasets import builtin, load_shards
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "datasets"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "datasets"
 CLAIM = re.compile(
     r"^```text\npolyclinic (run --dataset [^\n]*)\n```\n\nPooled ([\d.]+), federated ([\d.]+): within ([\d.]+)\.", re.M
 )

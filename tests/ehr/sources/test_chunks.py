@@ -61,7 +61,7 @@ def test_the_size_of_chunks_changes_nothing(schema: Schema, seed: int, rows: int
             with sqlite3.connect(folder / "a.db") as connection:
                 table.to_sql("t", connection, index=False)
             connection.close()
-            frames = Database.at(Place("sqlite:///a.db", folder)).frames("select * from t", chunk)
+            frames = Database.at(Place("sqlite:///a.db", folder)).results("select * from t", chunk)
             found = check_chunks(numbered(frames, "a"), schema, "a")
             whole = check_records(pd.read_sql("select * from t", f"sqlite:///{folder}/a.db"), schema, "a")
         else:

@@ -40,17 +40,18 @@ def slot_names(settings: TrainSettings) -> tuple[str, ...]:
 
 
 def restore_state(
-    kept: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int], settings: TrainSettings, dtype: torch.dtype
-) -> OptimizerState:
-    """The sites' kept states stacked; zeros where a site has kept nothing.
+    kept: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int], settings: TrainSettings, dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> OptimizerState:  # fmt: skip
+    """The sites' kept states stacked, on ``device``; zeros where a site has kept none.
 
     kept: for each site ``{"<index of the parameter>.<slot>": array}``, as ``dump_state`` and torch.optim have it;
     sizes: the parameters' numbers of elements.
     """
-    slots = {name: torch.zeros(len(kept), sum(sizes), dtype=dtype) for name in slot_names(settings)}
-    steps = torch.zeros(len(kept))
+    slots = {name: torch.zeros(len(kept), sum(sizes), dtype=dtype, device=device) for name in slot_names(settings)}
+    steps = torch.zeros(len(kept), device=device)
     for site, state in enumerate(kept):
-        if not state:
+        if any(f"0.{name}" not in state for name in slots):
             continue
         for name, slot in slots.items():
             row = [torch.from_numpy(np.array(state[f"{index}.{name}"])).reshape(-1) for index in range(len(sizes))]
@@ -60,7 +61,7 @@ def restore_state(
 
 
 def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: TrainSettings) -> list[Arrays]:
-    """Each site's state in the form that ``restore_state`` and the site-by-site trainer read."""
+    """Each site's state in the form that ``restore_state`` reads."""
     kept: list[Arrays] = [{} for _ in range(len(state.steps))]
     counts = settings.optimizer in ADAPTIVE
     slots = {

@@ -1,6 +1,6 @@
 """Damaged inputs by the thousand, in a process of their own since native readers may crash.
 
-``python -m tests.ehr.fuzz KIND FIRST COUNT`` reads COUNT mutations of a sound CSV, Parquet, NDJSON or SQLite input, one
+``python -m tests.ehr.sources.fuzz KIND FIRST COUNT`` reads COUNT mutations of a sound CSV, Parquet, NDJSON or SQLite input, one
 for each seed from FIRST, and prints {"loaded", "refused", "problems"}. A problem is whatever is neither a shard nor one
 sentence without a cell. Before each case its seed goes to stderr, so that a crash or a hang can be told.
 """

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from polyclinic.ehr.sources import Place
-from tests.ehr.fuzz import KINDS, SECONDS, attempt, records, resources, write
+from tests.ehr.sources.fuzz import KINDS, SECONDS, attempt, records, resources, write
 
 FAST, SLOW = 40, 1600
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
@@ -48,7 +48,7 @@ elements = st.dictionaries(
 @pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_mutated_bytes_load_or_are_refused(kind: str, count: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ehr.fuzz", kind, "0", str(count)], capture_output=True, text=True,
+        [sys.executable, "-m", "tests.ehr.sources.fuzz", kind, "0", str(count)], capture_output=True, text=True,
         timeout=60 + count * SECONDS / 10,
     )  # fmt: skip
     last = done.stderr.strip().splitlines()[-1:]

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity import identifying
-from polyclinic.ehr.anonymity.classes import classes_of, combined, equivalence_classes
+from polyclinic.ehr.anonymity.classes import (
+    classes_of,
+    combined,
+    equivalence_classes,
+    l_diversity,
+    spread,
+    t_closeness,
+    value_numbers,
+)
 from polyclinic.ehr.anonymity.exposure import downstream_auroc
 from polyclinic.ehr.anonymity.hierarchies import (
     Dates,
@@ -24,10 +32,8 @@ from polyclinic.ehr.anonymity.hierarchies import (
     ladder,
     read_hierarchies,
 )
-from polyclinic.ehr.anonymity.measures import l_diversity, spread, t_closeness, value_numbers
-from polyclinic.ehr.anonymity.methods import best_levels
+from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels
 from polyclinic.ehr.anonymity.release import anonymise
-from polyclinic.ehr.anonymity.target import Demand, Sensitive, Target
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 

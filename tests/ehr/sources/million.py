@@ -1,6 +1,6 @@
 """A hospital of a million patients in a child process: enrol, statistics and one round, and the memory that it took.
 
-Called as ``python -m tests.ehr.million HOSPITAL``; prints {"peak_bytes", "steps", "seconds"}.
+Called as ``python -m tests.ehr.sources.million HOSPITAL``; prints {"peak_bytes", "steps", "seconds"}.
 """
 
 from __future__ import annotations

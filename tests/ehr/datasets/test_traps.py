@@ -15,7 +15,7 @@ from polyclinic.ehr.datasets import Dataset, builtin, load_shards
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.partition import partition_rows
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "datasets"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "datasets"
 PAGE_OF = {"heart-disease-920": "heart-disease", "ist-death-14": "ist", "diabetes-130-first": "diabetes-130",
            "diabetes-130-all": "diabetes-130", "mimic-demo-vitals": "mimic-demo"}  # fmt: skip
 DATASETS = list(builtin().values())

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.ehr.anonymity.classes import equivalence_classes, uniqueness
-from polyclinic.ehr.anonymity.measures import (
+from polyclinic.ehr.anonymity.classes import (
     Spread,
     delta_disclosure,
     enhanced_beta,
     entropy_l_diversity,
+    equivalence_classes,
     l_diversity,
     measures,
     recursive_c,
     spread,
     t_by_class,
     t_closeness,
+    uniqueness,
 )
 from polyclinic.ehr.anonymity.release import average_class_size, discernibility
 from polyclinic.errors import DataError

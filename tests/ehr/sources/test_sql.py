@@ -23,7 +23,7 @@ from polyclinic.ehr.sources import Place, numbered, typed
 from polyclinic.ehr.sources.sql import Database, sql
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.plugins import open_source
-from tests.ehr.postgres import PASSWORD, Server, running_server
+from tests.ehr.sources.postgres import PASSWORD, Server, running_server
 
 CANARY = "canary-4711"
 
@@ -105,7 +105,7 @@ def test_the_types_of_a_database_read_as_the_schema_says(server: Server, monkeyp
 
 def test_only_so_many_rows_come_at_once_and_errors_count_over_all(server: Server, schema: Schema) -> None:
     place = Place(server.url, options={"password-file": str(server.password_file)})
-    frames = list(Database.at(place).frames("select i from generate_series(1, 2500) as t(i)", rows=1000))
+    frames = list(Database.at(place).results("select i from generate_series(1, 2500) as t(i)", rows=1000))
     assert [len(frame) for frame in frames] == [1000, 1000, 500]
     assert pd.concat(frames)["i"].tolist() == list(range(1, 2501))
 
@@ -115,7 +115,7 @@ def test_a_bad_cell_names_its_row_in_the_whole_result(schema: Schema, many: pd.D
         bad = many.assign(age=[CANARY if row == 40 else 50 for row in range(60)])
         bad.to_sql("visits", connection, index=False)
     connection.close()
-    frames = Database.at(_sqlite(tmp_path)).frames("select * from visits", rows=7)
+    frames = Database.at(_sqlite(tmp_path)).results("select * from visits", rows=7)
     with pytest.raises(DataError, match="column 'age', data row 41: .*not a number") as caught:
         read_shard(numbered(frames, "clinic"), schema, "north")
     assert CANARY not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_sqlite_file_is_not_written(schema: Schema, file: Path) -> None:
 
 @pytest.mark.slow
 def test_a_million_rows_are_read_and_trained_on_in_two_gigabytes(server: Server, tmp_path: Path) -> None:
-    from tests.ehr.million import SCHEMA
+    from tests.ehr.sources.million import SCHEMA
 
     cells = ["i as id", *(f"case when (i + {k}) % 7 = 0 and {k} % 2 = 0 then null else random() * 100 end as lab{k}"
                           for k in range(18))]  # fmt: skip
@@ -243,7 +243,7 @@ def test_a_million_rows_are_read_and_trained_on_in_two_gigabytes(server: Server,
         f'password-file = "{server.password_file}"\n[policy]\nbudget = 3.0\ndelta = 1e-8\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ehr.million", tmp_path / "hospital.toml"],
+        [sys.executable, "-m", "tests.ehr.sources.million", tmp_path / "hospital.toml"],
         capture_output=True,
         text=True,
         timeout=900,

@@ -9,7 +9,7 @@ from typing import Any
 from polyclinic.compression import flattened
 from polyclinic.config import RunConfig, secure_terms
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.server.central import FEDERATION
 from polyclinic.server.cohort import secure_threshold
 from polyclinic.types import Arrays

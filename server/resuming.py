@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from polyclinic.errors import DataError
 from polyclinic.messages import site_home, state_file
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.server.state import RunState
 
 

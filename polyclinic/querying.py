@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from flwr.app import Message
 
-from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
+from polyclinic.client.hospital import typed_here
 from polyclinic.client.own_files import LEDGER
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
@@ -20,6 +20,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Accountant, Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.simulation import check_simulation, simulated_sites
 from polyclinic.server.queries import Inquiry, ask
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid

@@ -17,9 +17,10 @@ from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
 from polyclinic.files import write_file
+from polyclinic.runs.folder import Run
+from polyclinic.runs.history import Extent, History
+from polyclinic.runs.json_text import json_text
 from polyclinic.server.accounts import Account
-from polyclinic.server.history import Extent, History
-from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
 from polyclinic.strategies.state import strategy_state, unsaved
 from polyclinic.types import Arrays
@@ -65,11 +66,11 @@ def _records(state: RunState) -> dict[str, list[dict[str, Any]]]:
 
 def history_of(checkpoint: Path) -> Path:
     """The history of the run that ``checkpoint`` belongs to."""
-    return checkpoint.with_name("history.jsonl")
+    return Run(checkpoint.parent).history_file
 
 
 def _kept(path: Path, round: int) -> Path:
-    return path.with_name("checkpoints") / f"round-{round:06d}{path.suffix}"
+    return Run(path.parent).kept_checkpoints / f"round-{round:06d}{path.suffix}"
 
 
 def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:

@@ -38,7 +38,7 @@ def attack(
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.attacking import attack_run
-        from polyclinic.evaluation.report.attacks import FILE
+        from polyclinic.runs.folder import Run
     with redirect_stdout(sys.stderr if as_json else sys.stdout), screen.status("Attacking", spinner="line") as status:
         found = attack_run(
             run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries,
@@ -48,7 +48,7 @@ def attack(
         print_json(found)
         return
     show(screen, found)
-    screen.print(f"All figures: {Path(found['run']) / FILE}; the run's report shows them.", soft_wrap=True)
+    screen.print(f"All figures: {Run(Path(found['run'])).attacks_file}; the run's report shows them.", soft_wrap=True)
 
 
 def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:

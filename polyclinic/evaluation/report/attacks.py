@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.attacks import gains, plot_gains, plot_gradients
 from polyclinic.evaluation.page import embedded, render
-
-FILE = "attacks.json"
+from polyclinic.runs.folder import Run
 
 TEMPLATE = """<h2>What attacks found</h2>
 <p>{{ found.members | count }} patients took part in training, {{ found.non_members | count }} did not and are the baseline: what
@@ -87,9 +85,9 @@ one below it shows none.</p>
 """
 
 
-def attack_section(run_dir: Path) -> str:
+def attack_section(run: Run) -> str:
     """The section as escaped HTML; empty where the run was not attacked. Raises DataError for a damaged file."""
-    path = run_dir / FILE
+    path = run.attacks_file
     if not path.is_file():
         return ""
     try:

@@ -366,8 +366,8 @@ class Run:
         config = self.config()
         if not program_of(config).draws:
             raise ConfigError(
-                f"{self.path} is a run of task {config.task!r}, which has no generator; rows are drawn from a run of task "
-                "'synthesis'."
+                f"{self.path} is a run of task {config.task!r}, which has no generator and draws no patients; rows are drawn from a run "
+                "of task 'synthesis'."
             )
         return Layout.of(self.schema(), config.synthesis.condition_hospitals)
 

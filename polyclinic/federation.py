@@ -36,7 +36,7 @@ from polyclinic.server.cohort import check_cohorts
 from polyclinic.server.federate import check_names
 from polyclinic.server.model import check_model
 from polyclinic.server.noise import check_noise
-from polyclinic.server.progress import OneLine, Progress, Silent
+from polyclinic.server.progress import OneLine, Progress
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -290,11 +290,11 @@ class Federation:
         _check_gpus(config)
         check_model(program, dataset_of(config).schema)
         if config.privacy.dp:
-            (progress or Silent()).doing("calibrating the noise")
+            (progress or Progress()).doing("calibrating the noise")
             noise = calibrate(config).noise_multiplier
             check_noise(program, dataset_of(config).schema, noise, simulated_patients(config))
         if config.central.on:
-            (progress or Silent()).doing("calibrating the central noise")
+            (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
         return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
 
@@ -317,7 +317,7 @@ class Federation:
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
-            if program_of(config).has_baselines and config.synthesis.baselines:
+            if program_of(config).shows_baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 _summarised(folder, summary)
             if folder.awaits_comparison:
@@ -325,10 +325,10 @@ class Federation:
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)
-        if program_of(config).draws and config.synthesis.quality and folder.synthesizer_file.is_file():
+        if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
-            (progress or Silent()).doing("judging synthetic patients")
+            (progress or Progress()).doing("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)
         return RunResult(folder, summary)
 

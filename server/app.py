@@ -23,7 +23,7 @@ from polyclinic.programs import program_of
 from polyclinic.runs.folder import RESULTS, Run
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.progress import Progress, Silent, figures
+from polyclinic.server.progress import Progress, figures
 from polyclinic.server.prompt import PromptGrid
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -38,7 +38,7 @@ def coordinate(
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
     with folder.held():
-        watcher = Tracked(progress or Silent(), config, folder.path, resume)
+        watcher = Tracked(progress or Progress(), config, folder.path, resume)
         watcher.opened(folder.path)
         try:
             outcome = federate(
@@ -65,7 +65,7 @@ def coordinate(
     return outcome, summary
 
 
-class _Logged(Silent):
+class _Logged(Progress):
     """Progress as Flower's log lines."""
 
     def opened(self, folder: Path) -> None:

@@ -50,7 +50,7 @@ def tracker_note(folder: Path) -> list[str]:
     return [problem] if problem else []
 
 
-class Tracked:
+class Tracked(Progress):
     """Tells a tracker what ``watcher`` is told. Opened before any hospital is asked for anything."""
 
     def __init__(self, watcher: Progress, config: RunConfig, folder: Path, resume: bool) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyclinic.errors import ConfigError
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian
 from polyclinic.inference.variational import Everywhere, Loss, fit_flow
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.ehr_vi.dissimilarities import DISSIMILARITIES, best_correlation, kl, wasserstein_squared

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.cli.terminal import Json, answer, loading, significant
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,36 +68,33 @@ def account(
             neighbours,
         )
     by = partial(shown_epsilon, accountant) if accountant in SHOWN else _brought(accountant)
-    found = by(sample_rate, noise_multiplier, steps, delta, neighbours)
+    epsilon = by(sample_rate, noise_multiplier, steps, delta, neighbours)
     unproved = accountant in APPROXIMATE or accountant not in SHOWN
-    if accountant == "prv" and math.isinf(found):
+    if accountant == "prv" and math.isinf(epsilon):
         raise ConfigError("accountant 'prv' has no finite bound here, or would need gigabytes for it; 'pld' has one.")
     learned = risk(dpsgd_event(sample_rate, noise_multiplier, steps), neighbours)
     if plot is not None:
         _draw(plot, sample_rate, noise_multiplier, steps, delta, neighbours)
-    bounded = math.isfinite(found)
-    if as_json:
-        print_json({
-            "epsilon": found if bounded else None, "delta": delta, "noise_multiplier": noise_multiplier,
-            "sample_rate": sample_rate, "steps": steps, "accountant": accountant, "relation": relation,
-            "approximate": unproved, "risk": learned.as_dict(), "plot": str(plot) if plot else None,
-        })  # fmt: skip
-        return
-    screen = console()
-    screen.print(
-        f"ε {'≈' if unproved else '='} {significant(found) if bounded else 'unbounded'} "
-        f"at δ = {delta:g} ({relation}, {accountant.upper()}): "
-        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}"
-    )
+    bounded = math.isfinite(epsilon)
+    caveat = []
     if accountant in APPROXIMATE:
-        screen.print("This is an approximation, which may be too small; --accountant pld gives a bound.")
+        caveat = ["This is an approximation, which may be too small; --accountant pld gives a bound."]
     elif unproved:
-        screen.print(
+        caveat = [
             "This accountant is another package's: it shows and enforces nothing; --accountant pld gives a bound."
-        )
-    screen.print(risk_sentence(learned.as_dict(), "patient", relation), soft_wrap=True)
-    if plot is not None:
-        screen.print(f"Picture: {plot}", soft_wrap=True)
+        ]
+    value = {
+        "epsilon": epsilon if bounded else None, "delta": delta, "noise_multiplier": noise_multiplier,
+        "sample_rate": sample_rate, "steps": steps, "accountant": accountant, "relation": relation,
+        "approximate": unproved, "risk": learned.as_dict(), "plot": str(plot) if plot else None,
+    }  # fmt: skip
+    answer(
+        as_json, value,
+        f"ε {'≈' if unproved else '='} {significant(epsilon) if bounded else 'unbounded'} "
+        f"at δ = {delta:g} ({relation}, {accountant.upper()}): "
+        f"{steps} steps, sample rate {sample_rate:g}, noise multiplier {significant(noise_multiplier)}",
+        *caveat, risk_sentence(learned.as_dict(), "patient", relation), *([f"Picture: {plot}"] if plot else []),
+    )  # fmt: skip
 
 
 def _brought(accountant: str) -> Callable[[float, float, int, float, str], float]:

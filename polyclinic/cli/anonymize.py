@@ -6,29 +6,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from polyclinic.cli.risk import GUARANTEE, HIERARCHIES, INSIDE, RECORDS, SCHEMA, UNIT, Names, names
-from polyclinic.cli.terminal import Json, console, loading, number, print_json
+from polyclinic.cli.risk import GUARANTEE, INSIDE, Hierarchies, Names, Quasi, Records, SchemaFile, Unit, names
+from polyclinic.cli.terminal import Force, Json, answer, dim, loading, number, table
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, write_outputs
 
-OUT = typer.Option(help="The file to write: .csv, .csv.gz or .parquet.", show_default=False)
-FORCE = typer.Option("--force", help="Replace files that exist.")
+Out = Annotated[Path, typer.Option(help="The file to write: .csv, .csv.gz or .parquet.")]
+_LOSSES = (
+    ("information loss", "loss", 3), ("height", "height", 3), ("precision", "precision", 3),
+    ("rows per class, in k", "average_class_size", 2),
+)  # fmt: skip
 
 
 def anonymize(
-    records: Annotated[Path, RECORDS],
-    out: Annotated[Path, OUT],
+    records: Records,
+    out: Out,
     k: Annotated[int, typer.Option(help="Patients who look alike, at least.")] = 5,
-    quasi: Annotated[
-        Names, typer.Option(metavar="COLUMNS", help="What an outsider may know, as in age,sex,zip; repeatable.")
-    ] = None,
+    quasi: Quasi = None,
     sensitive: Annotated[Names, typer.Option(metavar="COLUMNS", help="What l and t are about; repeatable.")] = None,
     diversity: Annotated[int, typer.Option("--l", help="Values of a sensitive column in a class, at least.")] = 1,
     closeness: Annotated[
-        float | None,
-        typer.Option("--t", help="Distance of a class's sensitive values to the table's, at most.", show_default=False),
+        float | None, typer.Option("--t", help="Distance of a class's sensitive values to the table's, at most.")
     ] = None,
     suppression: Annotated[float, typer.Option(help="Share of patients who may lose a row.")] = 0.05,
     method: Annotated[
@@ -39,18 +38,13 @@ def anonymize(
         Names, typer.Option(metavar="COLUMNS", help="Columns to keep although every patient's cell differs.")
     ] = None,
     label: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of two values: compare how well it is predicted before and after.", show_default=False
-        ),
+        str | None, typer.Option(help="Column of two values: compare how well it is predicted before and after.")
     ] = None,
-    unit: Annotated[str | None, UNIT] = None,
-    hierarchies: Annotated[Path | None, HIERARCHIES] = None,
-    schema: Annotated[Path | None, SCHEMA] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw class sizes before and after: .svg or .png.", show_default=False)
-    ] = None,
-    force: Annotated[bool, FORCE] = False,
+    unit: Unit = None,
+    hierarchies: Hierarchies = None,
+    schema: SchemaFile = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw class sizes before and after: .svg or .png.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write a k-anonymous table: coarser quasi-identifiers, few suppressed rows, the least loss that reaches the target.
@@ -71,46 +65,51 @@ def anonymize(
     if plot is not None and plot.suffix not in (".svg", ".png"):
         raise ConfigError(f"{plot}: a plot is an .svg or a .png file.")
     target = anonymity.Target(k, diversity, closeness, suppression)
-    table = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
+    exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
     declared = anonymity.read_hierarchies(hierarchies) if hierarchies else {}
-    without_unknown(declared, table.quasi, str(hierarchies))
-    left_out = [*names(drop), *([table.unit] if table.unit else [])]
-    exposure.check_dropped(table, left_out, names(keep), label)
+    without_unknown(declared, exposed.quasi, str(hierarchies))
+    left_out = [*names(drop), *([exposed.unit] if exposed.unit else [])]
+    exposure.check_dropped(exposed, left_out, names(keep), label)
     release = anonymity.anonymise(
-        table.table, table.quasi, target, table.sensitive, table.unit, declared, method, table.schema  # type: ignore[arg-type]
+        exposed.table, exposed.quasi, target, exposed.sensitive, exposed.unit, declared, method, exposed.schema  # type: ignore[arg-type]
     )  # fmt: skip
-    auroc = exposure.learned(table, release, label, left_out) if label else None
+    auroc = exposure.learned(exposed, release, label, left_out) if label else None
     # The records' own order would align this release with the table, and with another release of it.
     order = np.random.default_rng().permutation(len(release.records))
     released = release.records.drop(columns=left_out).iloc[order]
     files: dict[Path, Content] = {out: lambda path: anonymity.write_table(released, path)}
-    if table.schema is not None:
-        fitted = anonymity.fitting_schema(table.schema, release, left_out)
+    if exposed.schema is not None:
+        fitted = anonymity.fitting_schema(exposed.schema, release, left_out)
         files[_beside(out)] = fitted.to_toml
-    before = anonymity.equivalence_classes(table.table, table.quasi, table.unit)
+    before = anonymity.equivalence_classes(exposed.table, exposed.quasi, exposed.unit)
     if plot is not None:
         files[plot] = lambda path: _draw(path, before.patients, release.sizes, k, plot.suffix)
     write_outputs(files, force)
     levels = {name: {"level": at, "of": top} for name, (at, top) in (release.levels or {}).items()} or None
+    notes = [INSIDE, GUARANTEE, *exposed.notes, *exposure.release_notes(exposed, left_out)]
     found = {
-        "out": str(out), "schema": str(_beside(out)) if table.schema is not None else None, "rows": len(table.table),
+        "out": str(out), "schema": str(_beside(out)) if exposed.schema is not None else None, "rows": len(exposed.table),
         "released": len(released), "method": method, "k_before": before.k, "k": release.k, "levels": levels,
         "suppressed": int((~release.kept).sum()), "loss": release.loss, "is_least": release.is_least, "auroc": auroc,
-        "dropped": left_out, "notes": [INSIDE, GUARANTEE, *table.notes, *exposure.release_notes(table, left_out)],
+        "dropped": left_out, "notes": notes,
     }  # fmt: skip
-    print_json(found) if as_json else _print(found)
+    schema_place = f"; their schema is {found['schema']}" if found["schema"] else ""
+    answer(
+        as_json, found,
+        f"{out}: {len(released):,} of {len(exposed.table):,} rows, k = {release.k} (was {before.k}){schema_place}",
+        table(*_losses(found)), *dim(*notes),
+    )  # fmt: skip
 
 
 def coarsen(
-    records: Annotated[Path, RECORDS],
-    rules: Annotated[Path, typer.Argument(help="TOML file of the rules.", show_default=False)],
-    schema: Annotated[Path, typer.Option(help="TOML file of the records' schema.", show_default=False)],
-    out: Annotated[Path, OUT],
+    records: Records,
+    rules: Annotated[Path, typer.Argument(help="TOML file of the rules.")],
+    schema: Annotated[Path, typer.Option(help="TOML file of the records' schema.")],
+    out: Out,
     key: Annotated[
-        Path | None,
-        typer.Option(help="File of the secret key for shifted dates, made if there is none.", show_default=False),
+        Path | None, typer.Option(help="File of the secret key for shifted dates, made if there is none.")
     ] = None,
-    force: Annotated[bool, FORCE] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write records made coarser by public rules, and beside them the schema that they fit.
@@ -131,14 +130,14 @@ def coarsen(
     if coarsening.needs_key and key is None:
         raise ConfigError("The rules shift dates: give --key FILE, which the hospital keeps secret.")
     secret = key_in(key) if coarsening.needs_key and key is not None else None
-    table, fitted = coarser(read_records(records, read), read, coarsening, secret)
-    write_outputs({out: lambda path: anonymity.write_table(table, path), _beside(out): fitted.to_toml}, force)
-    if as_json:
-        print_json({"out": str(out), "schema": str(_beside(out)), "rows": len(table), "columns": list(table.columns)})
-        return
-    screen = console()
-    screen.print(f"{out}: {len(table):,} rows; their schema is {_beside(out)}", soft_wrap=True)
-    screen.print("Coarser records are less telling, not private.", style="dim")
+    coarse, fitted = coarser(read_records(records, read), read, coarsening, secret)
+    write_outputs({out: lambda path: anonymity.write_table(coarse, path), _beside(out): fitted.to_toml}, force)
+    answer(
+        as_json,
+        {"out": str(out), "schema": str(_beside(out)), "rows": len(coarse), "columns": list(coarse.columns)},
+        f"{out}: {len(coarse):,} rows; their schema is {_beside(out)}",
+        *dim("Coarser records are less telling, not private."),
+    )
 
 
 def _beside(out: Path) -> Path:
@@ -153,29 +152,12 @@ def _draw(path: Path, before: Any, after: Any, k: int, suffix: str) -> None:
     path.write_bytes(to_bytes(plot_class_sizes(before, after, k), suffix))
 
 
-def _print(found: dict[str, Any]) -> None:
-    screen = console()
-    schema = f"; their schema is {found['schema']}" if found["schema"] else ""
-    screen.print(
-        f"{found['out']}: {found['released']:,} of {found['rows']:,} rows, k = {found['k']} (was {found['k_before']}){schema}",
-        soft_wrap=True,
-    )
-    table = Table(box=None)
-    table.add_column("generalised" if found["levels"] else "loss")
-    table.add_column("level" if found["levels"] else "", justify="right")
-    for name, one in (found["levels"] or {}).items():
-        table.add_row(name, f"{one['level']} of {one['of']}")
-    if found["levels"]:
-        table.add_section()
-    loss = found["loss"]
-    for title, key, digits in (("information loss", "loss", 3), ("height", "height", 3), ("precision", "precision", 3),
-                               ("rows per class, in k", "average_class_size", 2)):  # fmt: skip
-        if key in loss:
-            table.add_row(title, number(loss[key], digits))
-    table.add_row("discernibility", f"{loss['discernibility']:,}")
-    if found["auroc"] is not None:
-        table.add_row("AUROC on held-out patients, before", number(found["auroc"]["before"]))
-        table.add_row("AUROC on held-out patients, after", number(found["auroc"]["after"]))
-    screen.print(table)
-    for note in found["notes"]:
-        screen.print(note, style="dim", soft_wrap=True)
+def _losses(found: dict[str, Any]) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+    """Headings and rows of a table of how far each column was generalised, and of what that loses."""
+    levels, loss, auroc = found["levels"] or {}, found["loss"], found["auroc"]
+    rows = [(name, f"{one['level']} of {one['of']}") for name, one in levels.items()]
+    rows += [(title, number(loss[key], digits)) for title, key, digits in _LOSSES if key in loss]
+    rows.append(("discernibility", f"{loss['discernibility']:,}"))
+    if auroc is not None:
+        rows += [(f"AUROC on held-out patients, {when}", number(auroc[when])) for when in ("before", "after")]
+    return ("generalised", "level") if levels else ("loss", ""), rows

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, assignments, console, loading, print_json, significant
+from polyclinic.cli.terminal import Json, answer, assignments, loading, significant, table, working
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 
@@ -34,7 +32,7 @@ _STEPS = {
 def audit(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A finished simulated run's folder; a small training of its own without.", show_default=False),
+        typer.Argument(help="A finished simulated run's folder; a small training of its own without.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Task by name, where no run is given.")] = None,
     model: Annotated[str | None, typer.Option(help="Model by name, where no run is given.")] = None,
@@ -43,30 +41,30 @@ def audit(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key, where no run is given; repeatable."),
+        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key, where no run is given; repeatable.")
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(help="Plant a fault: noise-off, half-noise, no-clipping, batch-norm, shuffled or second-noise-off."),
+        typer.Option(help="Plant a fault: noise-off, half-noise, no-clipping, batch-norm, shuffled or second-noise-off.")
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Audit at this delta; without, at the run's own, or 1e-05 where no run is given.", show_default=False),
+        typer.Option(help="Audit at this delta; without, at the run's own, or 1e-05 where no run is given.")
     ] = None,
     canaries: Annotated[int, typer.Option(help="Made-up patients, each there by the toss of a coin.")] = 1000,
     guesses: Annotated[
         list[int] | None,
-        typer.Option(help="How many tosses are guessed; repeatable. A third of them without.", show_default=False),
+        typer.Option(help="How many tosses are guessed; repeatable. A third of them without.")
     ] = None,
     confidence: Annotated[float, typer.Option(help="With which the lower bound holds.")] = 0.95,
     white_box: Annotated[
         bool, typer.Option(
             "--white-box/--black-box",
-            help="See all that a hospital makes of its records in each round, or the final model alone.",
+            help="See all that a hospital makes of its records in each round, or the final model alone."
         )
     ] = True,
     seed: Annotated[
-        int | None, typer.Option(help="For draws that can be repeated; the system's entropy without.", show_default=False)
+        int | None, typer.Option(help="For draws that can be repeated; the system's entropy without.")
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -77,22 +75,18 @@ def audit(
         raise ConfigError("A run has its own configuration; give --task, --model, --strategy and -c without one.")
     flags = {"task": task, "model": model, "strategy": strategy, "privacy.delta": delta}
     given = {key: value for key, value in flags.items() if value is not None}
-    screen = console(as_json)
-    with screen.status("Starting", spinner="line"), loading():
+    with working(as_json, "Starting"), loading():
         from polyclinic.auditing import subject_of_config, subject_of_run
         from polyclinic.training.auditing.audit import audit as carry_out
         from polyclinic.training.auditing.faults import fault_named
-    with redirect_stdout(sys.stderr if as_json else sys.stdout), screen.status("Training", spinner="line"):
+    with working(as_json, "Training"):
         planted = fault_named(fault)
         if run is None:
             subject = subject_of_config(_config(assignments(sets), given), seed, planted)
         else:
             subject = subject_of_run(run, seed, planted, delta)
         found = carry_out(subject, canaries, numbers, confidence, white_box)
-    if as_json:
-        print_json(_value(found, subject, confidence))
-    else:
-        _print(screen, found, subject)
+    answer(as_json, _value(found, subject, confidence), *_shown(found, subject))
     if found.violated:
         raise typer.Exit(1)
 
@@ -134,35 +128,27 @@ def _value(found: Audit, subject: Subject, confidence: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(screen: Console, found: Audit, subject: Subject) -> None:
+def _shown(found: Audit, subject: Subject) -> Iterator[str | Text | Table]:
     if found.guessing:
         lower, sure = significant(found.guessing.epsilon_lower), f"{100 * found.guessing.confidence:g} %"
-        screen.print(
+        yield (
             f"ε is at least {lower} with {sure} confidence; claimed {significant(subject.epsilon)} at δ = "
             f"{subject.delta:g} ({found.guessing.correct} of {found.guessing.guesses} guesses right about "
             f"{found.guessing.canaries} canaries, {'white' if found.white_box else 'black'} box)."
         )
         if len(found.findings) == 1:
-            screen.print(
-                "The task takes no steps that the audit knows: only its final model was attacked, and nothing measured."
-            )
+            yield "The task takes no steps that the audit knows: only its final model was attacked, and nothing measured."
     if found.refused:
-        screen.print(f"The task refuses the model: {found.refused}")
+        yield f"The task refuses the model: {found.refused}"
     if found.findings:
-        screen.print(_table(found))
+        yield table(
+            ("check", "what", "measured", "allowed", ""),
+            ((f.name, f.what, significant(f.measured), f"{significant(f.least)} to {significant(f.most)}",
+              Text("passed", "green") if f.passed else Text("violated", "bold red")) for f in found.findings),
+            words=("what", "allowed", ""),
+        )  # fmt: skip
     if subject.fault.name:
         caught = ", ".join(found.caught_by)
-        screen.print(f"The fault {subject.fault.name} was " + (f"caught by: {caught}." if caught else "not caught."))
+        yield f"The fault {subject.fault.name} was " + (f"caught by: {caught}." if caught else "not caught.")
     elif found.violated:
-        screen.print(f"Violated: {', '.join(found.caught_by)}.", style="bold red")
-
-
-def _table(found: Audit) -> Table:
-    table = Table(box=None)
-    for heading in ("check", "what", "measured", "allowed", ""):
-        table.add_column(heading, justify="right" if heading == "measured" else "left")
-    for finding in found.findings:
-        verdict = Text("passed", "green") if finding.passed else Text("violated", "bold red")
-        allowed = f"{significant(finding.least)} to {significant(finding.most)}"
-        table.add_row(finding.name, finding.what, significant(finding.measured), allowed, verdict)
-    return table
+        yield Text(f"Violated: {', '.join(found.caught_by)}.", "bold red")

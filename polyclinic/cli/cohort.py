@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Json, answer, loading, table, warned
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 def cohort(
-    hospital: Annotated[Path, typer.Argument(help="The hospital's hospital.toml.", show_default=False)],
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the flow diagram: a .svg or .png file.", show_default=False)
-    ] = None,
+    hospital: Annotated[Path, typer.Argument(help="The hospital's hospital.toml.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw the flow diagram: a .svg or .png file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Count the rows and patients that each step of a hospital's cohort leaves.
@@ -35,26 +33,19 @@ def cohort(
     flow = own_flow(hospital)
     if plot is not None:
         draw(flow, plot)
-    if as_json:
-        print_json({"hospital": str(hospital), "private": False, "stages": flow.as_list(),
-                    "plot": None if plot is None else str(plot)})  # fmt: skip
-        return
-    screen = console()
-    screen.print(flow_table(flow))
-    if plot is not None:
-        screen.print(f"Flow diagram: {plot}", soft_wrap=True)
-    screen.print("These counts are exact, not private: keep them inside the hospital.", style="yellow")
+    place = None if plot is None else str(plot)
+    answer(
+        as_json, {"hospital": str(hospital), "private": False, "stages": flow.as_list(), "plot": place},
+        flow_table(flow), *([f"Flow diagram: {plot}"] if plot else []),
+        *warned("These counts are exact, not private: keep them inside the hospital."),
+    )  # fmt: skip
 
 
 def flow_table(flow: Flow) -> Table:
     """The stages of a cohort as a table."""
-    table = Table(box=None)
-    for heading in ("step", "rows", "patients", "rows left out", "patients left out"):
-        table.add_column(heading, justify="left" if heading == "step" else "right")
-    for stage in flow.as_list():
-        name, *counts = stage.values()
-        table.add_row(name, *(f"{count:,}" for count in counts))
-    return table
+    stages = (tuple(stage.values()) for stage in flow.as_list())
+    rows = ((name, *(f"{count:,}" for count in counts)) for name, *counts in stages)
+    return table(("step", "rows", "patients", "rows left out", "patients left out"), rows)
 
 
 def draw(flow: Flow, plot: Path) -> None:

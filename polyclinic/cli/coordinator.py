@@ -27,10 +27,7 @@ from polyclinic.cli.terminal import Json, answer, assignments, console, loading,
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
 
-Address = Annotated[
-    str,
-    typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
-]
+Address = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.")]
 
 
 @app.command()
@@ -119,7 +116,7 @@ def renew(
 @app.command()
 def register(
     folder: Folder,
-    key: Annotated[Path, typer.Argument(help="The hospital's node.pub.", show_default=False)],
+    key: Annotated[Path, typer.Argument(help="The hospital's node.pub.")],
     name: Annotated[str, typer.Option(help="Name by which you know the node.")],
     address: Address = "",
     as_json: Json = False,
@@ -136,7 +133,7 @@ def register(
 @app.command()
 def revoke(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="The node's name.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="The node's name.")],
     address: Address = "",
     as_json: Json = False,
 ) -> None:
@@ -195,23 +192,17 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 def submit(
     folder: Folder,
     sets: Annotated[
-        list[str] | None,
-        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable."),
+        list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
     app_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--app",
-            help="Folder of a Flower app whose code hospitals shall run, instead of their own.",
-            show_default=False,
-        ),
+        typer.Option("--app", help="Folder of a Flower app whose code hospitals shall run, instead of their own."),
     ] = None,  # fmt: skip
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="A run that goes on from its checkpoint, as it was configured: its folder, its name, or `latest`.",
-            show_default=False,
+            help="A run that goes on from its checkpoint, as it was configured: its folder, its name, or `latest`."
         ),
     ] = None,
     address: Address = "",

@@ -20,8 +20,8 @@ from rich.text import Text
 from polyclinic.cli.terminal import answer, console, print_json
 from polyclinic.errors import PolyclinicError
 
-Folder = Annotated[Path, typer.Argument(help="The folder of its files.", show_default=False)]
-Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
+Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
 ]
@@ -42,8 +42,7 @@ class LogFormat(StrEnum):
 
 
 Logs = Annotated[
-    LogFormat,
-    typer.Option("--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="json: one object a line, on stdout."),
+    LogFormat, typer.Option("--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="json: one object a line, on stdout.")
 ]
 
 

@@ -40,7 +40,7 @@ def init(
     delta: Annotated[float, typer.Option(help="Below 1/patients, better a tenth of that.")] = 1e-5,
     source: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the source, such as query=... or password-file=FILE; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Option of the source, such as query=... or password-file=FILE; repeatable.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of this machine's loopback, for the node itself.")] = 9094,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Read all records under the schema first.")] = True,

@@ -11,7 +11,7 @@ from polyclinic.cli.terminal import Json, answer, loading
 
 
 def identity(
-    hospital: Annotated[Path, typer.Argument(help="The hospital.toml of a real hospital.", show_default=False)],
+    hospital: Annotated[Path, typer.Argument(help="The hospital.toml of a real hospital.")],
     as_json: Json = False,
 ) -> None:
     """Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none."""

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.cli.terminal import Force, Json, answer, intact_or_altered, loading, significant, table
 from polyclinic.evaluation.privacy_text import risk_sentence, share
+
+if TYPE_CHECKING:
+    from polyclinic.privacy.ledger import Ledger
 
 app = typer.Typer(no_args_is_help=True, help="A hospital's privacy ledger.")
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        help="The ledger's SQLite file, or the folder of a hospital or run that has it.", show_default=False
-    ),
-]
-OneSite = Annotated[str | None, typer.Option(help="One hospital of a simulation's ledger.", show_default=False)]
+File = Annotated[Path, typer.Argument(help="The ledger's SQLite file, or the folder of a hospital or run that has it.")]
+OneSite = Annotated[str | None, typer.Option(help="One hospital of a simulation's ledger.")]
 
 
 @app.command()
@@ -41,34 +38,17 @@ def show(
         from polyclinic.privacy.statements import detailed, statement_of, statements
 
     path = _file(path)
-    ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
-    found = statements(ledgers)
+    found = statements(_ledgers(path, site))
     if as_json or len(found) == 1 or delta:
         found = [detailed(statement, delta or ()) for statement in found]
     beside = _held_out(path)
     held_out = statements([*Ledger.read_all(beside).values()]) if beside else []
     held_out = [statement for statement in held_out if site in (None, statement["site"])]
-    if as_json:
-        print_json(statement_of(found) | {"held_out": statement_of(held_out) if held_out else None})
-        return
-    screen = console()
-    for statement in held_out:
-        intact = "the record is intact" if statement["intact"] else "THE RECORD HAS BEEN ALTERED"
-        screen.print(f"{statement['site']}, held-out patients: {_spent(statement)}; {intact}", soft_wrap=True)
-    for statement in found:
-        record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
-        screen.print(Text.assemble((statement["site"], "bold"), f": {_spent(statement)}; ", record), soft_wrap=True)
-        if len(found) == 1:
-            screen.print(risk_sentence(statement["risk"], statement["unit"], statement["relation"]), soft_wrap=True)
-        if len(found) == 1 or delta:
-            at = ", ".join(f"{_epsilon(one['epsilon'])} at δ = {one['delta']:g}" for one in statement["at"])
-            screen.print(f"The same charges: ε = {at}.", soft_wrap=True)
-    if len(found) > 1:
-        largest = statement_of(found)
-        screen.print(risk_sentence(largest["risk"], largest["unit"], largest["relation"]), soft_wrap=True)
-        screen.print("Every charge of one hospital: --site SITE.")
-    else:
-        _print_details(screen, found[0])
+    value = statement_of(found)
+    answer(
+        as_json, value | {"held_out": statement_of(held_out) if held_out else None},
+        *_shown(found, held_out, value, with_deltas=len(found) == 1 or bool(delta)),
+    )  # fmt: skip
 
 
 @app.command()
@@ -82,19 +62,15 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
     found = verify_all(path, site)
     beside = _held_out(path)
     held_out = [one for one in verify_all(beside) if site in (None, one["site"])] if beside else []
-    if as_json:
-        print_json(statement_of(found) | {"held_out": statement_of(held_out) if held_out else None})
-    else:
-        screen = console()
-        for statement in [*found, *held_out]:
-            charges = len(statement["events"])
-            whose = ", held-out patients" if statement in held_out else ""
-            what = f"{whose}: {charges} {'charge' if charges == 1 else 'charges'}, {_spent(statement)}; "
-            number = len(statement["findings"])
-            word = (f"{number} {'finding' if number == 1 else 'findings'}", "bold red") if number else "intact"
-            screen.print(Text.assemble((statement["site"], "bold"), what, word), soft_wrap=True)
-            for finding in statement["findings"]:
-                screen.print(str(Finding(**finding)), style="red", soft_wrap=True)
+    lines = []
+    for statement in [*found, *held_out]:
+        whose = ", held-out patients" if statement in held_out else ""
+        what = f"{whose}: {_counted(len(statement['events']), 'charge')}, {_spent(statement)}; "
+        findings = statement["findings"]
+        word = (_counted(len(findings), "finding"), "bold red") if findings else "intact"
+        lines.append(Text.assemble((statement["site"], "bold"), what, word))
+        lines += [Text(str(Finding(**finding)), "red") for finding in findings]
+    answer(as_json, statement_of(found) | {"held_out": statement_of(held_out) if held_out else None}, *lines)
     if not all(statement["intact"] for statement in [*found, *held_out]):
         raise typer.Exit(1)
 
@@ -104,26 +80,21 @@ def export(
     path: File,
     out: Annotated[Path, typer.Option(help="The file to write: .json for everything, .csv for the charges.")],
     site: OneSite = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write a ledger's whole statement for an auditor, with the hashes, so that its chain can be checked elsewhere."""
     with loading():
-        from polyclinic.privacy.ledger import Ledger
         from polyclinic.privacy.ledger_export import export as write
 
-    path = _file(path)
-    ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
-    statements = write(ledgers, out, force)
+    statements = write(_ledgers(_file(path), site), out, force)
     charges, intact = sum(len(one["events"]) for one in statements), all(one["intact"] for one in statements)
-    if as_json:
-        print_json(
-            {"path": str(out), "sites": [one["site"] for one in statements], "events": charges, "intact": intact}
-        )
-        return
-    sites = f"{len(statements)} {'hospital' if len(statements) == 1 else 'hospitals'}"
     record = "intact" if intact else "with findings, see `polyclinic ledger verify`"
-    console().print(f"{out}: {charges} charges of {sites}; {record}", soft_wrap=True)
+    answer(
+        as_json,
+        {"path": str(out), "sites": [one["site"] for one in statements], "events": charges, "intact": intact},
+        f"{out}: {charges} charges of {_counted(len(statements), 'hospital')}; {record}",
+    )
 
 
 def _file(path: Path) -> Path:
@@ -136,13 +107,40 @@ def _file(path: Path) -> Path:
     return next((place for place in places if place.is_file()), None) or Run.open(path).ledger
 
 
+def _ledgers(path: Path, site: str | None) -> list[Ledger]:
+    from polyclinic.privacy.ledger import Ledger
+
+    return [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
+
+
 def _held_out(path: Path) -> Path | None:
     """The held-out patients' own ledger, where one lies beside a ledger."""
     beside = path.with_name("held-out.sqlite")
     return beside if beside != path and beside.is_file() else None
 
 
-def _print_details(screen: Console, statement: dict[str, Any]) -> None:
+def _shown(
+    found: list[dict[str, Any]], held_out: list[dict[str, Any]], together: dict[str, Any], with_deltas: bool
+) -> Iterator[str | Text | Table]:
+    for statement in held_out:
+        whole = intact_or_altered(statement["intact"])
+        yield f"{statement['site']}, held-out patients: {_spent(statement)}; {whole}"
+    for statement in found:
+        record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
+        yield Text.assemble((statement["site"], "bold"), f": {_spent(statement)}; ", record)
+        if len(found) == 1:
+            yield risk_sentence(statement["risk"], statement["unit"], statement["relation"])
+        if with_deltas:
+            at = ", ".join(f"{_epsilon(one['epsilon'])} at δ = {one['delta']:g}" for one in statement["at"])
+            yield f"The same charges: ε = {at}."
+    if len(found) == 1:
+        yield from _details(found[0])
+    else:
+        yield risk_sentence(together["risk"], together["unit"], together["relation"])
+        yield "Every charge of one hospital: --site SITE."
+
+
+def _details(statement: dict[str, Any]) -> Iterator[str | Table]:
     room = statement["room"]
     if room is not None:
         fits = (
@@ -150,24 +148,19 @@ def _print_details(screen: Console, statement: dict[str, Any]) -> None:
             if room["epsilon"]
             else "no further release"
         )
-        screen.print(f"The budget has room for {fits} (ε's do not add: composed, releases cost less).", soft_wrap=True)
+        yield f"The budget has room for {fits} (ε's do not add: composed, releases cost less)."
     for one in statement["outside"]:
         times = "once" if one["times"] == 1 else f"{one['times']} times"
-        screen.print(f"Outside ε: {one['purpose']}, {times} in run {one['run']}.", soft_wrap=True)
-    runs = [[one["run"], one["charges"], _epsilon(one["epsilon"]), _day(one["first"]), _day(one["last"])]
+        yield f"Outside ε: {one['purpose']}, {times} in run {one['run']}."
+    runs = [(one["run"], str(one["charges"]), _epsilon(one["epsilon"]), _day(one["first"]), _day(one["last"]))
             for one in statement["runs"]]  # fmt: skip
-    screen.print(_table(("run", "charges", "ε by itself", "first", "last"), runs))
-    events = [[event[name] for name in ("seq", "run", "round", "purpose")] for event in statement["events"]]
-    screen.print(_table(("seq", "run", "round", "purpose"), events))
+    by_run, by_event = ("run", "charges", "ε by itself", "first", "last"), ("seq", "run", "round", "purpose")
+    yield table(by_run, runs, words=by_run)
+    yield table(by_event, ([str(event[name]) for name in by_event] for event in statement["events"]), words=by_event)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    table = Table(box=None)
-    for heading in headings:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else f'{what}s'}"
 
 
 def _spent(statement: dict[str, Any]) -> str:

@@ -12,9 +12,7 @@ from polyclinic.errors import ConfigError
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: RUN/report.html, of several ./comparison.html.")
     ] = None,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from polyclinic.cli.terminal import Json, console, loading, number, print_json
+from polyclinic.cli.terminal import Json, answer, dim, interval, loading, number, table, warned
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,27 +26,27 @@ app = typer.Typer(no_args_is_help=True, help="Blinded review: can clinicians tel
 def make(
     synthetic: Annotated[
         Path,
-        typer.Argument(help="A table that `synthesize` wrote, or a RUN folder to draw from.", show_default=False),
+        typer.Argument(help="A table that `synthesize` wrote, or a RUN folder to draw from.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to make; it stays at the hospital.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to make; it stays at the hospital.")],
     records: Annotated[
         str | None,
-        typer.Option(help="Real records: what a hospital.toml names by 'data', or a hospital.toml.", show_default=False),
+        typer.Option(help="Real records: what a hospital.toml names by 'data', or a hospital.toml.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Instead: the records of a dataset by name.", show_default=False)
+        str | None, typer.Option(help="Instead: the records of a dataset by name.")
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help="TOML file of the schema; a RUN has its own.", show_default=False)
+        Path | None, typer.Option(help="TOML file of the schema; a RUN has its own.")
     ] = None,
     patients: Annotated[int, typer.Option(help="How many patients; half are real.")] = 100,
     seed: Annotated[
         int | None,
         typer.Option(help="Makes the same packet again. Whoever knows it can tell who is real: drawn without.",
-                     show_default=False),
+                     show_default=False)
     ] = None,
     names: Annotated[
-        Path | None, typer.Option(help="CSV file with columns code and name: what codes mean.", show_default=False)
+        Path | None, typer.Option(help="CSV file with columns code and name: what codes mean.")
     ] = None,
     leave_out_copies: Annotated[
         bool, typer.Option("--leave-out-copies", help="Leave out synthetic patients that equal a real one.")
@@ -86,27 +87,23 @@ def make(
         "folder": str(out),
         **{name: key[name] for name in ("packet", "patients", "copies_left_out", "one_record_each")},
     }
-    if as_json:
-        print_json(found)
-        return
-    screen = console()
-    screen.print(f"{out / 'packet.html'}: {patients} patients, for each reviewer", soft_wrap=True)
-    screen.print(f"{out / 'answer-key.json'}: for whoever runs the review, and for no reviewer", soft_wrap=True)
+    lines: list[str | Text] = [
+        f"{out / 'packet.html'}: {patients} patients, for each reviewer",
+        f"{out / 'answer-key.json'}: for whoever runs the review, and for no reviewer",
+    ]
     if packet.copies:
-        screen.print(f"Left out: {packet.copies:,} synthetic patients that equal a real one.", style="yellow")
+        lines += warned(f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
     if packet.one_record:
-        screen.print("Synthetic patients have one record each, so of each real one a single record was drawn.")
+        lines.append("Synthetic patients have one record each, so of each real one a single record was drawn.")
     if not known and any(column.kind == "code_set" for column in described.columns):
-        screen.print("Codes are shown as they are; --names FILE gives them names.")
-    screen.print(STAYS, style="yellow", soft_wrap=True)
+        lines.append("Codes are shown as they are; --names FILE gives them names.")
+    answer(as_json, found, *lines, *warned(STAYS))
 
 
 @app.command()
 def score(
-    folder: Annotated[Path, typer.Argument(help="The packet's folder, with its answer key.", show_default=False)],
-    files: Annotated[
-        list[Path], typer.Argument(metavar="SCORES...", help="What reviewers saved, a file each.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="The packet's folder, with its answer key.")],
+    files: Annotated[list[Path], typer.Argument(metavar="SCORES...", help="What reviewers saved, a file each.")],
     as_json: Json = False,
 ) -> None:
     """Compare the scores and guesses of real and synthetic patients; writes review.json and review.html into FOLDER."""
@@ -118,34 +115,23 @@ def score(
     key = read_key(folder)
     found = analyse(read_reviews(files, key), key)
     write_results(found, folder)
-    if as_json:
-        print_json(found)
-        return
-    screen = console()
-    table = Table(box=None)
-    table.add_column("reviewer", overflow="fold")
-    for heading in ("real, mean (sd)", "synthetic", "difference", "p", "real above synthetic", "guesses right"):
-        table.add_column(heading, justify="right")
-    for name, one in [*((one["reviewer"], one) for one in found["reviewers"]), ("pooled", found["pooled"])]:
+    answer(
+        as_json, found, _score_table(found), *found["verdict"], *dim(*found["notes"]), f"Page: {folder / 'review.html'}"
+    )
+
+
+def _score_table(found: dict[str, Any]) -> Table:
+    def cells(name: str, one: dict[str, Any]) -> Iterator[str]:
         scores = one["scores"]
-        means = (
-            f"{number(scores[kind]['mean'], 2)} ({number(scores[kind]['sd'], 2)})" for kind in ("real", "synthetic")
-        )
-        table.add_row(
-            name, *means, interval(scores["difference"], 2), number(scores["p"]), interval(scores["auc"], 2),
-            interval(one["guesses"]["accuracy"], 2),
-        )  # fmt: skip
-    screen.print(table)
-    for sentence in [*found["verdict"], *found["notes"]]:
-        screen.print(sentence, style="dim" if sentence in found["notes"] else None, soft_wrap=True)
-    screen.print(f"Page: {folder / 'review.html'}", soft_wrap=True)
+        yield name
+        for kind in ("real", "synthetic"):
+            yield f"{number(scores[kind]['mean'], 2)} ({number(scores[kind]['sd'], 2)})"
+        yield from (interval(scores["difference"], 2), number(scores["p"]), interval(scores["auc"], 2))
+        yield interval(one["guesses"]["accuracy"], 2)
 
-
-def interval(found: Mapping[str, float | None], digits: int) -> str:
-    """A value with its interval, where it has one."""
-    if found["low"] is None:
-        return number(found["value"], digits)
-    return f"{number(found['value'], digits)} ({number(found['low'], digits)} to {number(found['high'], digits)})"
+    headings = ("reviewer", "real, mean (sd)", "synthetic", "difference", "p", "real above synthetic", "guesses right")
+    rows = [*((one["reviewer"], one) for one in found["reviewers"]), ("pooled", found["pooled"])]
+    return table(headings, ([*cells(*row)] for row in rows))
 
 
 def _schema(given: Path | None, dataset: str | None, own: Schema | None) -> Schema:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from polyclinic.cli.terminal import Json, console, loading, number, print_json
+from polyclinic.cli.terminal import Json, answer, dim, loading, number, table
 
 Names = list[str] | None
-RECORDS = typer.Argument(help="CSV or Parquet file of records.", show_default=False)
-UNIT = typer.Option(
-    help="Column that tells patients apart; each counts once. Default: the schema's patient_id, else each row is a patient.",
-    show_default=False,
-)
-SCHEMA = typer.Option(help="TOML file of the schema, which then also names columns by their roles.", show_default=False)
-HIERARCHIES = typer.Option(help="TOML file of how columns are generalised.", show_default=False)
+Records = Annotated[Path, typer.Argument(help="CSV or Parquet file of records.")]
+Quasi = Annotated[
+    Names, typer.Option(metavar="COLUMNS", help="What an outsider may know, as in age,sex,zip; repeatable.")
+]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        help="Column that tells patients apart; each counts once. Default: the schema's patient_id, else each row is a patient."
+    ),
+]
+SchemaFile = Annotated[
+    Path | None, typer.Option(help="TOML file of the schema, which then also names columns by their roles.")
+]
+Hierarchies = Annotated[Path | None, typer.Option(help="TOML file of how columns are generalised.")]
 
 GUARANTEE = (
     "k-anonymity is no guarantee against an outsider who knows more than these columns, nor differential privacy."
@@ -32,15 +41,13 @@ _MEASURES = {
 
 
 def risk(
-    records: Annotated[Path, RECORDS],
-    quasi: Annotated[
-        Names, typer.Option(metavar="COLUMNS", help="What an outsider may know, as in age,sex,zip; repeatable.")
-    ] = None,
+    records: Records,
+    quasi: Quasi = None,
     sensitive: Annotated[
         Names, typer.Option(metavar="COLUMNS", help="What must not be learned, as in disease; repeatable.")
     ] = None,
-    unit: Annotated[str | None, UNIT] = None,
-    schema: Annotated[Path | None, SCHEMA] = None,
+    unit: Unit = None,
+    schema: SchemaFile = None,
     largest_set: Annotated[int, typer.Option(help="Look at sets of up to so many quasi-identifiers.", min=1)] = 4,
     as_json: Json = False,
 ) -> None:
@@ -51,43 +58,24 @@ def risk(
     with loading():
         from polyclinic.ehr.anonymity import exposure
 
-    table = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
-    found = {"records": str(records), **exposure.assess(table, largest_set), "notes": [INSIDE, GUARANTEE, *table.notes]}
-    if as_json:
-        print_json(found)
-        return
-    screen = console()
-    screen.print(
-        f"{found['patients']:,} patients in {found['rows']:,} rows, told apart by {', '.join(found['quasi'])}: "
-        f"k = {found['k']}, {found['classes']:,} classes, {found['unique']:,} patients ({found['unique_share']:.1%}) alone",
-        soft_wrap=True,
-    )
-    screen.print(
-        f"Chance to find a patient by them: {found['highest_risk']:.1%} at most, {found['average_risk']:.1%} on average",
-        soft_wrap=True,
-    )
-    screen.print(_sets(found["sets"]))
-    if found["sensitive"]:
-        screen.print(_sensitive(found["sensitive"]))
-    for note in found["notes"]:
-        screen.print(note, style="dim", soft_wrap=True)
+    exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
+    notes = [INSIDE, GUARANTEE, *exposed.notes]
+    found = {"records": str(records), **exposure.assess(exposed, largest_set), "notes": notes}
+    answer(as_json, found, *_shown(found))
 
 
 def link(
-    records: Annotated[Path, RECORDS],
-    outside: Annotated[Path, typer.Argument(help="CSV or Parquet file that an outsider has.", show_default=False)],
+    records: Records,
+    outside: Annotated[Path, typer.Argument(help="CSV or Parquet file that an outsider has.")],
     on: Annotated[list[str], typer.Option(metavar="COLUMNS", help="Columns of both, as in born,sex,zip; repeatable.")],
-    after: Annotated[
-        Path | None, typer.Option(help="The records as anonymised, to attack as well.", show_default=False)
-    ] = None,
+    after: Annotated[Path | None, typer.Option(help="The records as anonymised, to attack as well.")] = None,
     sensitive: Annotated[
         Names, typer.Option(metavar="COLUMNS", help="What the outsider wants to learn; repeatable.")
     ] = None,
     unit: Annotated[
-        str | None,
-        typer.Option(help="Column that tells patients apart; without it each row is a patient.", show_default=False),
+        str | None, typer.Option(help="Column that tells patients apart; without it each row is a patient.")
     ] = None,
-    hierarchies: Annotated[Path | None, HIERARCHIES] = None,
+    hierarchies: Hierarchies = None,
     as_json: Json = False,
 ) -> None:
     """Attack a table: join it to an outside one, and count the people who are found; of names none is printed."""
@@ -101,24 +89,18 @@ def link(
         shared, wanted, unit, anonymity.read_hierarchies(hierarchies) if hierarchies else {},
     )  # fmt: skip
     found["notes"] = [INSIDE, GUARANTEE, *found["notes"]]
-    if as_json:
-        print_json({"on": shared, **found})
-        return
-    screen = console()
     attacks = {"before": found["before"], **({"after": found["after"]} if after else {})}
     rows = {
         "people of the outside table": "people", "who fit any patient": "matched",
         "found: one patient fits, and no one else": "re_identified", "narrowed to 2 to 4 patients": "narrowed",
         "patients who fit, on average": "mean_candidates",
     }  # fmt: skip
-    table = _table(f"linked by {', '.join(shared)}", *attacks)
-    for title, key in rows.items():
-        table.add_row(title, *(_figure(one[key]) for one in attacks.values()))
-    for name in wanted:
-        table.add_row(f"whose {name} is certain", *(_figure(one["disclosed"][name]) for one in attacks.values()))
-    screen.print(table)
-    for note in found["notes"]:
-        screen.print(note, style="dim", soft_wrap=True)
+    cells = [(title, *(_figure(one[key]) for one in attacks.values())) for title, key in rows.items()]
+    cells += [
+        (f"whose {name} is certain", *(_figure(one["disclosed"][name]) for one in attacks.values())) for name in wanted
+    ]
+    linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
+    answer(as_json, {"on": shared, **found}, linked, *dim(*found["notes"]))
 
 
 def names(given: Names) -> list[str]:
@@ -126,31 +108,29 @@ def names(given: Names) -> list[str]:
     return list(dict.fromkeys(name.strip() for text in given or [] for name in text.split(",") if name.strip()))
 
 
-def _sets(found: list[dict[str, Any]]) -> Table:
-    """The sets by which most patients stand alone, the fewest columns first where they tell the same."""
-    worst = sorted(found, key=lambda one: (-one["unique"], len(one["columns"])))[:_SHOWN_SETS]
-    more = f" (of {len(found)} sets, the {len(worst)} worst)" if len(found) > len(worst) else ""
-    table = _table(f"known columns{more}", "k", "classes", "patients alone", "share")
-    for one in worst:
-        table.add_row(", ".join(one["columns"]), str(one["k"]), f"{one['classes']:,}", f"{one['unique']:,}",
-                      f"{one['share']:.1%}")  # fmt: skip
-    return table
-
-
-def _sensitive(found: dict[str, dict[str, Any]]) -> Table:
-    table = _table("worst class, by sensitive column", *found)
-    for key, title in _MEASURES.items():
-        table.add_row(title, *("infinite" if one[key] is None else _figure(one[key]) for one in found.values()))
-    return table
+def _shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
+    yield (
+        f"{found['patients']:,} patients in {found['rows']:,} rows, told apart by {', '.join(found['quasi'])}: "
+        f"k = {found['k']}, {found['classes']:,} classes, {found['unique']:,} patients ({found['unique_share']:.1%}) alone"
+    )
+    yield f"Chance to find a patient by them: {found['highest_risk']:.1%} at most, {found['average_risk']:.1%} on average"
+    # The sets by which most patients stand alone, the fewest columns first where they tell the same.
+    sets = found["sets"]
+    worst = sorted(sets, key=lambda one: (-one["unique"], len(one["columns"])))[:_SHOWN_SETS]
+    more = f" (of {len(sets)} sets, the {len(worst)} worst)" if len(sets) > len(worst) else ""
+    yield table(
+        (f"known columns{more}", "k", "classes", "patients alone", "share"),
+        ((", ".join(one["columns"]), str(one["k"]), f"{one['classes']:,}", f"{one['unique']:,}", f"{one['share']:.1%}")
+         for one in worst),
+    )  # fmt: skip
+    if sensitive := found["sensitive"]:
+        yield table(
+            ("worst class, by sensitive column", *sensitive),
+            ((title, *("infinite" if one[key] is None else _figure(one[key]) for one in sensitive.values()))
+             for key, title in _MEASURES.items()),
+        )  # fmt: skip
+    yield from dim(*found["notes"])
 
 
 def _figure(value: float | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None)
-    table.add_column(first, overflow="fold")
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table

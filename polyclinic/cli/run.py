@@ -18,7 +18,7 @@ from polyclinic.toml import read_toml
 
 flower = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
 
-Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
+Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.")]
 _MOST_DROPOUTS = 20
 Set = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
@@ -109,7 +109,7 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with one.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with one.")],
     as_json: Json = False,
 ) -> None:
     """Print a finished run."""
@@ -141,12 +141,7 @@ def flower_run(
     seed: Seed = None,
     out: Out = None,
     app_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--app",
-            help="Folder of a Flower app; without it, Polyclinic's own.",
-            show_default=False,
-        ),
+        Path | None, typer.Option("--app", help="Folder of a Flower app; without it, Polyclinic's own.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Json, answer, loading, table, warned
 
 app = typer.Typer(no_args_is_help=True, help="The public description of records: draft it, check it.")
 
 
 @app.command()
 def infer(
-    file: Annotated[str, typer.Argument(help="CSV or Parquet: a file, a folder or a pattern.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="CSV or Parquet: a file, a folder or a pattern.")],
     out: Annotated[Path, typer.Option(help="The draft to write.")] = Path("schema.toml"),
     label: Annotated[str, typer.Option(help="Column of the outcome.")] = "",
     patient: Annotated[str, typer.Option(help="Column that names the patient; else one with a usual name.")] = "",
@@ -35,31 +36,22 @@ def infer(
     columns = [
         {key: column.get(key) for key in ("name", "kind", "role", "draft")} for column in draft.values["columns"]
     ]
-    if as_json:
-        print_json(
-            {"path": str(out), "rows": draft.rows, "private": False, "columns": columns, "notes": list(draft.notes)}
-        )
-        return
-    screen = console()
-    table = Table(box=None)
-    for heading in ("column", "kind", "role", "to confirm"):
-        table.add_column(heading)
-    for column in columns:
-        table.add_row(column["name"], column["kind"], column["role"] or "feature", column["draft"] or "")
-    screen.print(table)
-    screen.print(
+    headings = ("column", "kind", "role", "to confirm")
+    rows = ((one["name"], one["kind"], one["role"] or "feature", one["draft"] or "") for one in columns)
+    warning = (
         f"{out} is a draft made from real values: it is not private. Keep it inside the hospital, and replace its bounds "
-        "and categories by public ones before it is used.",
-        style="yellow",
-        soft_wrap=True,
+        "and categories by public ones before it is used."
     )
-    for note in draft.notes:
-        screen.print(note, soft_wrap=True)
+    answer(
+        as_json,
+        {"path": str(out), "rows": draft.rows, "private": False, "columns": columns, "notes": list(draft.notes)},
+        table(headings, rows, words=headings), *warned(warning), *draft.notes,
+    )  # fmt: skip
 
 
 @app.command()
 def check(
-    schema: Annotated[Path, typer.Argument(help="The schema's TOML file.", show_default=False)],
+    schema: Annotated[Path, typer.Argument(help="The schema's TOML file.")],
     records: Annotated[
         str | None,
         typer.Argument(help="Records to read under it: what a hospital.toml names by 'data', or a hospital.toml."),
@@ -80,10 +72,7 @@ def check(
         "columns": len(found.columns), "features": len(feature_names(found)), "classes": found.num_classes,
         "records": None if records is None else _counts(found, records),
     }  # fmt: skip
-    if as_json:
-        print_json(result)
-    else:
-        _print(console(), result)
+    answer(as_json, result, *_shown(result))
 
 
 def _counts(schema: Any, records: str) -> dict[str, Any]:
@@ -99,19 +88,13 @@ def _counts(schema: Any, records: str) -> dict[str, Any]:
     return count_records(open_source(records, Path(), {}, schema), schema, records)
 
 
-def _print(screen: Console, result: dict[str, Any]) -> None:
+def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     what = f"{result['columns']} columns, {result['features']} encoded features, {result['classes']} classes"
-    screen.print(f"{result['name']}: {what}; unit {result['unit']}; sha256 {result['digest'][:12]}", soft_wrap=True)
+    yield f"{result['name']}: {what}; unit {result['unit']}; sha256 {result['digest'][:12]}"
     counts = result["records"]
     if counts is None:
         return
-    screen.print(f"Records: {counts['rows']:,} rows of {counts['patients']:,} patients, all as the schema says.")
-    holes = {name: number for name, number in counts["missing"].items() if number}
-    if holes:
-        table = Table(box=None)
-        table.add_column("column")
-        table.add_column("missing", justify="right")
-        for name, number in holes.items():
-            table.add_row(name, f"{number:,}")
-        screen.print(table)
-    screen.print("These counts are exact, not private: keep them inside the hospital.", style="yellow")
+    yield f"Records: {counts['rows']:,} rows of {counts['patients']:,} patients, all as the schema says."
+    if holes := [(name, f"{number:,}") for name, number in counts["missing"].items() if number]:
+        yield table(("column", "missing"), holes)
+    yield from warned("These counts are exact, not private: keep them inside the hospital.")

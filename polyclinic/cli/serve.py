@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import console, loading
+from polyclinic.cli.terminal import loading, say, warned
 from polyclinic.errors import ConfigError
 
 
@@ -32,15 +32,15 @@ def serve(
         raise ConfigError(f"There is no listening at {host}:{port}: {error.strerror or error}.") from None
     local, known = _is_local(host), host not in ("0.0.0.0", "::")  # noqa: S104 - it is compared with
     names = [host, "127.0.0.1", "localhost", "[::1]"] if known else ["*"]
-    screen, shown = console(), f"[{host}]" if ":" in host else host
-    screen.print(f"Runs in {folder}: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)", soft_wrap=True)
-    if not local:
-        screen.print(
-            "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password."
-            + ("" if known else " Any name is allowed in the Host header, so that a page of another site that a user of "
-               "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."),
-            style="yellow", soft_wrap=True,
-        )  # fmt: skip
+    shown = f"[{host}]" if ":" in host else host
+    say(f"Runs in {folder}: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)")
+    warning = "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password."
+    if not known:
+        warning += (
+            " Any name is allowed in the Host header, so that a page of another site that a user of "
+            "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."
+        )
+    say(*([] if local else warned(warning)))
     config = uvicorn.Config(
         application(folder.resolve(), names),
         log_level="warning",

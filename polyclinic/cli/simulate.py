@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import Json, answer, loading
+from polyclinic.cli.terminal import Json, answer, json_alone, loading
 
 
 def simulate(
     app_dir: Annotated[Path, typer.Argument(help="Folder of a Flower app: it holds a pyproject.toml.")] = Path(),
     nodes: Annotated[
-        int | None,
-        typer.Option(
-            help="How many nodes there are; without it, as many as the app or Flower has.", show_default=False
-        ),
+        int | None, typer.Option(help="How many nodes there are; without it, as many as the app or Flower has.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that make the nodes' calls side by side.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads of numerical libraries in each process.")] = 1,
@@ -29,11 +24,10 @@ def simulate(
         ),
     ] = None,
     ray_address: Annotated[
-        str, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.", show_default=False)
+        str, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
     ] = "",
     seed: Annotated[
-        int | None,
-        typer.Option(help="Seed the generators of Python, NumPy and torch before each call.", show_default=False),
+        int | None, typer.Option(help="Seed the generators of Python, NumPy and torch before each call.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +37,7 @@ def simulate(
     resources = Resources(workers, ray_address, threads)
     app = FlowerApp.read(app_dir)
     configured = app.configured(run_config or [])
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+    with json_alone(as_json):
         done = app.simulate(app.nodes if nodes is None else nodes, configured, resources, seed)
     shown = f"{done.messages} replies of nodes in {done.seconds:.1f} s."
     if done.failures:

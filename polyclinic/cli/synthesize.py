@@ -8,24 +8,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
-from polyclinic.cli.terminal import Json, console, loading, print_json
+from polyclinic.cli.terminal import Force, Json, answer, console, loading, table, warned
 from polyclinic.errors import ConfigError
 
 
 def synthesize(
     run: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a finished run of task synthesis, or a folder with one.", show_default=False),
+        Path | None, typer.Argument(help="Folder of a finished run of task synthesis, or a folder with one.")
     ] = None,
     rows: Annotated[
-        int | None,
-        typer.Option(help="How many rows, in each set; with --condition it may be left out.", show_default=False),
+        int | None, typer.Option(help="How many rows, in each set; with --condition it may be left out.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.", show_default=False),
+        Path | None, typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.")
     ] = None,
     sets: Annotated[int, typer.Option(help="How many independent tables: FILE-01, FILE-02, ...")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed draws the same rows.")] = 0,
@@ -36,12 +33,9 @@ def synthesize(
             help="Exactly so many rows of each value of the label or of a binary, categorical or ordinal column; repeatable.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Force = False,
     verify: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead: check a file, or all files of a certificate; with RUN its origin too.", show_default=False
-        ),
+        Path | None, typer.Option(help="Instead: check a file, or all files of a certificate; with RUN its origin too.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,18 +65,12 @@ def synthesize(
             progress=lambda more: shown.advance(task, more),
         )  # fmt: skip
     found = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}
-    if as_json:
-        print_json(found)
-        return
-    for file in found["files"]:
-        screen.print(f"{path.with_name(file['file'])}: {file['rows']:,} rows", soft_wrap=True)
-    screen.print(f"Certificate: {path}", soft_wrap=True)
-    for sentence in found["statement"]:
-        screen.print(sentence, soft_wrap=True)
-    for rule in found["rules"]:
-        screen.print(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases.", soft_wrap=True)
-    for warning in found["warnings"]:
-        screen.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+    answer(
+        as_json, found, *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in found["files"]),
+        f"Certificate: {path}", *found["statement"],
+        *(f"Rule {one['rule']}: broken in {one['broken']:,} of {one['asked']:,} cases." for one in found["rules"]),
+        *warned(*(f"Warning: {warning}" for warning in found["warnings"])),
+    )  # fmt: skip
 
 
 def _verify(file: Path, run: Path | None, as_json: bool) -> None:
@@ -91,15 +79,10 @@ def _verify(file: Path, run: Path | None, as_json: bool) -> None:
         from polyclinic.synthesis.certificate import verify
 
     found: dict[str, Any] = verify(file, None if run is None else Run.open(run).certified)
-    if as_json:
-        print_json(found)
-    else:
-        table = Table(box=None)
-        table.add_column("file", overflow="fold")
-        table.add_column("state")
-        for one in found["checked"]:
-            table.add_row(one["file"], one["state"], style=None if one["state"] == "intact" else "red")
-        console().print(table)
-        console().print(f"Certificate: {found['certificate']}", soft_wrap=True)
+    states = (
+        [Text(one[key], "" if one["state"] == "intact" else "red") for key in ("file", "state")]
+        for one in found["checked"]
+    )
+    answer(as_json, found, table(("file", "state"), states, words=("state",)), f"Certificate: {found['certificate']}")
     if not found["intact"]:
         raise typer.Exit(1)

@@ -7,19 +7,24 @@ import gc
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError, without_name
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
 
 
@@ -53,13 +58,67 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def answer(as_json: bool, value: Any, *shown: str | Table) -> None:
+@contextmanager
+def working(as_json: bool, what: str) -> Iterator[Callable[[str], None]]:
+    """Show ``what`` is being done while it is; the function shows a step of it."""
+    with json_alone(as_json), console(as_json).status(what, spinner="line") as status:
+        yield lambda step: status.update(f"{what}: {step}")
+
+
+def json_alone(as_json: bool) -> redirect_stdout[TextIO]:
+    """With --json, what plug-ins and libraries print goes to stderr: it must not get between a reader and the JSON."""
+    return redirect_stdout(sys.stderr if as_json else sys.stdout)
+
+
+def answer(as_json: bool, value: Any, *shown: str | Text | Table) -> None:
     """Print the value as JSON or, for people, what is shown of it."""
     if as_json:
         print_json(value)
-        return
+    else:
+        say(*shown)
+
+
+def say(*shown: str | Text | Table, errors: bool = False) -> None:
+    """Print each part on stdout, or on stderr; a terminal breaks long sentences, and rich fits tables to it."""
+    from rich.table import Table
+
     for part in shown:
-        console().print(part, soft_wrap=isinstance(part, str))
+        console(errors).print(part, soft_wrap=not isinstance(part, Table))
+
+
+def dim(*sentences: str) -> list[Text]:
+    """What need not be read at once."""
+    return _styled(sentences, "dim")
+
+
+def warned(*sentences: str) -> list[Text]:
+    """What should not be overlooked."""
+    return _styled(sentences, "yellow")
+
+
+def no_answers(dropouts: Iterable[Mapping[str, str]]) -> list[Text]:
+    """A sentence for each hospital that gave no answer."""
+    return warned(*(f"No answer of {drop['site']}: {without_name(drop['site'], drop['reason'])}" for drop in dropouts))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()) -> Table:
+    """A table of the rows. The first column and those of ``words`` hold text, on the left, the others figures."""
+    from rich.table import Column, Table
+
+    columns = [
+        Column(heading, justify="left" if not number or heading in words else "right", overflow="fold")
+        for number, heading in enumerate(headings)
+    ]
+    made = Table(*columns, box=None)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def _styled(sentences: Iterable[str], style: str) -> list[Text]:
+    from rich.text import Text
+
+    return [Text(sentence, style) for sentence in sentences]
 
 
 def print_json(value: Any) -> None:
@@ -100,6 +159,12 @@ def number(value: float | None, digits: int = 3) -> str:
     return "undefined" if value is None else f"{value:.{digits}f}"
 
 
+def interval(estimate: Mapping[str, float | None], digits: int = 3) -> str:
+    """A value with its interval, where it has one."""
+    value, low, high = (number(estimate[key], digits) for key in ("value", "low", "high"))
+    return value if estimate["value"] is None or estimate["low"] is None else f"{value} ({low} to {high})"
+
+
 def unless_withheld(row: Mapping[str, Any], figure: str) -> str:
     """The figure, or that the policies did not let those of this row of a summary leave."""
     from polyclinic.evaluation.privacy_text import NOT_RELEASED
@@ -110,6 +175,11 @@ def unless_withheld(row: Mapping[str, Any], figure: str) -> str:
 def significant(value: float) -> str:
     """Four significant digits, so that a small epsilon is not shown as 0.0000."""
     return f"{value:.4g}"
+
+
+def intact_or_altered(intact: bool) -> str:
+    """What a ledger's chain of hashes says of its record."""
+    return "the record is intact" if intact else "THE RECORD HAS BEEN ALTERED"
 
 
 def assignments(sets: list[str] | None) -> dict[str, Any]:

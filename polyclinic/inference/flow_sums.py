@@ -98,8 +98,7 @@ class FlowSums:
             self.settings, self.start.tobytes(), self.scale.tobytes(), question["flow"].tobytes(), question["draws"].tobytes()
         )  # fmt: skip
         given = torch.tensor(records, dtype=torch.float64)  # a copy, as torch aligns its own arrays alike
-        found: Floats = gradients_at(self.likelihood, parameters, jacobian, given).numpy() / self.settings.clip
-        return found
+        return gradients_at(self.likelihood, parameters, jacobian, given).numpy() / self.settings.clip
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (width,) noisy sum by the number of patients."""

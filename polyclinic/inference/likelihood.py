@@ -1,10 +1,14 @@
-"""What inference asks of a model: the log density of a record given parameters, and how it changes with them."""
+"""What inference asks of a model: the log density of a record given parameters, and how it changes with them.
+
+What a method says of the parameters in the end may be a ``Gaussian``.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -120,6 +124,24 @@ class Logistic(Likelihood):
 
 def _with_one(features: Tensor) -> Tensor:
     return torch.cat((torch.ones_like(features[:, :1]), features), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """A posterior by its (k,) mean and (k, k) covariance."""
+
+    mean: Floats
+    covariance: Floats
+
+    @property
+    def deviations(self) -> Floats:
+        """(k,) standard deviations."""
+        return np.sqrt(np.diag(self.covariance))
+
+    @property
+    def correlations(self) -> Floats:
+        """(k (k - 1) / 2,) above the diagonal, row by row."""
+        return (self.covariance / np.outer(self.deviations, self.deviations))[np.triu_indices(len(self.mean), 1)]
 
 
 LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = {"linear": Linear, "logistic": Logistic}

@@ -17,8 +17,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian, Likelihood
 from polyclinic.inference.variational import Everywhere
 from polyclinic.types import Arrays, Floats
 
@@ -91,8 +90,7 @@ def pushed(drawn: nn.Module, noise: Tensor) -> tuple[Tensor, Tensor]:
 def gradients_at(likelihood: Likelihood, parameters: Tensor, jacobian: Tensor, records: Tensor) -> Tensor:
     """(n, P) of records (n, d): gradient of each one's mean log density over what ``pushed`` gives."""
     scores = vmap(likelihood.score, (0, None), out_dims=1)(parameters, records)  # (n, m, k)
-    found: Tensor = scores.flatten(1) @ jacobian.flatten(0, 1) / len(parameters)
-    return found
+    return scores.flatten(1) @ jacobian.flatten(0, 1) / len(parameters)
 
 
 def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, records: Tensor) -> Tensor:
@@ -105,8 +103,7 @@ def clipped_sum(gradients: Tensor, clip: float) -> Tensor:
     finite = torch.where(torch.isfinite(gradients).all(1, keepdim=True), gradients, 0.0)
     norms = torch.linalg.vector_norm(finite, dim=1)
     factors = torch.clamp(clip / torch.clamp(norms, min=clip), max=1.0)
-    found: Tensor = factors @ finite
-    return found
+    return factors @ finite
 
 
 @dataclass(frozen=True, eq=False)

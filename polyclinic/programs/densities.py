@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 class Densities(Synthetic):
     """Synthetic patients by a normalizing flow, trained in private steps."""
 
-    has_baselines: ClassVar[bool] = True
+    @property
+    def shows_baselines(self) -> bool:
+        return self.config.synthesis.baselines
 
     def recipe(self, layout: Layout) -> Recipe:
         """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.posterior import by_flow
+from polyclinic.config.programs.posterior import by_flow
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError

@@ -361,15 +361,14 @@ class Run:
     def layout(self) -> Layout:
         """The layout of the synthetic rows. Raises ConfigError where the run draws none."""
         from polyclinic.programs import program_of
-        from polyclinic.synthesis.layout import Layout
 
-        config = self.config()
-        if not program_of(config).draws:
+        program = program_of(self.config())
+        if not program.draws:
             raise ConfigError(
-                f"{self.path} is a run of task {config.task!r}, which has no generator and draws no patients; rows are drawn from a run "
-                "of task 'synthesis'."
+                f"{self.path} is a run of task {program.config.task!r}, which has no generator and draws no patients; rows are "
+                "drawn from a run of task 'synthesis'."
             )
-        return Layout.of(self.schema(), config.synthesis.condition_hospitals)
+        return program.layout(self.schema())
 
     def synthesizer(self) -> Synthesizer:
         """What draws synthetic rows.

@@ -131,6 +131,12 @@ class Layout:
         found: Ints = np.argmax(z[:, self.label], axis=1).astype(np.int64)
         return found
 
+    def by_class(self, z: Floats, vectors: Floats) -> Floats:
+        """(n, K k) of (n, k) ``vectors`` of rows ``z``, each in the block of its class, and 0 in the others."""
+        blocks = np.zeros((len(z), self.classes, vectors.shape[1]))
+        blocks[np.arange(len(z)), self.labels(z)] = vectors
+        return blocks.reshape(len(z), self.classes * vectors.shape[1])
+
     def encoded(self, z: Floats) -> tuple[Floats, Ints]:
         """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) labels."""
         x = np.asarray(z[:, : self.features], dtype=np.float64) * self.std + self.mean

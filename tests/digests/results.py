@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from sklearn.linear_model import LogisticRegression
 
 from polyclinic import Federation
 from polyclinic.federation import RunResult
@@ -39,6 +40,11 @@ def arithmetic() -> str:
             results += [torch.tanh(a), torch.exp(a), torch.log_softmax(a, 1), torch.sum(a)]
     square = np.cov(np.asarray(a, dtype=np.float64).T)
     results += [np.exp(square), np.linalg.inv(square), np.linalg.eigh(square)[0], np.log(np.abs(square))]
+    # Sums and norms by rows, and the fit of the classifier that judges synthetic patients.
+    wide = b.double().numpy()
+    results += [wide.sum(axis=0), wide.mean(axis=1), np.linalg.norm(wide, axis=1), np.cumsum(wide)]
+    judge = LogisticRegression(max_iter=1000).fit(a.numpy(), a[:, 0].numpy() + a[:, 1].numpy() > 0)
+    results += [judge.coef_, judge.intercept_, judge.predict_proba(a.numpy())]
     return _digest(b"".join(np.asarray(value).tobytes() for value in results))
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from polyclinic import Federation
 from polyclinic.attacking import read_target
 from polyclinic.cli import app
-from polyclinic.cli.attack import show
+from polyclinic.cli.attack import shown as shown_of
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.federation import RunResult
@@ -103,7 +103,7 @@ def test_a_run_without_privacy_has_nothing_to_audit_and_a_wrong_column_is_told(q
     assert set(why) == {"LiRA", "audit with canaries"} and "claims no epsilon" in why["audit with canaries"]
     assert found["claimed"]["epsilon"] is found["allowed"] is None and found["membership"][0]["bound"]["delta"] == 1e-3
     screen = Console(record=True, width=150, file=io.StringIO())
-    show(screen, found)
+    screen.print(*shown_of(found), sep="\n")
     said = screen.export_text()
     assert "Left out: audit with canaries" in said and "mean_area" in said and "The run claims no epsilon" in said
     wrong = CliRunner().invoke(app, ["attack", str(run.path), "--sensitive", "mean_aria"])

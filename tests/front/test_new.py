@@ -15,8 +15,7 @@ from hatchling.build import build_wheel
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.cli.new import package
-from polyclinic.cli.new_templates import KINDS
+from polyclinic.cli.new import KINDS, package
 from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError

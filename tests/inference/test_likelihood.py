@@ -6,7 +6,7 @@ import torch
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Likelihood, Linear, Logistic, likelihood_named, table_of
-from polyclinic.inference.regression import PaperRegression, measurements, records_of
+from polyclinic_studies.flows.paper_regression import PaperRegression, measurements, records_of
 
 PAPER = records_of(measurements(3, 40))
 PLAIN = torch.cat((PAPER[:, :2], (PAPER[:, 4:] > 2.5).double()), 1)
@@ -36,7 +36,7 @@ def test_information_is_minus_the_hessian_where_the_mean_is_what_is_observed(
 
 
 def test_what_is_named_wrongly_is_said() -> None:
-    assert isinstance(likelihood_named("polyclinic.inference.regression:PaperRegression"), PaperRegression)
+    assert isinstance(likelihood_named("polyclinic_studies.flows.paper_regression:PaperRegression"), PaperRegression)
     with pytest.raises(ConfigError, match="Did you mean 'logistic'"):
         likelihood_named("logistik")
     with pytest.raises(ConfigError, match="does not load: ModuleNotFoundError"):

@@ -37,6 +37,9 @@ def test_sdist_and_wheel_hold_every_room_once(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     assert {f"polyclinic/{room}/__init__.py" for room in ROOMS} | {"polyclinic/py.typed"} <= set(names)
+    # What `polyclinic new` writes is read from files.
+    templates = {f"polyclinic/cli/templates/{path.name}" for path in (ROOT / "polyclinic/cli/templates").iterdir()}
+    assert len(templates) > 10 and templates <= set(names)
     assert len(names) == len(set(names))
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"polyclinic"}
 

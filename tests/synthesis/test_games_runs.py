@@ -250,7 +250,7 @@ def test_a_real_hospital_trains_a_critic_and_refuses_what_generates_nothing(tmp_
 
 def test_a_real_hospital_chooses_among_classifiers_and_refuses_others(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, POLICY)
-    config = RunConfig.build(GAN | {"rounds": 2})
+    config = RunConfig.build(GAN | {"rounds": 2, "synthesis.candidates": 2})
     good = {"weight": np.array([[[0, 0], [1.0, 0]], [[1.0, 0], [0, 0]], [[0, 0], [0, 0.0]]]), "bias": np.zeros((3, 2))}
 
     def ask(judges: dict[str, np.ndarray], **changes: Any) -> Any:
@@ -259,6 +259,11 @@ def test_a_real_hospital_chooses_among_classifiers_and_refuses_others(tmp_path: 
         sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in judges.items()})
         return app(sent, context(hospital, config))
 
+    without = app(
+        message(SelectRequest(run="r", site=0, round=2, selected=1, epsilon=0.5), "query.select"),
+        context(hospital, RunConfig.build(GAN | {"rounds": 2})),
+    )
+    assert "with synthesis.candidates above 0" in without.error.reason
     for judges, words in (
         ({}, "classifiers must be finite"),
         (good | {"bias": np.zeros((3, 3))}, "classifiers must be finite"),

@@ -139,9 +139,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
     class Stopped(Exception):
         pass
 
-    from polyclinic.server.progress import Silent
+    from polyclinic.server.progress import Progress
 
-    class Watcher(Silent):
+    class Watcher(Progress):
         folder = Path()
 
         def opened(self, folder: Path) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from polyclinic.errors import DataError
 from polyclinic.experiments import Say, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
+from polyclinic.inference.likelihood import Gaussian
 from polyclinic.inference.private_flow import FlowSettings, private_flow
-from polyclinic.inference.regression import Gaussian
 from polyclinic.inference.variational import Everywhere, posterior
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator

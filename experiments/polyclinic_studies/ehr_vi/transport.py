@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian
 from polyclinic.inference.variational import Loss
 from polyclinic_studies.ehr_vi.dissimilarities import DISSIMILARITIES, wasserstein_squared
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from polyclinic.config.keys import Keys, Written
-from polyclinic.config.kinds import Kind
+from polyclinic.config.programs.kinds import Kind
+from polyclinic.config.programs.synthesis import check_one_sum, check_private_sums
 from polyclinic.config.reading import parse_assignments
-from polyclinic.config.synthesis import check_one_sum, check_private_sums
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:

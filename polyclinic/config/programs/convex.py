@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from polyclinic.config.keys import Keys
-from polyclinic.config.kinds import Kind
+from polyclinic.config.programs.kinds import Kind
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig

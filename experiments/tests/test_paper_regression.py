@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from polyclinic.errors import DataError
-from polyclinic.inference.regression import TRUTH, PaperRegression, exact, maximum_likelihood, measurements, records_of
+from polyclinic_studies.flows.paper_regression import (
+    TRUTH,
+    PaperRegression,
+    exact,
+    maximum_likelihood,
+    measurements,
+    records_of,
+)
 
 MODEL = PaperRegression()
 START = torch.zeros(5, dtype=torch.float64)

@@ -7,14 +7,12 @@ prints b3 inside the exponent; their data and Table 6 have it outside, as here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyclinic.errors import DataError
-from polyclinic.inference.likelihood import Likelihood, Regression
+from polyclinic.inference.likelihood import Gaussian, Likelihood, Regression
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats
 
@@ -67,28 +65,6 @@ def records_of(table: Floats) -> Tensor:
     if table.ndim != 2 or table.shape[1] != 4 + MEASUREMENTS or not np.isfinite(table).all():
         raise DataError(f"Measurements must be finite and (records, {4 + MEASUREMENTS}), got shape {table.shape}.")
     return torch.from_numpy(np.concatenate([table[:, :4], table[:, 4:].mean(1, keepdims=True)], axis=1))
-
-
-@dataclass(frozen=True, eq=False)
-class Gaussian:
-    """A posterior by its (k,) mean and (k, k) covariance."""
-
-    mean: Floats
-    covariance: Floats
-
-    @property
-    def deviations(self) -> Floats:
-        """(k,) standard deviations."""
-        found: Floats = np.sqrt(np.diag(self.covariance))
-        return found
-
-    @property
-    def correlations(self) -> Floats:
-        """(k (k - 1) / 2,) above the diagonal, row by row."""
-        found: Floats = (self.covariance / np.outer(self.deviations, self.deviations))[
-            np.triu_indices(len(self.mean), 1)
-        ]
-        return found
 
 
 def maximum_likelihood(likelihood: Likelihood, records: Tensor, start: Tensor, steps: int = 50) -> Gaussian:

@@ -12,7 +12,7 @@ from polyclinic.client.hospital import Hospital
 from polyclinic.client.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
-from polyclinic.ehr.scaling import Standardiser
+from polyclinic.ehr.encoding import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import LOCAL, STANDARDISER, TrainRequest, is_model
 from polyclinic.programs import program_of

@@ -17,7 +17,7 @@ from torch import nn
 
 from polyclinic.auditing import subject_of_run
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.datasets.catalogue import TEST_FRACTION
+from polyclinic.ehr.datasets import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, several, without_name
 from polyclinic.plugins import evaluator_named, mod_named, strategy_named, strategy_options

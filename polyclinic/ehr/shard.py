@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,19 @@ from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
+
+
+def split_position(patient_id: str, salt: str = "polyclinic") -> float:
+    """A number in [0, 1) fixed by the patient's id and the salt; blake2b keyed by the salt."""
+    key = blake2b(salt.encode(), digest_size=32).digest()
+    return int.from_bytes(blake2b(patient_id.encode(), digest_size=8, key=key).digest(), "big") / 2.0**64
+
+
+def is_test_patient(patient_id: str, fraction: float, salt: str = "polyclinic") -> bool:
+    """Whether a patient belongs to the test side, which holds about ``fraction`` of all patients."""
+    return split_position(patient_id, salt) < fraction
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,14 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.encoding import decode, feature_names, feature_slices, nullable_mask, standardised_mask
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import (
+    decode,
+    feature_names,
+    feature_slices,
+    nullable_mask,
+    public_standardiser,
+    standardised_mask,
+)
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints

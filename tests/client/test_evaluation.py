@@ -15,7 +15,7 @@ from flwr.app import Message
 from polyclinic.arrays import to_record
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.split import is_test_patient
+from polyclinic.ehr.shard import is_test_patient
 from polyclinic.evaluation.private_metrics import BINS, noise_for
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest, QueryRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity import identifying
 from polyclinic.ehr.anonymity.classes import classes_of, combined, equivalence_classes
+from polyclinic.ehr.anonymity.exposure import downstream_auroc
 from polyclinic.ehr.anonymity.hierarchies import (
     Dates,
     Intervals,
@@ -23,9 +24,8 @@ from polyclinic.ehr.anonymity.hierarchies import (
     ladder,
     read_hierarchies,
 )
-from polyclinic.ehr.anonymity.lattice import best_levels
-from polyclinic.ehr.anonymity.loss import downstream_auroc
 from polyclinic.ehr.anonymity.measures import l_diversity, spread, t_closeness, value_numbers
+from polyclinic.ehr.anonymity.methods import best_levels
 from polyclinic.ehr.anonymity.release import anonymise
 from polyclinic.ehr.anonymity.target import Demand, Sensitive, Target
 from polyclinic.ehr.schema import Column

@@ -15,7 +15,7 @@ from polyclinic.ehr.anonymity.hierarchies import Codes, Intervals, Prefix, Tree
 from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.release import anonymise
 from polyclinic.ehr.anonymity.target import Target
-from polyclinic.ehr.intervals import bounds_of, midpoint
+from polyclinic.ehr.labels import bounds_of, midpoint
 from polyclinic.errors import DataError
 
 SALARIES = pd.DataFrame(

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity.classes import equivalence_classes, uniqueness
-from polyclinic.ehr.anonymity.loss import average_class_size, discernibility
 from polyclinic.ehr.anonymity.measures import (
     Spread,
     delta_disclosure,
@@ -25,6 +24,7 @@ from polyclinic.ehr.anonymity.measures import (
     t_by_class,
     t_closeness,
 )
+from polyclinic.ehr.anonymity.release import average_class_size, discernibility
 from polyclinic.errors import DataError
 
 # Frozen: inputs, outputs and versions, made once in an environment of pycanon's own pins.

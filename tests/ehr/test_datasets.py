@@ -16,7 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from polyclinic.ehr import Shard, feature_names
-from polyclinic.ehr.datasets import Dataset, builtin, generate_trial, heart_disease, load_shards
+from polyclinic.ehr.datasets import Dataset, builtin, heart_disease, load_shards
+from polyclinic.ehr.datasets.trial import generate_trial
 from polyclinic.errors import ConfigError, DataError
 
 CANCER, HEART, HEART_920, TRIAL = (

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from polyclinic.ehr.datasets import builtin, generate_icu, load_shards
-from polyclinic.ehr.datasets.icu import SCHEMA, TRAITS, WEIGHTS, auroc_ceiling, simulate_icu
+from polyclinic.ehr.datasets import builtin, load_shards
+from polyclinic.ehr.datasets.icu import SCHEMA, TRAITS, WEIGHTS, auroc_ceiling, generate_icu, simulate_icu
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 

@@ -16,6 +16,7 @@ from polyclinic.ehr.datasets import Dataset, builtin, ist, load_shards
 from polyclinic.errors import ConfigError, DataError
 
 IST, DEATH = builtin()["ist"], builtin()["ist-death-14"]
+COPY = ist.FILES.copies[ist.PUBLISHED][0]
 #: What was known at randomisation, and the treatment drawn (Sandercock et al. 2011, table 2).
 BASELINE = {
     "rdelay", "rconsc", "sex", "age", "rsleep", "ratrial", "rct", "rvisinf", "rhep24", "rasp3", "rsbp", "stype",
@@ -101,9 +102,9 @@ def test_the_published_file_reads_as_the_copy_does(
     expected = IST.load()
     (tmp_path / "ist").mkdir()
     published = tmp_path / "ist" / ist.PUBLISHED
-    published.write_bytes(gzip.decompress((ist_files / ist.COPY[0]).read_bytes()))
+    published.write_bytes(gzip.decompress((ist_files / COPY).read_bytes()))
     monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
-    assert IST.available() and ist.fetch() == published.parent
+    assert IST.available() and IST.fetch is not None and IST.fetch() == published.parent
     pd.testing.assert_frame_equal(IST.load(), expected)
     published.write_text("HOSPNUM,COUNTRY\n1,UK\n", encoding="utf-8")
     ist._parsed.cache_clear()
@@ -113,7 +114,7 @@ def test_the_published_file_reads_as_the_copy_does(
 
 def test_a_damaged_copy_is_refused(ist_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ist").mkdir()
-    (tmp_path / "ist" / ist.COPY[0]).write_bytes((ist_files / ist.COPY[0]).read_bytes() + b"\n")
+    (tmp_path / "ist" / COPY).write_bytes((ist_files / COPY).read_bytes() + b"\n")
     monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
     with pytest.raises(DataError, match="SHA-256 differs"):
         IST.load()
@@ -122,6 +123,6 @@ def test_a_damaged_copy_is_refused(ist_files: Path, tmp_path: Path, monkeypatch:
 def test_an_absent_table_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
     assert not IST.available() and not DEATH.available()
-    for ask in (ist.fetch, IST.load, lambda: load_shards(DEATH, 0, "natural", 0, 1.0)):
+    for ask in (ist.FILES.fetch, IST.load, lambda: load_shards(DEATH, 0, "natural", 0, 1.0)):
         with pytest.raises(DataError, match=r"download IST_corrected.csv from https://doi.org/10.7488/ds/104"):
             ask()

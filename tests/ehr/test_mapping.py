@@ -11,11 +11,10 @@ from sqlalchemy import create_engine
 
 from polyclinic.client.hospital import _real_hospital
 from polyclinic.ehr.encoding import decode
-from polyclinic.ehr.mapping import ColumnMapping, apply_mapping, mapped, own_schema
+from polyclinic.ehr.mapping import SUBSTANCES, UNITS, ColumnMapping, apply_mapping, conversion, mapped, own_schema
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import read_shard
 from polyclinic.ehr.sources.files import file_chunks
-from polyclinic.ehr.units import SUBSTANCES, UNITS, conversion
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 SCHEMA = Schema.from_dict(

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from polyclinic.ehr import running
-from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.encoding import feature_names, public_standardiser
 from polyclinic.ehr.prepared import NUMERIC
-from polyclinic.ehr.scaling import public_standardiser
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard, build_shard
 from polyclinic.errors import ConfigError

@@ -20,8 +20,7 @@ import numpy as np
 
 import polyclinic
 from polyclinic.config import RunConfig
-from polyclinic.ehr.encoding import feature_names
-from polyclinic.ehr.scaling import Standardiser
+from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
 from polyclinic.files import Content, NewFile, write_file, write_files

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.config import RunConfig
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.datasets import Dataset, load_shards
+from polyclinic.ehr.encoding import Standardiser
 from polyclinic.ehr.imputation import Imputer
-from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, dealer_named

@@ -19,7 +19,7 @@ from polyclinic.programs import Program, program_of
 from polyclinic.runs.folder import Run
 from polyclinic.server.calibration import calibrate
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
-from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.auditing.subject import Claim, Subject
 from polyclinic.training.learning_rate import usual_rate
 
 # Made-up patients stand in where no run is given.
@@ -92,4 +92,5 @@ def _subject(
             "not in one's training, which is what an audit attacks; audit a run without it."
         )
     settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
-    return program.subject(rows, classes, settings, rounds, epsilon, seed, fault)
+    delta = program.config.privacy.delta
+    return program.subject(Claim(settings, rounds, rows, classes, epsilon, delta, seed, fault))

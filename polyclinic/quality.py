@@ -25,7 +25,6 @@ from polyclinic.files import write_file, write_outputs
 from polyclinic.privacy.streams import generator
 from polyclinic.runs.folder import Run
 from polyclinic.synthesis.synthesizer import Synthesizer
-from polyclinic.training.shadows import joined
 
 
 def judge_run(
@@ -84,7 +83,7 @@ def _judged(
 ) -> dict[str, Any]:
     doing("drawing synthetic patients")
     most = MOST_FULL if full else MOST
-    held_out, training = joined([shard.test for shard in shards]), joined([shard.train for shard in shards])
+    held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]

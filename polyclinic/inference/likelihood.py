@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -144,9 +143,6 @@ class Gaussian:
         return (self.covariance / np.outer(self.deviations, self.deviations))[np.triu_indices(len(self.mean), 1)]
 
 
-LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = {"linear": Linear, "logistic": Logistic}
-
-
 def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> Floats:
     """(n, d) records of named columns, (n,) numbers each, in the likelihood's order.
 
@@ -159,28 +155,3 @@ def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> Flo
         return np.column_stack([np.asarray(columns[name], dtype=np.float64) for name in likelihood.columns])
     except (TypeError, ValueError):
         raise DataError(f"Columns {', '.join(likelihood.columns)} must be numbers of one length.") from None
-
-
-def likelihood_named(name: str, **options: Any) -> Likelihood:
-    """The likelihood of a built-in name or of ``package.module:Name``, made with ``options``.
-
-    Raises ConfigError for an unknown name, one that does not load, or options that it does not take.
-    """
-    module, colon, attribute = name.partition(":")
-    try:
-        make = (
-            LIKELIHOODS[name] if name in LIKELIHOODS else getattr(import_module(module), attribute) if colon else None
-        )
-        if make is None:
-            raise ConfigError(
-                f"likelihood is {name!r}; known are {', '.join(LIKELIHOODS)}, or package.module:Name."
-                f"{nearest(name, LIKELIHOODS)}"
-            )
-        found = make(**options)
-    except ConfigError:
-        raise
-    except Exception as error:  # a stranger's code may raise anything
-        raise ConfigError(f"likelihood {name!r} does not load: {type(error).__name__}: {error}.") from error
-    if not isinstance(found, Likelihood):
-        raise ConfigError(f"likelihood {name!r} makes no polyclinic.inference.likelihood.Likelihood.")
-    return found

@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Gaussian
-from polyclinic.inference.private_flow import FlowSettings, private_flow
-from polyclinic.inference.variational import Everywhere, posterior
+from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats
@@ -34,6 +33,7 @@ from polyclinic_studies.flows.paper_regression import (
     measurements,
     records_of,
 )
+from polyclinic_studies.flows.variational import posterior
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import BLUE, GREEN, GREY, ORANGE
 

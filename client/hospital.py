@@ -260,8 +260,8 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
     site, policy, ledger = names[request.site], simulation_policy(config), Path(request.home) / "ledger.sqlite"
     if isinstance(request, AskRequest):
-        told = {"allowed_tasks": (request.asks,), "budget": request.budget, "relation": request.relation,
-                "allow_without_privacy": request.epsilon is None}  # fmt: skip
+        told = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
+                "allow_without_privacy": True}  # fmt: skip
         policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
     return Hospital(
         site, SimulatedDataset.of(config).load().schema, policy, site_home(request.home, site), ledger, config.seed,

@@ -37,7 +37,7 @@ from polyclinic.server.run_folder import RunFolder
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.preparation import imputed, standardised
-from polyclinic.training.shadows import joined, train_shadows
+from polyclinic.training.shadows import train_shadows
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
@@ -107,11 +107,11 @@ class Target:
 
     @cached_property
     def members(self) -> Rows:
-        return joined([train for train, _ in self.hospitals])
+        return Rows.joined([train for train, _ in self.hospitals])
 
     @cached_property
     def non_members(self) -> Rows:
-        return joined([test for _, test in self.hospitals])
+        return Rows.joined([test for _, test in self.hospitals])
 
     @cached_property
     def schema(self) -> Schema:
@@ -225,7 +225,7 @@ def _no_shadows(config: RunConfig, shadows: int) -> str:
 
 def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     """(n,) scores of all patients, hospital by hospital, and (n,) who took part."""
-    pools, program = [joined(pair) for pair in target.hospitals], program_of(target.config)
+    pools, program = [Rows.joined(pair) for pair in target.hospitals], program_of(target.config)
     rng = generator(target.seed, "attacks", "shadows")
     share = target.members.patients / (target.members.patients + target.non_members.patients)
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
@@ -233,7 +233,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
         program.plain_task(target.schema), target.build, program.first(target.schema), pools, inside, target.settings,
         target.summary["rounds"], target.seed,
     )  # fmt: skip
-    everyone = joined(pools)
+    everyone = Rows.joined(pools)
 
     def score(arrays: Arrays) -> np.ndarray:
         values = membership.confidences(_probabilities(target, everyone, arrays), everyone.y)

@@ -21,7 +21,7 @@ from polyclinic.programs import Program, program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
-from polyclinic.training.auditing.subject import Subject
+from polyclinic.training.auditing.subject import Claim, Subject
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.preparation import imputed, standardised
 
@@ -110,4 +110,5 @@ def _subject(
             "not in one's training, which is what an audit attacks; audit a run without it."
         )
     settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
-    return program.subject(rows, classes, settings, rounds, epsilon, seed, fault)
+    delta = program.config.privacy.delta
+    return program.subject(Claim(settings, rounds, rows, classes, epsilon, delta, seed, fault))

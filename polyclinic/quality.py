@@ -29,7 +29,6 @@ from polyclinic.programs import program_of
 from polyclinic.server.run_folder import RunFolder
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load
-from polyclinic.training.shadows import joined
 
 
 def judge_run(
@@ -93,7 +92,7 @@ def _judged(
 ) -> dict[str, Any]:
     doing("drawing synthetic patients")
     most, schema = MOST_FULL if full else MOST, layout.schema
-    held_out, training = joined([shard.test for shard in shards]), joined([shard.train for shard in shards])
+    held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]

@@ -18,8 +18,7 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.digests import array_bytes
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
-from polyclinic.privacy.central import CentralPlan
+from polyclinic.privacy.central import CentralPlan, next_clip_norm, noisy_fraction
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger

@@ -85,7 +85,7 @@ def export(
 ) -> None:
     """Write a ledger's whole statement for an auditor, with the hashes, so that its chain can be checked elsewhere."""
     with loading():
-        from polyclinic.privacy.ledger_export import export as write
+        from polyclinic.privacy.ledger_verify import export as write
 
     statements = write(_ledgers(_file(path), site), out, force)
     charges, intact = sum(len(one["events"]) for one in statements), all(one["intact"] for one in statements)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
@@ -44,6 +44,19 @@ class Rows:
     y: Ints
     patient: Ints
     patients: int
+
+    def of_patients(self, chosen: Bools) -> Rows:
+        """The rows of the ``chosen`` patients, (patients,) bool, in their order; the patients are numbered anew."""
+        rows = chosen[self.patient]
+        return Rows(self.x[rows], self.y[rows], (np.cumsum(chosen) - 1)[self.patient[rows]], int(chosen.sum()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All rows and patients of the parts, the first part's first."""
+        begin = np.cumsum([0, *(part.patients for part in parts)]).tolist()
+        patient = [part.patient + first for part, first in zip(parts, begin, strict=False)]
+        x, y = ([part.x for part in parts], [part.y for part in parts])
+        return cls(np.concatenate(x), np.concatenate(y), np.concatenate(patient), begin[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +112,7 @@ class Shard:
         return self._side(self.is_test)
 
     def _side(self, chosen: Bools) -> Rows:
-        rows = chosen[self.patient]
-        renumbered = np.cumsum(chosen) - 1
-        return Rows(self.x[rows], self.y[rows], renumbered[self.patient[rows]], int(chosen.sum()))
+        return Rows(self.x, self.y, self.patient, self.patients).of_patients(chosen)
 
 
 def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]:

@@ -18,7 +18,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.installed import claimed
 from polyclinic.plugins import BUILT_IN, dataset_of
-from polyclinic.programs.program import Builder, Choice, Collected, Half, State
+from polyclinic.programs.program import Choice, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps, penalised
@@ -29,12 +29,10 @@ from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training import classification
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from polyclinic.ehr.shard import Rows
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.auditing.subject import Claim, Subject
 
 _MOST_ROUNDS_NAMED = 5
 
@@ -111,24 +109,11 @@ class Games(Synthetic):
     def published(self) -> bool:
         return self.game(self.layout(dataset_of(self.config).schema)).published is not None
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
+    def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.fixed import of_game
 
         layout = self.layout(dataset_of(self.config).schema)
-        return of_game(
-            self.game(layout),
-            layout,
-            settings,
-            rounds,
-            rows,
-            epsilon,
-            self.config.privacy.delta,
-            seed=seed,
-            fault=fault,
-        )
+        return of_game(self.game(layout), layout, claim)
 
     def guarantee(self, synthesizer: Synthesizer | None, patients: Sequence[int]) -> str | None:
         if synthesizer is None or not patients:

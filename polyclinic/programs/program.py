@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,17 +21,12 @@ from polyclinic.privacy.events import merged
 from polyclinic.training import pooled
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.task import Task, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
-
-Builder = Callable[[], "nn.Module"]
+    from polyclinic.training.auditing.subject import Claim, Subject
 #: What a server's half keeps between rounds: arrays, numbers and texts in dicts and lists, which a checkpoint can hold.
 State = dict[str, Any]
 
@@ -341,11 +336,8 @@ class Program(ABC):
         return False
 
     @abstractmethod
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
-        """The run's training at one hospital with these ``rows``, for an audit of the epsilon that it claims."""
+    def subject(self, claim: Claim) -> Subject:
+        """The run's training at one hospital, for an audit of what it claims."""
 
     def notes(self, state: State, scored: bool) -> list[str]:
         """What a reader must know beside the result. ``scored``: whether some hospital let metrics leave."""

@@ -30,7 +30,7 @@ from polyclinic.programs.sums import Posterior
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import federate
 from polyclinic.server.progress import Progress
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
+from polyclinic.training.auditing.audit import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.types import Arrays
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message

@@ -20,7 +20,7 @@ IMPORTS = {name: {*filter(None, listed.split(", "))} for name, listed in ROW.fin
 ROOMS = [name for name in IMPORTS if not name.endswith(".py")]
 # An object that the registry names as text and imports when it is asked for; Flower's entries are loaded by Flower.
 PLACE = re.compile(r"polyclinic\.(?!client_app|server_app)[\w.]+:\w*")
-FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "programs", "evaluation")
+FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "programs", "evaluation", "releases")
 
 
 def imports(path: Path) -> set[str]:

@@ -21,8 +21,7 @@ from polyclinic import Federation
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction, sum_noise_multiplier
-from polyclinic.privacy.central import CentralPlan
+from polyclinic.privacy.central import CentralPlan, next_clip_norm, noisy_fraction, sum_noise_multiplier
 from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.noise import Participation, noise_process

@@ -11,10 +11,17 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import equivalence_classes, patient_numbers, require, unique_patients, uniqueness
+from polyclinic.ehr.anonymity.classes import (
+    equivalence_classes,
+    measures,
+    patient_numbers,
+    require,
+    spread,
+    unique_patients,
+    uniqueness,
+)
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.anonymity.linking import link
-from polyclinic.ehr.anonymity.measures import measures, spread
 from polyclinic.ehr.anonymity.release import Release
 from polyclinic.ehr.anonymity.tables import read_table
 from polyclinic.ehr.checks import texts

@@ -11,11 +11,9 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require
+from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require, value_numbers
 from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
-from polyclinic.ehr.anonymity.measures import value_numbers
-from polyclinic.ehr.anonymity.methods import best_levels, partition
-from polyclinic.ehr.anonymity.target import Demand, Sensitive, Target
+from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels, partition
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Ints

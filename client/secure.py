@@ -112,10 +112,7 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
         _check_peers(call, secrets, public, peers)
         check_keys_signed(call, public, peers)
         count, own_index = len(peers), call.request.site
-        if not secure_sum.is_safe_threshold(threshold, count):
-            raise refusal(
-                call, f"the threshold {threshold} is not over two thirds of {count} hospitals, and at least 2"
-            )
+        _check_threshold(call, threshold, count)
         parts = list(zip(
             secure_sum.split(secrets["own"].tobytes(), threshold, count),
             secure_sum.split(secrets["mask"].tobytes(), threshold, count), strict=True,
@@ -140,6 +137,11 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
         return digest(call.request.threshold, _told(call, _PUBLIC), call.config.decisive())
 
     return each(lambda call: once(call, "secure-shares", identity(call), answer), calls)
+
+
+def _check_threshold(call: Call[SecureSharesRequest], threshold: int, count: int) -> None:
+    if not secure_sum.is_safe_threshold(threshold, count):
+        raise refusal(call, f"the threshold {threshold} is not over two thirds of {count} hospitals, and at least 2")
 
 
 def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:

@@ -24,8 +24,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
-from polyclinic.evaluation.attacks.identification import closest, proximity
-from polyclinic.evaluation.attacks.tables import Table, first_rows
+from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
 from polyclinic.evaluation.report import render_report
 from polyclinic.evaluation.report.attacks import FILE
 from polyclinic.files import write_file

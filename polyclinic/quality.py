@@ -20,8 +20,7 @@ from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
 from polyclinic.evaluation.report.quality import FILE, write_quality_page
-from polyclinic.evaluation.synthetic.quality import judge
-from polyclinic.evaluation.synthetic.sample import MOST, MOST_FULL, Sample, one_row_each
+from polyclinic.evaluation.synthetic.quality import MOST, MOST_FULL, Sample, judge, one_row_each
 from polyclinic.files import write_file, write_outputs
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator

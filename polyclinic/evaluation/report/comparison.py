@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.figures.rounds import Course, Point, plot_lines, plot_privacy_utility
+from polyclinic.evaluation.figures.rounds import (
+    POOLED,
+    Course,
+    Point,
+    course_of,
+    plot_lines,
+    plot_privacy_utility,
+    read_series,
+)
 from polyclinic.evaluation.formats import finite, part, size
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
@@ -154,12 +161,10 @@ def _point(kind: str, row: dict[str, Any]) -> Point:
 def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Course]:
     found: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
-        rows = run.rounds[run.rounds["site"] == "pooled"]
-        values = pd.to_numeric(rows.get("auroc", pd.Series()), errors="coerce").to_numpy(dtype=np.float64)
-        known = np.isfinite(values)
-        if known.any():
+        pooled = read_series(run.rounds, "auroc").get(POOLED)
+        if pooled is not None:
             spent = finite(part(run.summary, "privacy").get("epsilon"))
             name = f"{kind}, {'no DP' if spent is None else f'ε {spent:.3g}'}"
             unique = name if name not in found else f"{len(found) + 1}: {name}"
-            found[unique] = (rows["round"].to_numpy(dtype=np.float64)[known], values[known])
+            found[unique] = course_of(pooled)
     return found

@@ -29,7 +29,7 @@ from polyclinic.types import Floats, Ints
 
 ANY = "*"
 _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
-_ZIP = re.compile(r"zip|postal|postcode", re.IGNORECASE)
+ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -168,7 +168,7 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
     if column is not None and column.bounds is not None:
         return Intervals(widths=doubling(*column.bounds, whole=column.kind == "integer"))
     name, known = str(values.name), values.dropna()
-    if _ZIP.search(name):
+    if ZIP_NAME.search(name):
         longest = max((len(_text(cell)) for cell in known.unique()), default=5)
         return Prefix(keep=tuple(range(max(longest - 1, 1), 0, -1)))
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and known.nunique() > 2:

@@ -125,8 +125,8 @@ class Coordinator:
         check_server(self.folder / "server.crt", self.folder / "server.key", self.folder / "ca.crt")
         ca, certificate, key, state = (str(self.folder / name) for name in names)
         return [
-            sys.executable, "-P", "-m", "polyclinic.deployment.superlink", "--host", self.file.listen, "--port",
-            str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
+            sys.executable, "-P", "-m", "polyclinic.deployment.flower.superlink", "--host", self.file.listen,
+            "--port", str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--isolation", "subprocess",
             "--database", f"{state}/{DATABASE}",
         ]  # fmt: skip

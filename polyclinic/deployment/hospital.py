@@ -117,7 +117,7 @@ class HospitalNode:
             ["--trusted-entities", str(self.folder / self.node.trusted_signers)] if self.node.trusted_signers else []
         )
         return [
-            sys.executable, "-P", "-m", "polyclinic.deployment.supernode", "--superlink", self.node.coordinator,
+            sys.executable, "-P", "-m", "polyclinic.deployment.flower.supernode", "--superlink", self.node.coordinator,
             "--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.folder / self.node.key),
             "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.node.port), *signers,
             "--node-config", f"hospital={quoted(hospital)}",

@@ -41,14 +41,14 @@ def init(
     with loading():
         from polyclinic.deployment.certificates import check_authority
         from polyclinic.deployment.files import write_new
-        from polyclinic.deployment.hospital import FILE, check_delta, hospital_files, node_file
+        from polyclinic.deployment.hospital import FILE, NodeFile, check_delta, hospital_files
         from polyclinic.deployment.records import described, records_of
 
     made = not (if_missing and (folder / FILE).exists())
     counts: dict[str, Any] | None = None
     if made:
         records = records_of(data, pairs("--source", source), schema)
-        node = node_file({"coordinator": coordinator, "port": port})
+        node = NodeFile.build({"coordinator": coordinator, "port": port}, "The node")
         files = hospital_files(site, records, node, check_authority(ca), budget, delta)
         counts = described(records, schema) if check else None
         if counts:

@@ -20,11 +20,11 @@ import torch
 from benchmarks.settings import epsilon_for, options
 from polyclinic import Federation
 from polyclinic.config import RunConfig
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
 
 
-class Clock(Silent):
+class Clock(Progress):
     """The time at which the rounds begin and each is done, its checkpoint written."""
 
     def __init__(self) -> None:

@@ -33,22 +33,19 @@ from polyclinic.client.state import alone
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.messages import (
+    ASK,
     ENROL,
     FAILED,
-    QUERY,
     REFUSED,
-    RELATIONS,
     SECURE_CONFIRM,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
     SELECT,
     STATISTICS,
-    SURVEY,
+    AskRequest,
     EnrolRequest,
     EvaluateRequest,
-    QueryRequest,
-    RelationsRequest,
     Request,
     RoundRequest,
     SecureConfirmRequest,
@@ -57,7 +54,6 @@ from polyclinic.messages import (
     SecureUnmaskRequest,
     SelectRequest,
     StatisticsRequest,
-    SurveyRequest,
     TrainRequest,
     read_request,
 )
@@ -66,9 +62,7 @@ from polyclinic.messages import (
 _ANSWERS: dict[str, tuple[type[Request], str]] = {
     ENROL: (EnrolRequest, "enrolment:enrol"),
     STATISTICS: (StatisticsRequest, "answers:statistics"),
-    QUERY: (QueryRequest, "queries:query"),
-    SURVEY: (SurveyRequest, "surveys:survey"),
-    RELATIONS: (RelationsRequest, "surveys:relations"),
+    ASK: (AskRequest, "questions:answer"),
     SELECT: (SelectRequest, "selection:select"),
     MessageType.TRAIN: (TrainRequest, "training:train"),
     SECURE_KEYS: (SecureKeysRequest, "secure:keys"),

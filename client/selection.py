@@ -32,9 +32,10 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
     def allow(call: Call[SelectRequest]) -> None:
         # Of another task, a policy would be asked about what is not done, and imputation could make patients' rows depend on
         # each other.
-        if not program_of(call.config).has_candidates:
+        if program_of(call.config).choice is None:
             raise ConfigError(
-                f"{call.hospital.site}: a choice among generators is of a game of task 'synthesis' alone."
+                f"{call.hospital.site}: only a game of task 'synthesis' with synthesis.candidates above 0 has a choice among "
+                "generators."
             )
         check_names(call.hospital, call.config)
         check_policy(call.hospital, call.config.task, request.noise_multiplier)

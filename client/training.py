@@ -39,8 +39,7 @@ from polyclinic.client.state import read_state, write_state
 from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.digests import digest
-from polyclinic.ehr.encoding import feature_names
-from polyclinic.ehr.scaling import Standardiser
+from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import LOCAL, QUESTION, RECORD, TrainRequest

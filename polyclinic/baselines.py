@@ -13,7 +13,7 @@ from typing import Any
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.server.federate import federate
-from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.progress import Progress
 from polyclinic.sim.grid import LocalGrid
 
 METHODS = ("moments", "independent")
@@ -29,7 +29,7 @@ def beside(
     config: RunConfig, grid_for: Callable[[RunConfig], LocalGrid], progress: Progress | None = None
 ) -> dict[str, dict[str, Any]]:
     """By method its pooled ``auroc`` and ``accuracy`` as the game's own, or ``error``: why it has none."""
-    watcher, flat = progress or Silent(), config.flat()
+    watcher, flat = progress or Progress(), config.flat()
     found: dict[str, dict[str, Any]] = {}
     for number, method in enumerate(METHODS, start=1):
         watcher.doing(f"baseline {number} of {len(METHODS)}: {method}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from polyclinic.config import RunConfig
 from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.progress import Progress, Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.sites import Site
 from polyclinic.sim.grid import LocalGrid
 
@@ -25,7 +25,7 @@ def compare(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone`` (same budget, no federation)."""
-    watcher, trainings = progress or Silent(), len(sites) + 1
+    watcher, trainings = progress or Progress(), len(sites) + 1
     watcher.doing(f"comparison: 1 of {trainings}, all hospitals without DP")
     config = config.changed({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
     open_config = config.changed({"privacy.dp": False})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, RecordDict
@@ -21,8 +21,7 @@ from polyclinic.training.local import BESIDE
 RECORD = "polyclinic"
 ENROL = "query.enrol"
 STATISTICS = "query.statistics"
-QUERY = "query.query"
-SURVEY, RELATIONS = "query.survey", "query.relations"
+ASK = "query.ask"
 SELECT = "query.select"
 SECURE_KEYS, SECURE_SHARES = "query.secure_keys", "query.secure_shares"
 SECURE_CONFIRM, SECURE_UNMASK = "query.secure_confirm", "query.secure_unmask"
@@ -107,50 +106,16 @@ class RoundRequest(Request):
 
 
 class AskRequest(Request):
-    """A request of its own, outside a run, for the task ``asks`` of a policy.
+    """A question of its own, outside a run, as ``releases.kinds`` writes it.
 
     ``ledger``, ``budget`` (None is unlimited) and ``relation`` are a simulated hospital's, which has no policy of its own;
     a real one does not read them.
     """
 
-    asks: ClassVar[str]
-    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
+    question: str = Field(max_length=2_000_000)
     ledger: str = ""
     budget: float | None = Field(None, gt=0, allow_inf_nan=False)
     relation: Literal["add-remove", "replace-one"] = "add-remove"
-
-
-class QueryRequest(AskRequest):
-    """A statistic of one column with the noise that costs ``epsilon`` at the hospital's own delta, accountant and relation.
-
-    ``where``: conditions, one a line.
-    """
-
-    asks = "query"
-
-    statistic: str = Field(max_length=20)
-    column: str = Field("", max_length=1000)
-    where: str = Field("", max_length=10_000)
-    bins: int = Field(10, ge=1)
-    quantile: float = 0.5
-    mechanism: str = Field(max_length=40)
-    epsilon: float = Field(gt=0, allow_inf_nan=False)
-
-
-class SurveyRequest(AskRequest):
-    """Counts of the cells of ``columns`` (names, one a line), which together cost ``epsilon`` at the hospital's own terms;
-    without one they are exact, which a policy must allow."""
-
-    asks = "survey"
-    columns: str = Field(max_length=1_000_000)
-    bins: int = Field(256, ge=2)
-    codes: int = Field(10, ge=1)
-
-
-class RelationsRequest(AskRequest):
-    """Products of what rows show of the features, which together cost ``epsilon``; without one they are exact."""
-
-    asks = "survey"
 
 
 class TrainRequest(RoundRequest):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polyclinic
 from polyclinic.config import RunConfig
-from polyclinic.config.synthesis import FLOWS, GAMES
+from polyclinic.config.programs.synthesis import FLOWS, GAMES
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators

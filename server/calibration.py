@@ -52,6 +52,7 @@ def _training(config: RunConfig, noise_multiplier: float) -> Charges:
     """What a hospital that takes part in each round is charged for all of them."""
     first, later = round_costs(config, noise_multiplier)
     charges: Charges = ((first, 1), (later, config.rounds - 1))
-    if config.selection_cost:
-        charges = (*charges, (choice_event(config.selection_cost, config.synthesis.selected), 1))
+    choice = program_of(config).choice
+    if choice and choice.epsilon:
+        charges = (*charges, (choice_event(choice.epsilon, choice.selected), 1))
     return charges

@@ -16,27 +16,32 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, several, without_name
 from polyclinic.plugins import evaluator_named, mod_named, strategy_named, strategy_options
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.programs import Program, program_of
+from polyclinic.runs.history import History
 from polyclinic.server.calibration import calibrate, declared_plan, round_costs
-from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
-from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
+from polyclinic.server.central import (
+    FEDERATION,
+    central_plan,
+    central_statement,
+    central_strategy,
+    secure_ledger,
+    secure_statement,
+)
+from polyclinic.server.checkpoint import check_ledgers, check_states, history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts, cohort_size
-from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.evaluation import evaluate_here
-from polyclinic.server.history import History
 from polyclinic.server.joining import unlike
 from polyclinic.server.learning import Learning
 from polyclinic.server.model import check_messages, check_model, engine_of
 from polyclinic.server.noise import check_noise
-from polyclinic.server.progress import Progress, Silent
-from polyclinic.server.resuming import check_ledgers, check_states
+from polyclinic.server.progress import Progress
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
 from polyclinic.server.sites import Site
@@ -122,7 +127,7 @@ def federate(
     """
     if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
-    watcher, program = progress or Silent(), program_of(config)
+    watcher, program = progress or Progress(), program_of(config)
     check_names(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None
@@ -160,9 +165,9 @@ def federate(
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
     away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
-    if config.synthesis.candidates and done.learning:
+    if program.choice and done.learning:
         watcher.doing("choosing among the generators")
-        select(done, state, done.learning)
+        select(done, state, done.learning, program.choice)
     synthesizer = done.learning.synthesizer() if done.learning else None
     return Outcome(
         program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, everyone), done.learning,

@@ -29,13 +29,12 @@ class Learning(Wrapping):
     not_saved = ("half",)
 
     def __init__(self, base: Strategy, half: Half) -> None:
-        self.base = base
+        super().__init__(base)
         self.half = half
         self.associative = merge_by(base) is not None and not half.separate
         self.weighted_by_key = str(getattr(base, "weighted_by_key", "num-examples"))
         self.state: State = half.first()
         self.noise, self.patients, self.noises = 0.0, 1.0, dict[str, float]()
-        self._sent: ArrayRecord | None = None
 
     def question(self, server_round: int) -> Arrays:
         """What hospitals are asked in the round beside the model, or in place of one."""
@@ -45,9 +44,8 @@ class Learning(Wrapping):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the base does, with the half's question."""
-        self._sent = arrays
         question = _record(self.question(server_round))
-        messages = list(self.base.configure_train(server_round, arrays, config, grid))
+        messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
             if question:
                 message.content[QUESTION] = question

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from types import CodeType, FunctionType
+from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -34,14 +36,18 @@ def check_model(program: Program, schema: Schema) -> None:
     program.check(schema)
 
 
+#: What no hospital sends with its update in a private run, and what it sends.
+WITHHELD, TOLD_IN_PRIVATE = "train_loss", ("num-examples", "steps")
 #: What hospitals follow of the configuration that a strategy gives them, beside what its half takes.
 FOLLOWED = ("server-round", "lr", "proximal-mu")
 
 
 def check_messages(strategy: Strategy, program: Program, grid: Grid, sites: Sequence[Site]) -> None:
-    """Raises ConfigError for a strategy whose messages hospitals would not understand, or follow in part only.
+    """Raises ConfigError for a strategy whose messages hospitals would not understand, or follow in part only, and for one that
+    needs the training loss, which hospitals withhold in a private run.
 
-    It has a copy of the strategy configure a first round, and sends nothing. A strategy that cannot be copied is seen in round 1.
+    A copy of the strategy configures a first round, of which nothing is sent. Where the strategy's code names the training loss,
+    the copy also aggregates one made-up reply of a private run. A strategy that cannot be copied is not tried.
     """
     try:
         copied = deepcopy(strategy)
@@ -51,7 +57,43 @@ def check_messages(strategy: Strategy, program: Program, grid: Grid, sites: Sequ
     first = {name: value for name, value in program.first(sites[0].schema).items() if name not in local}
     config = ConfigRecord({"lr": program.config.training.learning_rate or 0.1})
     view = SiteGrid(grid, sites, lambda site: EnrolRequest(run="", site=0), {})
-    check_understood(list(copied.configure_train(1, to_record(first), config, view)), program, type(strategy).__name__)
+    messages, name = list(copied.configure_train(1, to_record(first), config, view)), type(strategy).__name__
+    check_understood(messages, program, name)
+    if program.config.privacy.dp and messages and names_text(strategy, WITHHELD):
+        metrics = MetricRecord(dict.fromkeys(TOLD_IN_PRIVATE, 1.0))
+        try:
+            copied.aggregate_train(
+                1, [Message(RecordDict({"arrays": to_record(first), "metrics": metrics}), reply_to=messages[0])]
+            )
+        except KeyError as missing:
+            if missing.args == (WITHHELD,):
+                raise ConfigError(
+                    f"The strategy {name} reads {WITHHELD!r} of hospitals' replies, which hospitals withhold in a private "
+                    f"run; they send {' and '.join(TOLD_IN_PRIVATE)}. Set privacy.dp to false, or let the strategy do without it."
+                ) from None
+        except Exception:  # a stranger's code may need more replies than one, or real ones
+            return
+
+
+def names_text(strategy: Strategy, text: str) -> bool:
+    """Whether the code of a strategy that is neither Flower's nor ours holds ``text`` as a constant, itself or through the
+    functions of its modules. It reads compiled code and calls nothing."""
+    seen: set[int] = set()
+
+    def holds(value: Any, module: dict[str, Any]) -> bool:
+        if isinstance(value, FunctionType):
+            foreign = not value.__module__.startswith(("flwr.", "polyclinic."))
+            return foreign and holds(value.__code__, value.__globals__)
+        if not isinstance(value, CodeType):
+            return bool(isinstance(value, str) and value == text)
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        globals_read = (module.get(name) for name in value.co_names)
+        return any(holds(part, module) for part in (*value.co_consts, *globals_read))
+
+    methods = [part for kind in type(strategy).__mro__ for part in vars(kind).values()]
+    return any(holds(part, {}) for part in (*methods, *vars(strategy).values()) if isinstance(part, FunctionType))
 
 
 def check_understood(messages: Sequence[Message], program: Program, name: str) -> None:

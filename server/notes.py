@@ -136,7 +136,7 @@ def _asked(program: Program) -> str:
 def _updates(program: Program) -> str:
     """What else left the hospitals, or was learned of them."""
     what = program.released_together if program.config.secure.shared_noise else program.released
-    return f"{what} and the choice among the generators" if program.config.synthesis.candidates else what
+    return f"{what} and the choice among the generators" if program.choice else what
 
 
 def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list[str]:

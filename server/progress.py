@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from polyclinic.config import RunConfig
 from polyclinic.privacy.accounting import PrivacyPlan
@@ -13,22 +13,26 @@ from polyclinic.server.state import RunState
 from polyclinic.training.stacked.engines import Engine
 
 
-class Progress(Protocol):
-    """Who watches a run; every method may do nothing."""
+class Progress:
+    """Who watches a run. Every method does nothing; a subclass has those that it wants."""
 
-    def opened(self, folder: Path) -> None: ...
+    def opened(self, folder: Path) -> None:
+        """The run's folder is there."""
 
-    def doing(self, what: str) -> None: ...
+    def doing(self, what: str) -> None:
+        """Something begins that takes a while."""
 
     def stopping(self) -> bool:
         """Whether the run is to stop after this round, whose checkpoint is then written; ``round_done`` stops it."""
+        return False
 
     def started(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
         """``engine``: how the hospitals of a simulation train; None where they are real and choose for themselves."""
 
-    def round_done(self, config: RunConfig, state: RunState) -> None: ...
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        """``state`` is the run's after the round."""
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         """``dropouts``: the new ones of those in the run's summary."""
@@ -47,21 +51,15 @@ def figures(state: RunState) -> str:
     return ", ".join(shown) + (", the mean over hospitals" if overall["site"] == "macro" else "")
 
 
-class OneLine:
+class OneLine(Progress):
     """One line on standard output, written over at every step: a notebook and a terminal both show the newest alone."""
 
     def __init__(self) -> None:
         self._width = 0
 
-    def opened(self, folder: Path) -> None:
-        pass
-
     def doing(self, what: str) -> None:
         print(f"\r{what.ljust(self._width)}", end="", flush=True)
         self._width = len(what)
-
-    def stopping(self) -> bool:
-        return False
 
     def started(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
@@ -77,30 +75,3 @@ class OneLine:
         self.doing(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
         if state.round >= config.rounds:
             print(flush=True)
-
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        pass
-
-
-class Silent:
-    """Nobody watches."""
-
-    def opened(self, folder: Path) -> None:
-        pass
-
-    def doing(self, what: str) -> None:
-        pass
-
-    def stopping(self) -> bool:
-        return False
-
-    def started(
-        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
-    ) -> None:
-        pass
-
-    def round_done(self, config: RunConfig, state: RunState) -> None:
-        pass
-
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        pass

@@ -67,7 +67,7 @@ def run_rounds(
         run = without_silent(run, state, number)
         # Generators that hospitals choose among are judged again after the choice, which is when private metrics are asked for.
         private = config.evaluation.plans_private(number, config.rounds) and not (
-            config.synthesis.candidates and number == config.rounds
+            run.program.choice and number == config.rounds
         )
         if number % config.evaluation.every == 0 or number == config.rounds or private:
             rows = evaluate(run, state, number, private)
@@ -84,10 +84,10 @@ def run_rounds(
             for row in rows
         ]  # fmt: skip
         after_round(state)
-    if state.stopped and not config.synthesis.candidates:
+    if state.stopped and not run.program.choice:
         evaluate_again(run, state)
     elif state.predictions is None and state.round:  # resumed after its last round
-        evaluate(run, state, state.round, private=not config.synthesis.candidates)
+        evaluate(run, state, state.round, private=not run.program.choice)
     return run
 
 

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from polyclinic.arrays import from_record, to_record
 from polyclinic.messages import QUESTION, SELECT, SelectRequest
 from polyclinic.privacy.selection import choice_event
+from polyclinic.programs import Choice
 from polyclinic.programs.synthetic import judge
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.evaluation import evaluate_again
@@ -17,13 +18,13 @@ from polyclinic.server.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 
 
-def select(run: Run, state: RunState, learning: Learning) -> None:
+def select(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:
     """Choose among the candidates that were learned, and judge the last round anew."""
-    _choose(run, state, learning)
+    _choose(run, state, learning, choice)
     evaluate_again(run, state)
 
 
-def _choose(run: Run, state: RunState, learning: Learning) -> None:
+def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:
     """Have the hospitals choose ``selected`` of the candidates; rows are then drawn from those.
 
     A hospital's first choice weighs most, and a hospital by its patients that were paid for. Without any reply, or fewer
@@ -31,9 +32,9 @@ def _choose(run: Run, state: RunState, learning: Learning) -> None:
     """
     config, candidates = run.config, learning.half.candidates(learning.state)
     rounds = [*candidates]
-    if len(rounds) <= config.synthesis.selected:
+    if len(rounds) <= choice.selected:
         return
-    judges = [judge(candidate, config.synthesis.rows, config.seed) for candidate in candidates.values()]
+    judges = [judge(candidate, choice.rows, config.seed) for candidate in candidates.values()]
     beside = to_record({
         "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
     })  # fmt: skip
@@ -42,23 +43,23 @@ def _choose(run: Run, state: RunState, learning: Learning) -> None:
 
     def request(site: Site) -> SelectRequest:
         return SelectRequest(
-            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=config.synthesis.selected,
-            epsilon=config.selection_cost or None, plan=plan,
+            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=choice.selected,
+            epsilon=choice.epsilon or None, plan=plan,
         )  # fmt: skip
 
     view = SiteGrid(run.grid, run.sites, request, {})
     messages = [Message(RecordDict({QUESTION: beside}), site.id, SELECT) for site in run.sites]
     exchange = view.exchange(messages, config.timeout)
     votes = np.zeros(len(rounds))
-    if config.selection_cost:
-        event = choice_event(config.selection_cost, config.synthesis.selected)
+    if choice.epsilon:
+        event = choice_event(choice.epsilon, choice.selected)
         state.ask(exchange, SELECT, event, event)
     for site, reply in accept(exchange, state, config.rounds, problem, request=SELECT):
-        chosen = _chosen(reply, config.synthesis.selected, len(rounds))
+        chosen = _chosen(reply, choice.selected, len(rounds))
         weight = state.public_patients.get(site.name, 1.0)
-        votes[chosen] += weight * (config.synthesis.selected - np.arange(len(chosen)))
+        votes[chosen] += weight * (choice.selected - np.arange(len(chosen)))
     if votes.any():
-        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: config.synthesis.selected]])
+        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: choice.selected]])
 
 
 def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:

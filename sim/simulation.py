@@ -60,15 +60,16 @@ class Resources:
         for name in ("workers", "threads"):
             check_count(name, getattr(self, name))
 
-    def begin(self, module: str = "") -> Workers | None:
-        """The workers; None where this process does the work. module: what each of them imports."""
+    def begin(self, module: str = "", folder: str = "") -> Workers | None:
+        """The workers; None where this process does the work. module: what each of them imports, from ``folder``."""
         if self.ray_address:
             from polyclinic.sim.ray_workers import RayWorkers  # Ray takes a second to load
 
             return RayWorkers(self.workers, self.ray_address, threads=self.threads)
         if self.workers == 1:
             return None
-        workers = ProcessWorkers(self.workers, threads=self.threads, imported_once=[module] if module else [])
+        once = [module, "polyclinic.sim.forked"] if module else []
+        workers = ProcessWorkers(self.workers, threads=self.threads, imported_once=once, folder=folder)
         workers.begin()  # they load what they need beside the ServerApp
         return workers
 
@@ -190,7 +191,7 @@ class FlowerApp:
         before = current()
         with threads_of(resources.threads):
             find_in(str(self.folder))
-            workers = resources.begin(module)
+            workers = resources.begin(module, str(self.folder))
             try:
                 server = attribute(server_module, server_name)
                 client.load()

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from typing import Protocol
 
 import numpy as np
@@ -35,18 +37,22 @@ class Workers(Protocol):
 class ProcessWorkers:
     """``count`` processes of this machine, which share ``gpus`` of its GPUs, each one at most.
 
-    threads: that numerical libraries take in each. imported_once: modules that the first to be made imports for all.
+    threads: that numerical libraries take in each. imported_once: modules that are imported once for all of them, from
+    ``folder`` where they are not installed.
     """
 
     def __init__(
-        self, count: int, gpus: float = 0.0, threads: int = 1, imported_once: Sequence[str] = IMPORTED_ONCE
-    ) -> None:
+        self, count: int, gpus: float = 0.0, threads: int = 1, imported_once: Sequence[str] = IMPORTED_ONCE,
+        folder: str = "",
+    ) -> None:  # fmt: skip
         self.count = count
         self._gpus = gpus
         self._threads = threads
         self._imported_once = [__name__, *imported_once]
+        self._folder = folder
         self._pools: dict[int, ProcessPoolExecutor] = {}
         self._making = threading.Lock()
+        self._beginning: threading.Thread | None = None
 
     def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
         found: dict[int, list[Answer]] = {index: [] for index, stack in enumerate(stacks) if not stack}
@@ -67,10 +73,17 @@ class ProcessWorkers:
 
     def begin(self) -> None:
         """Start all of them, and return at once; without it each starts with its first call."""
+        self._beginning = threading.Thread(target=self._begin)
+        self._beginning.start()
+
+    def _begin(self) -> None:
         for index in range(self.count):
-            self._pool(index).submit(os.getpid)
+            with suppress(BrokenProcessPool):  # the first call makes it anew
+                self._pool(index).submit(os.getpid)
 
     def close(self, now: bool = False) -> None:
+        if self._beginning:
+            self._beginning.join()
         for pool in self._pools.values():
             if now:
                 # As `terminate_workers` of Python 3.14 does.
@@ -86,11 +99,25 @@ class ProcessWorkers:
             # Not forks of this process, whose threads, torch's and Ray's, do not survive one: of one that only imports.
             server = multiprocessing.get_context("forkserver")
             server.set_forkserver_preload(self._imported_once)
+            with _finds(self._folder):
+                forkserver.ensure_running()
             gpu = int(index * self._gpus / self.count) if self._gpus else None
             self._pools[index] = ProcessPoolExecutor(
                 1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, self._threads)
             )
             return self._pools[index]
+
+
+@contextmanager
+def _finds(folder: str) -> Iterator[None]:
+    """Processes that start in the block find modules in ``folder``: what workers are forked from does not read ``sys.path``."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        os.environ |= {} if before is None else {"PYTHONPATH": before}
 
 
 def _begin_worker(environment: Mapping[str, str], gpu: int | None, threads: int) -> None:

@@ -13,14 +13,12 @@ from hashlib import sha256
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.digests import array_bytes
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction
-from polyclinic.privacy.central import CentralPlan
+from polyclinic.privacy.central import CentralPlan, next_clip_norm, noisy_fraction
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger
@@ -51,7 +49,7 @@ class CentralDP(Wrapping):
         run: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         check_base(base)
-        self.base = base
+        super().__init__(base)
         self.plan = plan
         self.weights = weights
         self.name = name
@@ -63,14 +61,6 @@ class CentralDP(Wrapping):
         self.epsilon: float | None = None
         self.joined: dict[str, int] = {}
         self.noise_state: State = {}
-        self._sent: ArrayRecord | None = None
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the base does; remembers the model that was sent."""
-        self._sent = arrays
-        return self.base.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -140,8 +130,7 @@ class CentralDP(Wrapping):
         else:
             noise, self.noise_state = plan.process.draw(stream, self.noise_state, 1, len(total.total))
             draws = noise[0]
-        noisy: Floats = privatise(total, plan.noise_scale, draws).numpy()
-        return noisy
+        return privatise(total, plan.noise_scale, draws).numpy()
 
     def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
         """The sum of weighted, clipped updates; moves the clip norm on where it is adaptive."""

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import Array, ArrayRecord, Message
 
+from polyclinic.strategies.moving import MovedMean
 from polyclinic.strategies.options import check_number
-from polyclinic.strategies.replies import weigh_alike
 from polyclinic.training.local import LocalHalf, Sites, Trained, rows_where_finite
 from polyclinic.types import Arrays
 
 
-class FedDyn(FedAvg):
+class FedDyn(MovedMean):
     """Algorithm 1's server: the unweighted mean of the hospitals' models, less what their drift adds up to.
 
     hospitals: How many there are, of which any number takes part in a round. alpha: The paper's alpha, of hospitals too.
     """
-
-    associative = False
 
     @dataclass(frozen=True)
     class Local(LocalHalf):
@@ -53,24 +49,9 @@ class FedDyn(FedAvg):
         self.hospitals = hospitals
         self.alpha = alpha
         self.drift: Arrays = {}
-        self._sent: ArrayRecord | None = None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As FedAvg; remembers the model that was sent."""
-        self._sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the models, less the drift of all hospitals over alpha."""
-        answers = weigh_alike(replies, self.weighted_by_key)
-        mean, metrics = super().aggregate_train(server_round, answers)
-        sent, self._sent = self._sent, None
-        if mean is None or sent is None:
-            return mean, metrics
+    def _move(self, sent: ArrayRecord, mean: ArrayRecord, answers: Sequence[Message]) -> None:
+        """By the drift of all hospitals over alpha."""
         share = len(answers) / self.hospitals
         for name, array in sent.items():
             before, after = array.numpy(), mean[name].numpy()
@@ -78,4 +59,3 @@ class FedDyn(FedAvg):
                 drift = self.drift.get(name, np.zeros_like(before)) - self.alpha * share * (after - before)
                 self.drift[name] = drift.astype(before.dtype)
                 mean[name] = Array((after - self.drift[name] / self.alpha).astype(before.dtype))
-        return mean, metrics

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import Array, ArrayRecord, Message
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.strategies.moving import MovedMean, check_plain_steps
+from polyclinic.strategies.options import check_count
 from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.task import TrainSettings
 
 _STEPS = "steps-taken"
 
 
-class FedNova(FedAvg):
+class FedNova(MovedMean):
     """Each hospital's way is divided by the steps that it took, and the mean way multiplied by the mean number of steps.
 
     Section 4 of the paper, with plain gradient steps, whose normalising vector sums to their number. A hospital weighs as many
     patients as it has.
     """
-
-    associative = False
-    _sent: ArrayRecord | None = None
 
     @dataclass(frozen=True)
     class Local(LocalHalf):
@@ -45,16 +42,10 @@ class FedNova(FedAvg):
         metrics: ClassVar[tuple[str, ...]] = (_STEPS,)
 
         def __post_init__(self) -> None:
-            if isinstance(self.fewest_steps, bool) or not isinstance(self.fewest_steps, int) or self.fewest_steps < 0:
-                raise ValueError(f"fewest-steps must be a whole number of at least 0, got {self.fewest_steps!r}")
+            check_count("fewest_steps", self.fewest_steps)
 
         def check(self, settings: TrainSettings) -> None:
-            if settings.optimizer != "sgd" or settings.momentum:
-                raise ConfigError(
-                    f"Configuration key 'strategy' has the value 'fednova', but optimizer is {settings.optimizer!r} "
-                    f"with momentum {settings.momentum:g}: only plain gradient steps are worth alike; set "
-                    "training.optimizer to 'sgd' and momentum to 0."
-                )
+            check_plain_steps(settings, "fednova", "only plain gradient steps are worth alike")
             if self.fewest_steps > settings.local_steps:
                 raise ConfigError(
                     f"strategy-options has fewest-steps {self.fewest_steps}, but training.local-steps is "
@@ -75,23 +66,12 @@ class FedNova(FedAvg):
             draws = [float(keyed_stream(0, "fednova", number, sites.round).uniform(1)[0]) for number in sites.numbers]
             return [self.fewest_steps + int(draw * (most - self.fewest_steps + 1)) for draw in draws]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As FedAvg; remembers the model that was sent."""
-        self._sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model that was sent, moved by the mean number of steps times the mean way of one step."""
+    def _weighed(self, answers: list[Message]) -> list[Message]:
         # One that says to have taken no whole step would outweigh all others.
-        answers = [reply for reply in replies if not reply.has_error() and _steps_of(reply) >= 1]
-        sent, self._sent = self._sent, None
-        mean, metrics = super().aggregate_train(server_round, answers)
-        if mean is None or sent is None:
-            return mean, metrics
+        return [reply for reply in answers if _steps_of(reply) >= 1]
+
+    def _move(self, sent: ArrayRecord, mean: ArrayRecord, answers: Sequence[Message]) -> None:
+        """To the model that was sent, moved by the mean number of steps times the mean way of one step."""
         numbers = [next(iter(reply.content.metric_records.values())) for reply in answers]
         weights = np.array([float(found[self.weighted_by_key]) for found in numbers])  # type: ignore[arg-type]
         steps = np.array([_steps_of(reply) for reply in answers])
@@ -103,7 +83,6 @@ class FedNova(FedAvg):
             if np.issubdtype(before.dtype, np.floating):
                 ways = np.stack([model[name].numpy().astype(np.float64) - before for model in models])
                 mean[name] = Array((before + np.tensordot(factors, ways, 1)).astype(before.dtype))
-        return mean, metrics
 
 
 def _steps_of(reply: Message) -> float:

@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
+from polyclinic.strategies.options import check_count
 from polyclinic.training.local import LocalHalf, Pass, Sites, Trained
 from polyclinic.training.modules import matching_arrays
 from polyclinic.training.task import TrainSettings
@@ -31,8 +32,7 @@ class FedRep(FedAvg):
         head_steps: int = 0
 
         def __post_init__(self) -> None:
-            if isinstance(self.head_steps, bool) or not isinstance(self.head_steps, int) or self.head_steps < 0:
-                raise ValueError(f"head-steps must be a whole number of at least 0, got {self.head_steps!r}")
+            check_count("head_steps", self.head_steps)
 
         def check(self, settings: TrainSettings) -> None:
             if not 0 < self._head_steps(settings) < settings.local_steps:

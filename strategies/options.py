@@ -13,3 +13,9 @@ def check_number(name: str, value: object, least: float, most: float = math.inf,
     floor = f"above {least:g}" if above else f"of at least {least:g}"
     ceiling = "" if most == math.inf else f" and at most {most:g}"
     raise ValueError(f"{name.replace('_', '-')} must be a number {floor}{ceiling}, got {value!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises ValueError unless ``value`` is a whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name.replace('_', '-')} must be a whole number of at least 0, got {value!r}")

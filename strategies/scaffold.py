@@ -6,19 +6,17 @@ c_i the hospital's own. Neither is more than a function of what was clipped and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
-from polyclinic.errors import ConfigError
+from polyclinic.strategies.moving import MovedMean, check_plain_steps
 from polyclinic.strategies.options import check_number
-from polyclinic.strategies.replies import weigh_alike
 from polyclinic.training.local import BESIDE, LocalHalf, Pass, Sites, Trained, rows_where_finite
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
@@ -26,14 +24,12 @@ from polyclinic.types import Arrays
 _CONTROL = "control"
 
 
-class Scaffold(FedAvg):
+class Scaffold(MovedMean):
     """The server's half: the unweighted mean of the hospitals' models, and the control variate ``control`` over all of them.
 
     hospitals: how many there are, of which any number takes part in a round. server_learning_rate: how far of the way to
     the mean the model goes. Not associative: it needs each hospital's change of its control variate.
     """
-
-    associative = False
 
     @dataclass(frozen=True)
     class Local(LocalHalf):
@@ -58,12 +54,7 @@ class Scaffold(FedAvg):
             return steps if self.variate == "update" else (*steps, Pass(1, _CONTROL, all_patients=True))
 
         def check(self, settings: TrainSettings) -> None:
-            if settings.optimizer != "sgd" or settings.momentum:
-                raise ConfigError(
-                    f"Configuration key 'strategy' has the value 'scaffold', but optimizer is {settings.optimizer!r} "
-                    f"with momentum {settings.momentum:g}: control variates correct plain gradient steps; set "
-                    "training.optimizer to 'sgd' and momentum to 0."
-                )
+            check_plain_steps(settings, "scaffold", "control variates correct plain gradient steps")
 
         def round(self, sites: Sites) -> Trained:
             own = sites.kept(_CONTROL, torch.zeros_like(sites.model))
@@ -83,13 +74,12 @@ class Scaffold(FedAvg):
         self.hospitals = hospitals
         self.server_learning_rate = server_learning_rate
         self.control: Arrays = {}
-        self._sent: ArrayRecord | None = None
+        self._changes: list[Any] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As FedAvg, with the control variate beside the model; it begins at zero."""
-        self._sent = arrays
         model = {name: array.numpy() for name, array in arrays.items()}
         floats = {name: value for name, value in model.items() if np.issubdtype(value.dtype, np.floating)}
         self.control = {name: self.control.get(name, np.zeros_like(value)) for name, value in floats.items()}
@@ -99,20 +89,16 @@ class Scaffold(FedAvg):
             message.content[BESIDE + _CONTROL] = beside
         return messages
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Moves the model by the mean of the hospitals' steps, and the control variate by their changes over all hospitals."""
-        answers = weigh_alike(replies, self.weighted_by_key)
-        changes = [reply.content.pop(BESIDE + _CONTROL, None) for reply in answers]
-        mean, metrics = super().aggregate_train(server_round, answers)
-        sent, self._sent = self._sent, None
-        if mean is None or sent is None:
-            return mean, metrics
+    def _weighed(self, answers: list[Message]) -> list[Message]:
+        self._changes = [reply.content.pop(BESIDE + _CONTROL, None) for reply in answers]
+        return super()._weighed(answers)
+
+    def _move(self, sent: ArrayRecord, mean: ArrayRecord, answers: Sequence[Message]) -> None:
+        """By the server's learning rate of the way; the control variate moves by the hospitals' changes over all of them."""
+        changes, self._changes = self._changes, []
         for name, value in self.control.items():
             found = [change[name].numpy() for change in changes if isinstance(change, ArrayRecord)]
             self.control[name] = value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals)
         for name in self.control:
             before = sent[name].numpy()
             mean[name] = Array(before + self.server_learning_rate * (mean[name].numpy() - before))
-        return mean, metrics

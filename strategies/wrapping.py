@@ -10,9 +10,18 @@ from flwr.serverapp.strategy import Strategy
 
 
 class Wrapping(Strategy):
-    """Evaluation and the summary are those of ``base``; a subclass trains."""
+    """Messages, evaluation and the summary are those of ``base``; a subclass aggregates training."""
 
-    base: Strategy
+    def __init__(self, base: Strategy) -> None:
+        self.base = base
+        self._sent: ArrayRecord | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the base does; remembers the model that was sent."""
+        self._sent = arrays
+        return self.base.configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -29,7 +29,7 @@ from typing import Any
 AT_THE_START = ("PYTHON", "LC_", "LANG", "LD_", "CUDA_")
 LOADED = (
     "polyclinic.federation", "polyclinic.client_app", "polyclinic.server_app", "polyclinic.attacking",
-    "polyclinic.evaluation.report", "polyclinic.quality", "polyclinic.preparing", "polyclinic.auditing",
+    "polyclinic.evaluation.report", "polyclinic.quality", "polyclinic.asking", "polyclinic.auditing",
     "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.datasets", "pyarrow.parquet", "jinja2", "opacus",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.experiments import Say
 from polyclinic.federation import Federation, RunResult
 from polyclinic.files import write_file
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
 
 # Keys that do not decide what a run finds.
@@ -80,7 +80,7 @@ def plain_name(name: str) -> str:
     return name.replace(", ", "-").replace(" ", "-")
 
 
-class _Told(Silent):
+class _Told(Progress):
     """Ten lines a run."""
 
     def __init__(self, name: str, say: Say) -> None:

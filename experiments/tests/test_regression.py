@@ -8,8 +8,8 @@ import pytest
 from dp_accounting import ComposedDpEvent
 
 from polyclinic.experiments import Asked, reproduce
-from polyclinic.inference.regression import measurements
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic_studies.flows.paper_regression import measurements
 from polyclinic_studies.flows.regression_flow import BOUNDS, DELTA, LAYOUT, Plan, encoded, noises
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from polyclinic.errors import ConfigError
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.regression import maximum_likelihood
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.ehr_vi.simulated import Simulated
+from polyclinic_studies.flows.paper_regression import maximum_likelihood
 
 MIXING = torch.tensor([[1.0, 0.5], [-0.3, 2.0], [0.0, 1.0]], dtype=torch.float64)
 DEVIATIONS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyclinic.errors import ConfigError
-from polyclinic.inference.regression import Gaussian
-from polyclinic.inference.variational import Everywhere, Loss, fit_flow
+from polyclinic.inference.likelihood import Gaussian
+from polyclinic.inference.private_flow import Everywhere
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.ehr_vi.dissimilarities import DISSIMILARITIES, best_correlation, kl, wasserstein_squared
 from polyclinic_studies.ehr_vi.transport import gelbrich, held, sliced, sliced_loss
+from polyclinic_studies.flows.variational import Loss, fit_flow
 
 HALF = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
 TARGET = Gaussian(np.array([0.3, -0.2]), HALF.numpy())

@@ -59,7 +59,7 @@ def anonymize(
         from polyclinic.ehr import anonymity
         from polyclinic.ehr.anonymity import exposure
         from polyclinic.ehr.anonymity.hierarchies import without_unknown
-        from polyclinic.ehr.anonymity.tables import check_suffix
+        from polyclinic.ehr.sources.files import check_suffix
 
     check_suffix(out)
     if plot is not None and plot.suffix not in (".svg", ".png"):
@@ -118,12 +118,11 @@ def coarsen(
     """
     with loading():
         from polyclinic.ehr import anonymity
-        from polyclinic.ehr.anonymity.tables import check_suffix
         from polyclinic.ehr.coarsening import coarsen as coarser
-        from polyclinic.ehr.coarsening import read_coarsening
+        from polyclinic.ehr.coarsening import key_in, read_coarsening
         from polyclinic.ehr.schema import Schema
-        from polyclinic.ehr.shifting import key_in
         from polyclinic.ehr.sources import read_records
+        from polyclinic.ehr.sources.files import check_suffix
 
     check_suffix(out)
     read, coarsening = Schema.from_toml(schema), read_coarsening(rules)

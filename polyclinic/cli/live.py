@@ -19,6 +19,7 @@ from rich.text import Text
 
 from polyclinic.cli.terminal import number, significant, unless_withheld
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
+from polyclinic.server import progress
 
 if TYPE_CHECKING:
     from polyclinic.config import RunConfig
@@ -33,7 +34,7 @@ _RISK = "found\nat 1%\nwrong"
 _LEAST_NEEDED = (_RISK, "accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
-class LiveProgress:
+class LiveProgress(progress.Progress):
     """Round, loss, AUROC and epsilon of each site; a line a round or a step where the output is no terminal.
 
     The first Ctrl-C within the rounds stops the run after the round, with its checkpoint; a second stops it at once.

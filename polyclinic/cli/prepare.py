@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from polyclinic.cli.target import Budget, Dataset, Delta, Neighbours, Seed, Sites, target_of
+from polyclinic.cli.target import TargetOptions, print_dropouts, with_target
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import without_name
 
 
+@with_target
 def prepare(
+    options: TargetOptions,
     out: Annotated[Path, typer.Option(help="Folder for prepared.toml and preparation.json.")] = Path("prepared"),
     epsilon: Annotated[
         float | None, typer.Option(help="What preparing may cost each hospital.", show_default=False)
@@ -37,41 +38,20 @@ def prepare(
     fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
     most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
-    dataset: Dataset = None,
-    schema_file: Annotated[
-        str, typer.Option(help="Simulation: the draft; the dataset's own schema by default.", show_default=False)
-    ] = "",
-    sites: Sites = 0,
-    seed: Seed = 0,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Simulation: ledger to charge, begun if there is none; by default in --out.", show_default=False),
-    ] = None,
-    delta: Delta = None,
-    relation: Neighbours = None,
-    budget: Budget = None,
-    hospital: Annotated[
-        Path | None, typer.Option(help="Prepare the schema of the real hospital of this hospital.toml.", show_default=False)
-    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."""
-    simulated = {
-        "schema_file": schema_file, "sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget,
-    }  # fmt: skip
-    target = target_of(dataset, hospital, ledger, simulated, lambda: out / "ledger.sqlite", {})
+    target = options.target(lambda: out / "ledger.sqlite", {})
     with loading():
-        from polyclinic import preparing
+        from polyclinic import asking
         from polyclinic.ehr.prepared import Rules
+        from polyclinic.releases.relations import Relations
+        from polyclinic.releases.survey import Survey
 
-    cost: dict[str, Any] = {"epsilon": epsilon, "share": share, "exact": exact}
-    if imputer:
-        result = preparing.impute(out, target, **cost)
-    else:
-        rules = Rules(low, high, fewest, most_categories, most_missing)
-        result = preparing.prepare(
-            out, target, **cost, columns=tuple(column or ()), bins=bins, codes=codes, rules=rules
-        )
+    cost = target.cost(epsilon, share, exact)
+    rules = Rules(low, high, fewest, most_categories, most_missing)
+    survey = Survey(tuple(column or ()), cost, bins, codes, rules)
+    result = asking.prepare(out, target, Relations(cost) if imputer else survey)
     if as_json:
         print_json(result)
     else:
@@ -98,9 +78,7 @@ def _print(result: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     screen.print(f"{what.capitalize()}: {result[what]}\nLedger: {result['ledger']}", soft_wrap=True)
-    for drop in result["dropouts"]:
-        why = without_name(drop["site"], drop["reason"])
-        screen.print(f"No answer of {drop['site']}: {why}", style="yellow", soft_wrap=True)
+    print_dropouts(screen, result)
 
 
 def _prepared(found: dict[str, Any]) -> str:

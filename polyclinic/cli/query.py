@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from polyclinic.cli.target import Budget, Dataset, Delta, Neighbours, Seed, Sites, target_of
+from polyclinic.cli.target import TargetOptions, print_dropouts, with_target
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
-from polyclinic.errors import ConfigError, without_name
+from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyclinic.ehr.schema import Schema
-    from polyclinic.training.question import Question
+    from polyclinic.releases.statistics import Statistic
 
 
+@with_target
 def query(
+    options: TargetOptions,
     statistic: Annotated[str, typer.Argument(help="count, mean, histogram or quantile.")],
     epsilon: Annotated[float, typer.Option(help="What the answer may cost each hospital.")],
     column: Annotated[str, typer.Argument(metavar="[COLUMN]", help="Column of the schema.", show_default=False)] = "",
@@ -25,7 +27,7 @@ def query(
         str, typer.Option("--column", help="The same, by name instead of by place.", show_default=False)
     ] = "",
     where: Annotated[
-        list[str] | None, typer.Option(metavar="CONDITION", help="'age>=60' or 'sex=1'; repeatable, all must hold.")
+        list[str] | None, typer.Option(metavar="CONDITION", help="'age >= 60 and sex == 1'; repeatable, all must hold.")
     ] = None,
     mechanism: Annotated[
         str | None,
@@ -42,22 +44,9 @@ def query(
     quantile: Annotated[
         float | None, typer.Option(help="Which quantile; the median without.", show_default=False)
     ] = None,
-    dataset: Dataset = None,
-    sites: Sites = 0,
-    seed: Seed = 0,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Simulation: ledger to charge, begun if there is none.", show_default=False),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Simulation: folder for a new ledger where --ledger names none; runs.", show_default=False),
-    ] = None,
-    delta: Delta = None,
-    relation: Neighbours = None,
-    budget: Budget = None,
-    hospital: Annotated[
-        Path | None, typer.Option(help="Ask the real hospital of this hospital.toml.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -65,34 +54,32 @@ def query(
     if column and named:
         raise ConfigError(f"Give the column once: it is {column!r} by its place and {named!r} by --column.")
     with loading():
-        from polyclinic.querying import new_ledger
-        from polyclinic.querying import query as asked
-        from polyclinic.server.queries import Inquiry
-        from polyclinic.training.queries import default_mechanism
-        from polyclinic.training.question import Question
+        from polyclinic.asking import ask, new_ledger
+        from polyclinic.releases.statistics import Statistic
 
-    if hospital is None and ledger is not None and out is not None:
+    if options.hospital is None and options.ledger is not None and out is not None:
         raise ConfigError("--out is for a new ledger, and --ledger names one; give one of them.")
-    simulated = {"sites": sites, "seed": seed, "delta": delta, "relation": relation, "budget": budget}
-    target = target_of(dataset, hospital, ledger, simulated, lambda: new_ledger(out or Path("runs")), {"out": out})
+    target = options.target(lambda: new_ledger(out or Path("runs")), {"out": out})
     default_bins = 100 if statistic == "quantile" else 10
-    question = Question(
+    question = Statistic(
         statistic,
         column or named,
         tuple(where or ()),
         default_bins if bins is None else bins,
         0.5 if quantile is None else quantile,
+        mechanism=mechanism or "",
+        epsilon=epsilon,
     )
     question.check(target.schema)
     _check_given(question, target.schema, bins, quantile)
-    result = asked(Inquiry(question, mechanism or default_mechanism(statistic), epsilon), target)
+    result = ask(target, question)
     if as_json:
         print_json(result)
     else:
         _print(result)
 
 
-def _check_given(question: Question, schema: Schema, bins: int | None, quantile: float | None) -> None:
+def _check_given(question: Statistic, schema: Schema, bins: int | None, quantile: float | None) -> None:
     """Raises ConfigError for an option that the question has no use for."""
     if quantile is not None and question.statistic != "quantile":
         raise ConfigError(f"--quantile is {quantile:g}, but a {question.statistic} has none; leave it out.")
@@ -125,9 +112,7 @@ def _print(result: dict[str, Any]) -> None:
         f"({privacy['relation']}, {result['mechanism']}); the ledger is {result['ledger']}",
         soft_wrap=True,
     )
-    for drop in result["dropouts"]:
-        why = without_name(drop["site"], drop["reason"])
-        screen.print(f"No answer of {drop['site']}: {why}", style="yellow", soft_wrap=True)
+    print_dropouts(screen, result)
 
 
 def _figure(site: dict[str, Any], cell: str) -> str:

@@ -1,15 +1,15 @@
 """The configuration of a run, how it is read, and what follows from it."""
 
-from polyclinic.config.convex import Convex
 from polyclinic.config.derived import compression, noise_named, secure_terms, train_settings
 from polyclinic.config.effects import EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.learning import Data, Participation, Training, Upload
-from polyclinic.config.posterior import Posterior
+from polyclinic.config.programs.convex import Convex
+from polyclinic.config.programs.posterior import Posterior
+from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import parse_assignments, parse_value
 from polyclinic.config.run import SECTIONS, RunConfig
-from polyclinic.config.synthesis import Synthesis
 
 __all__ = [
     "EFFECTS",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polyclinic.config.kinds import READ_BY
+from polyclinic.config.programs.kinds import READ_BY
 from polyclinic.config.run import RunConfig
 from polyclinic.errors import ConfigError
 

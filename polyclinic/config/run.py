@@ -13,17 +13,17 @@ from typing import Any
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
-from polyclinic.config import convex, posterior, synthesis
 from polyclinic.config.checks import check_together
-from polyclinic.config.convex import Convex
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
-from polyclinic.config.kinds import CLASSIFICATION, OTHERS, Kind
 from polyclinic.config.learning import Data, Participation, Training, Upload
-from polyclinic.config.posterior import Posterior
+from polyclinic.config.programs import convex, posterior, synthesis
+from polyclinic.config.programs.convex import Convex
+from polyclinic.config.programs.kinds import CLASSIFICATION, OTHERS, Kind
+from polyclinic.config.programs.posterior import Posterior
+from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.config.synthesis import Synthesis
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
@@ -277,12 +277,6 @@ class RunConfig(Keys):
         counted = self.kind.counts_exactly and not self.privacy.dp
         unknown = self.privacy.patients_per_site == 0
         return self.data.standardise == "measured" or counted or (unknown and wanted)
-
-    @property
-    def selection_cost(self) -> float:
-        """Pure epsilon of the choice among candidates; 0 without a choice, or without privacy."""
-        asked = self.synthesis.selection_epsilon or self.privacy.epsilon / 10
-        return asked if self.synthesis.candidates and self.privacy.dp else 0.0
 
     def flat(self) -> dict[str, Value]:
         """Every key's value by its name (``rounds``, ``privacy.epsilon``), as Flower's run-config carries them."""

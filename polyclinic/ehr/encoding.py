@@ -218,3 +218,22 @@ def _tidy(values: Floats, low: float, high: float) -> Floats:
     # 2 (v - low) / (high - low) - 1 loses the last bits of v; rounding at 12 digits of the scale restores 233.1.
     decimals = _DIGITS - math.ceil(math.log10(max(abs(low), abs(high), high - low)))
     return np.round(values, min(decimals, 22))
+
+
+#: Mean and std of all encoded columns, (features,) float64 each.
+Standardiser = tuple[np.ndarray, np.ndarray]
+# Of a numeric column in [-1, 1]: as much as a binary column can have. docs/privacy/choosing.md
+_PUBLIC_STD = 0.5
+
+
+def public_standardiser(schema: Schema) -> Standardiser:
+    """Mean and std of all encoded columns, from the schema alone: numeric ones vary as its ``centre`` and ``spread`` say, or by
+    half of their scale around its middle.
+    """
+    numeric = standardised_mask(schema)
+    mean, std = np.zeros(len(numeric)), np.where(numeric, _PUBLIC_STD, 1.0)
+    for column, at in feature_slices(schema):
+        if column.centre is not None and column.spread is not None and column.bounds is not None:
+            half = (column.bounds[1] - column.bounds[0]) / 2
+            mean[at], std[at] = (column.centre - column.bounds[0]) / half - 1, column.spread / half
+    return mean, std

@@ -39,11 +39,17 @@ _DAY = np.timedelta64(1, "D")
 
 @dataclass(frozen=True)
 class Expression:
-    """A condition that was read and checked, by ``parse``. names: the columns that it reads."""
+    """A condition that was read and checked, by ``parse``.
+
+    names: the columns that it reads. reads: as what, each "number", "text", "date" or "set of codes"; ``holds`` never raises
+    where every cell can be read so. compared: numbers and texts that a column is compared with, or is to be among.
+    """
 
     text: str
     names: tuple[str, ...]
     condition: Callable[[pd.DataFrame], Bools]
+    reads: frozenset[tuple[str, str]]
+    compared: frozenset[tuple[str, str | float]]
 
     def holds(self, table: pd.DataFrame) -> Bools:
         """(rows,) where the condition is true.
@@ -75,7 +81,8 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
         raise ConfigError(f"{what}: {error}") from None
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ConfigError(f"{what} cannot be read; write a condition such as: age >= 18 and sex == 'F'.") from None
-    return Expression(text, tuple(dict.fromkeys(reader.names)), condition)
+    names = tuple(dict.fromkeys(reader.names))
+    return Expression(text, names, condition, frozenset(reader.reads), frozenset(reader.compared))
 
 
 def dates(cells: pd.Series, what: str) -> pd.Series:
@@ -99,6 +106,7 @@ class _Reader:
 
     def __init__(self, columns: Collection[str] | None) -> None:
         self.columns, self.names = columns, list[str]()
+        self.reads, self.compared = set[tuple[str, str]](), set[tuple[str, str | float]]()
 
     def condition(self, node: ast.expr) -> Callable[[pd.DataFrame], Bools]:
         match node:
@@ -161,6 +169,8 @@ class _Reader:
             return self._among(left, right, isinstance(op, ast.In))
         if type(op) not in _COMPARISONS:
             raise ConfigError("'is' is not known; write ==, or missing(x).")
+        self._note_compared(left, right)
+        self._note_compared(right, left)
         apply, same = _COMPARISONS[type(op)], isinstance(op, ast.Eq | ast.NotEq)
         plain = [self._column(side) is not None for side in (left, right)]
         quoted = [isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (left, right)]
@@ -179,6 +189,8 @@ class _Reader:
         cells = right.elts if isinstance(right, ast.List | ast.Tuple | ast.Set) else []
         if not cells:
             raise ConfigError("'in' needs a list, such as [1, 2] or ['F', 'M'].")
+        for cell in cells:
+            self._note_compared(left, cell)
         if all(isinstance(cell, ast.Constant) and isinstance(cell.value, str) for cell in cells):
             text, wanted = self._text(left), [_text(cell) for cell in cells]
             return lambda table: _among(text(table), wanted, inside)
@@ -208,7 +220,14 @@ class _Reader:
     def _needed_column(self, node: ast.expr, what: str) -> str:
         if (name := self._column(node)) is None:
             raise ConfigError(f"{_written(node)} stands where a {what} or a column must.")
+        self.reads.add((name, what))
         return name
+
+    def _note_compared(self, cell: ast.expr, value: ast.expr) -> None:
+        """Note where a column alone is compared with a number or a text."""
+        constant = _constant(value)
+        if constant is not None and (name := self._column(cell)) is not None:
+            self.compared.add((name, constant))
 
     def _column(self, node: ast.expr) -> str | None:
         """The column that a part of the condition names; None for other parts."""
@@ -252,6 +271,16 @@ def _number(node: ast.expr) -> float:
         if np.isfinite(value):
             return value
     raise ConfigError(f"{_written(node)} is no finite number.")
+
+
+def _constant(node: ast.expr) -> str | float | None:
+    """The number or the text that a part of the condition is; None for other parts."""
+    match node:
+        case ast.Constant(value=str()):
+            return _text(node)
+        case ast.Constant() | ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return _number(node)
+    return None
 
 
 def _text(node: ast.expr) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,19 @@ from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
+
+
+def split_position(patient_id: str, salt: str = "polyclinic") -> float:
+    """A number in [0, 1) fixed by the patient's id and the salt; blake2b keyed by the salt."""
+    key = blake2b(salt.encode(), digest_size=32).digest()
+    return int.from_bytes(blake2b(patient_id.encode(), digest_size=8, key=key).digest(), "big") / 2.0**64
+
+
+def is_test_patient(patient_id: str, fraction: float, salt: str = "polyclinic") -> bool:
+    """Whether a patient belongs to the test side, which holds about ``fraction`` of all patients."""
+    return split_position(patient_id, salt) < fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +44,19 @@ class Rows:
     y: Ints
     patient: Ints
     patients: int
+
+    def of_patients(self, chosen: Bools) -> Rows:
+        """The rows of the ``chosen`` patients, (patients,) bool, in their order; the patients are numbered anew."""
+        rows = chosen[self.patient]
+        return Rows(self.x[rows], self.y[rows], (np.cumsum(chosen) - 1)[self.patient[rows]], int(chosen.sum()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All rows and patients of the parts, the first part's first."""
+        begin = np.cumsum([0, *(part.patients for part in parts)]).tolist()
+        patient = [part.patient + first for part, first in zip(parts, begin, strict=False)]
+        x, y = ([part.x for part in parts], [part.y for part in parts])
+        return cls(np.concatenate(x), np.concatenate(y), np.concatenate(patient), begin[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +112,7 @@ class Shard:
         return self._side(self.is_test)
 
     def _side(self, chosen: Bools) -> Rows:
-        rows = chosen[self.patient]
-        renumbered = np.cumsum(chosen) - 1
-        return Rows(self.x[rows], self.y[rows], renumbered[self.patient[rows]], int(chosen.sum()))
+        return Rows(self.x, self.y, self.patient, self.patients).of_patients(chosen)
 
 
 def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]:

@@ -17,8 +17,7 @@ import torch
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Likelihood
-from polyclinic.inference.regression import Gaussian
+from polyclinic.inference.likelihood import Gaussian, Likelihood
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.accounting import epsilon as spent
 from polyclinic.privacy.sums import clipped_total
@@ -53,8 +52,7 @@ class Released:
     @property
     def inflation(self) -> Floats:
         """(k,) how many times the standard deviations are larger for privacy."""
-        found: Floats = self.posterior.deviations / self.likelihood.deviations
-        return found
+        return self.posterior.deviations / self.likelihood.deviations
 
     def as_json(self, names: tuple[str, ...]) -> dict[str, Any]:
         """By parameter: mean, standard deviation, 95 % interval and how much privacy widened it; all correlations."""

@@ -1,11 +1,14 @@
-"""What inference asks of a model: the log density of a record given parameters, and how it changes with them."""
+"""What inference asks of a model: the log density of a record given parameters, and how it changes with them.
+
+What a method says of the parameters in the end may be a ``Gaussian``.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -122,7 +125,22 @@ def _with_one(features: Tensor) -> Tensor:
     return torch.cat((torch.ones_like(features[:, :1]), features), 1)
 
 
-LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = {"linear": Linear, "logistic": Logistic}
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """A posterior by its (k,) mean and (k, k) covariance."""
+
+    mean: Floats
+    covariance: Floats
+
+    @property
+    def deviations(self) -> Floats:
+        """(k,) standard deviations."""
+        return np.sqrt(np.diag(self.covariance))
+
+    @property
+    def correlations(self) -> Floats:
+        """(k (k - 1) / 2,) above the diagonal, row by row."""
+        return (self.covariance / np.outer(self.deviations, self.deviations))[np.triu_indices(len(self.mean), 1)]
 
 
 def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> Floats:
@@ -137,28 +155,3 @@ def table_of(likelihood: Likelihood, columns: Mapping[str, NDArray[Any]]) -> Flo
         return np.column_stack([np.asarray(columns[name], dtype=np.float64) for name in likelihood.columns])
     except (TypeError, ValueError):
         raise DataError(f"Columns {', '.join(likelihood.columns)} must be numbers of one length.") from None
-
-
-def likelihood_named(name: str, **options: Any) -> Likelihood:
-    """The likelihood of a built-in name or of ``package.module:Name``, made with ``options``.
-
-    Raises ConfigError for an unknown name, one that does not load, or options that it does not take.
-    """
-    module, colon, attribute = name.partition(":")
-    try:
-        make = (
-            LIKELIHOODS[name] if name in LIKELIHOODS else getattr(import_module(module), attribute) if colon else None
-        )
-        if make is None:
-            raise ConfigError(
-                f"likelihood is {name!r}; known are {', '.join(LIKELIHOODS)}, or package.module:Name."
-                f"{nearest(name, LIKELIHOODS)}"
-            )
-        found = make(**options)
-    except ConfigError:
-        raise
-    except Exception as error:  # a stranger's code may raise anything
-        raise ConfigError(f"likelihood {name!r} does not load: {type(error).__name__}: {error}.") from error
-    if not isinstance(found, Likelihood):
-        raise ConfigError(f"likelihood {name!r} makes no polyclinic.inference.likelihood.Likelihood.")
-    return found

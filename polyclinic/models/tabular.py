@@ -5,8 +5,9 @@ Both are plain stacks of linear layers without batch norm, so one patient's grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,3 +43,17 @@ def initialise(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return {name: value.detach().clone() for name, value in build().state_dict().items()}
+
+
+def filled(build: Callable[[], nn.Module], arrays: Mapping[str, np.ndarray]) -> nn.Module:
+    """A new module with ``arrays`` in it; global random state is left as it was.
+
+    Raises ValueError where names or shapes differ.
+    """
+    with torch.random.fork_rng(devices=[]):
+        module = build()
+    own = module.state_dict()
+    if {name: tuple(value.shape) for name, value in own.items()} != {name: np.shape(a) for name, a in arrays.items()}:
+        raise ValueError("The arrays are those of another module.")
+    module.load_state_dict({name: torch.from_numpy(np.array(a)).to(own[name]) for name, a in arrays.items()})
+    return module

@@ -18,6 +18,7 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connec
 from scipy import optimize
 
 from polyclinic.privacy.events import (
+    MOVES,
     ApproximateDpEvent,
     Composition,
     DiscreteGaussianDpEvent,
@@ -220,7 +221,7 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
             return _accurate(sampled._pmf_remove.to_dense_pmf(), relation)
         case dpa.LaplaceDpEvent():
             # dp-accounting knows only add or remove; a replaced patient moves the sum by twice the clip norm.
-            scale = event.noise_multiplier / (2 if relation == "replace-one" else 1)
+            scale = event.noise_multiplier / MOVES[relation]
             return pld.from_laplace_mechanism(scale, value_discretization_interval=interval)
         case dpa.RandomizedResponseDpEvent():
             return pld.from_randomized_response(
@@ -233,7 +234,7 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
         case DiscreteGaussianDpEvent():
             return pld.from_discrete_gaussian_mechanism(
                 event.noise_multiplier * event.sensitivity,
-                sensitivity=event.sensitivity * (2 if relation == "replace-one" else 1),
+                sensitivity=event.sensitivity * MOVES[relation],
                 value_discretization_interval=interval,
             )
         case dpa.SampledWithoutReplacementDpEvent():

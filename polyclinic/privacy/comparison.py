@@ -20,6 +20,7 @@ from polyclinic.privacy.composition import (
     kairouz,
     zcdp_epsilon,
 )
+from polyclinic.privacy.events import MOVES
 from polyclinic.types import Floats
 
 SHOWN = ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv")
@@ -59,7 +60,7 @@ def shown_epsilon(
             raise ConfigError(f"accountant 'prv' knows only the relation 'add-remove', got {relation!r}.")
         return _prv(sample_rate, noise_multiplier, steps, delta, largest_grid)
     # A replaced patient moves the sum by twice the clip norm.
-    noise = noise_multiplier / (2 if relation == "replace-one" else 1)
+    noise = noise_multiplier / MOVES[relation]
     if accountant == "zcdp":
         return zcdp_epsilon(steps / (2 * noise**2), delta)
 

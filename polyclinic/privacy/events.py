@@ -18,6 +18,8 @@ from polyclinic.errors import ConfigError, nearest
 
 Composition = tuple[tuple[DpEvent, int], ...]
 Relation = Literal["add-remove", "replace-one"]
+#: By how many contributions one patient moves a sum.
+MOVES: dict[str, int] = {"add-remove": 1, "replace-one": 2}
 Shape = Literal["geometric", "poisson", "logarithmic"]
 SHAPES: tuple[str, ...] = get_args(Shape)
 # Far beyond all that is of use, and well within what floating point can tell apart.

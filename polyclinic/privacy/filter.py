@@ -29,7 +29,7 @@ from scipy import special
 
 from polyclinic.privacy.bounds import quick_losses, rounding
 from polyclinic.privacy.composition import gdp_epsilon
-from polyclinic.privacy.events import ApproximateDpEvent, Composition, Relation
+from polyclinic.privacy.events import MOVES, ApproximateDpEvent, Composition, Relation
 from polyclinic.privacy.renyi import for_one, own_deltas, rdp_epsilon
 from polyclinic.types import Reals
 
@@ -96,7 +96,7 @@ def pure_epsilon(composition: Composition, relation: Relation) -> float:
             case ApproximateDpEvent() if event.delta == 0:
                 total += count * for_one(event, relation)[0]
             case dpa.LaplaceDpEvent():
-                total += count * (2 if relation == "replace-one" else 1) / event.noise_multiplier
+                total += count * MOVES[relation] / event.noise_multiplier
             case _:
                 return math.inf
     return total
@@ -111,8 +111,7 @@ def is_gaussian(composition: Composition) -> bool:
 def _mu_squared(composition: Composition, slack: float, relation: Relation) -> float:
     gaussian = tuple(part for part in composition if isinstance(part[0], dpa.GaussianDpEvent))
     rest = tuple(part for part in composition if part not in gaussian)
-    moved = 2 if relation == "replace-one" else 1
-    exact = float(sum(count * (moved / event.noise_multiplier) ** 2 for event, count in gaussian))
+    exact = float(sum(count * (MOVES[relation] / event.noise_multiplier) ** 2 for event, count in gaussian))
     return exact + (min(_pure(rest, relation), _numeric(rest, slack, relation)) if rest else 0.0)
 
 

@@ -10,7 +10,7 @@ A hospital's file is its own. The hospitals of a simulation share one file, so t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,6 @@ from polyclinic.privacy.ledger_file import (
     create,
     explained,
     genesis,
-    head_in,
     heads_in,
     link,
     past_in,
@@ -189,8 +188,8 @@ class Ledger:
             accountant=accountant or self.terms.accountant,
             delta=self.delta if delta is None else delta,
         )
-        with connection(self.path) as db:
-            return epsilon_of(past_in(db, self.site)[1], terms)
+        with explained(self.path):
+            return epsilon_of(self.recorded().history, terms)
 
     def events(self) -> list[dict[str, Any]]:
         """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
@@ -226,7 +225,7 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetR
             if before is not None:
                 results.append(before)
                 continue
-            seq, past = _past_of(db, path, site, heads.get(site, ""))
+            seq, past = _past_of(db, path, site, heads)
             entry = entry_of(charge.event)
             is_first = is_costly(entry) and all(block.run != charge.run for block in past)
             plan = charge.plan if is_first else ""
@@ -275,7 +274,7 @@ def past_all(ledgers: Sequence[Ledger]) -> list[History]:
     path = ledgers[0].path
     with connection(path) as db:
         heads = heads_in(db)
-        return [_past_of(db, path, ledger.site, heads.get(ledger.site, ""))[1] for ledger in ledgers]
+        return [_past_of(db, path, ledger.site, heads)[1] for ledger in ledgers]
 
 
 # What a chain of hashes stands for, by its head: read from the file once, and then valid as long as nobody else charges.
@@ -283,11 +282,13 @@ _pasts: dict[tuple[Path, str], tuple[str, int, History]] = {}
 _MOST_PASTS = 100_000
 
 
-def _past_of(db: sqlite3.Connection, path: Path, site: str, head: str) -> tuple[int, History]:
-    """The number of a site's charges, and what they have spent."""
+def _past_of(db: sqlite3.Connection, path: Path, site: str, heads: Mapping[str, str]) -> tuple[int, History]:
+    """The number of a site's charges, and what they have spent. Raises LookupError if the file does not hold the site."""
+    if site not in heads:
+        raise LookupError(f"the site {site!r} is missing")
     remembered = _pasts.get((path, site))
-    if remembered is None or remembered[0] != head:
-        _remember(path, site, head_in(db, site), *past_in(db, site))
+    if remembered is None or remembered[0] != heads[site]:
+        _remember(path, site, heads[site], *past_in(db, site))
         remembered = _pasts[path, site]
     return remembered[1:]
 

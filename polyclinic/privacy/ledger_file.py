@@ -15,12 +15,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import SECRET, write_file
-from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.privacy.ledger_terms import History, Terms, read_plan, with_charge
+from polyclinic.privacy.ledger_terms import History, Terms, accountable, read_plan, with_charge
 
 _TABLES = (
     "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"
@@ -117,7 +116,8 @@ class Recorded:
 
 def read_sites(path: Path, sites: Sequence[str]) -> dict[str, Recorded]:
     """What the file holds of ``sites``, read in one pass and as of one moment. Raises DataError if one is missing."""
-    with _snapshot(path) as db:
+    with connection(path) as db:
+        db.execute("BEGIN")  # several questions about one moment, though another process charges meanwhile
         begun = {terms.site: terms for terms in terms_in(db)}
         heads = heads_in(db)
         rows: dict[str, list[Row]] = {site: [] for site in sites}
@@ -145,16 +145,14 @@ def past_in(db: sqlite3.Connection, site: str) -> tuple[int, History]:
     return len(charges), history_of(map(Row._make, charges))
 
 
+@accountable()
 def history_of(rows: Iterable[Row]) -> History:
     """What charges in order have spent. Raises LookupError for a plan that cannot be read."""
     history: History = ()
-    try:
-        for row in rows:
-            if not isinstance(row.event, str):
-                raise LookupError(f"the event of charge {row.seq} is not text")
-            history = with_charge(history, str(row.run), row.event, read_plan(row.plan))
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
+    for row in rows:
+        if not isinstance(row.event, str):
+            raise LookupError(f"the event of charge {row.seq} is not text")
+        history = with_charge(history, str(row.run), row.event, read_plan(row.plan))
     return history
 
 
@@ -169,30 +167,13 @@ def heads_in(db: sqlite3.Connection) -> dict[str, str]:
     return {str(site): str(head) for site, head in db.execute("SELECT site, head FROM sites")}
 
 
-def head_in(db: sqlite3.Connection, site: str) -> str:
-    """A site's newest hash. Raises LookupError if the file does not hold the site."""
-    row = db.execute("SELECT head FROM sites WHERE site = ?", (site,)).fetchone()
-    if row is None:
-        raise LookupError(f"the site {site!r} is missing")
-    return str(row[0])
-
-
 def terms_in(db: sqlite3.Connection) -> list[Terms]:
     """The terms of all sites in the order they were begun. Raises LookupError for impossible ones."""
+    found = db.execute(f"SELECT {TERMS} FROM sites ORDER BY rowid")
     try:
         return [
-            Terms(
-                str(site),
-                float(delta),
-                cast(Relation, relation),
-                str(unit),
-                budget,
-                cast(Accountant, accountant),
-                str(records),
-            )
-            for site, delta, relation, unit, budget, accountant, records in db.execute(
-                f"SELECT {TERMS} FROM sites ORDER BY rowid"
-            )
+            Terms(str(site), float(delta), relation, str(unit), budget, accountant, str(records))
+            for site, delta, relation, unit, budget, accountant, records in found
         ]
     except (ConfigError, ValueError, TypeError) as error:
         raise LookupError(str(error)) from error
@@ -247,14 +228,6 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
                 db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
-
-
-@contextmanager
-def _snapshot(path: Path) -> Iterator[sqlite3.Connection]:
-    """Several questions about one moment, though another process charges meanwhile."""
-    with connection(path) as db:
-        db.execute("BEGIN")
-        yield db
 
 
 @contextmanager

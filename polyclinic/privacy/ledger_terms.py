@@ -9,7 +9,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -243,23 +244,26 @@ def _most_often(spent: Sequence[Spent], most: int) -> Spent:
     return tuple(sorted((entry, sum(sorted(times)[-most:])) for entry, times in counts.items()))
 
 
-def composed(spent: Spent) -> DpEvent:
-    """The recorded events as one. Raises LookupError for an entry that cannot be accounted."""
+@contextmanager
+def accountable() -> Iterator[None]:
+    """Turns what a recorded event or plan raises that cannot be accounted into LookupError; also around a function."""
     try:
-        return ComposedDpEvent(
-            [SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent]
-        )
+        yield
     except (ConfigError, ValueError) as error:
         raise LookupError(str(error)) from error
 
 
+@accountable()
+def composed(spent: Spent) -> DpEvent:
+    """The recorded events as one. Raises LookupError for an entry that cannot be accounted."""
+    return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent])
+
+
+@accountable()
 def check_told(history: History, relation: Relation) -> None:
     """Raises LookupError for what cannot be accounted, alone or with as many charges of other sites as there may be."""
-    try:
-        composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
-        pieces_of(history)
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
+    composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
+    pieces_of(history)
 
 
 def epsilon_of(history: History, terms: Terms, quick: bool = False) -> float:
@@ -338,21 +342,17 @@ def _is_gaussian(entry: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
+@accountable()
 def _filtered(history: History, delta: float, relation: Relation) -> float:
-    try:
-        composition_of(composed(flat(history)), relation)  # refuses what means nothing under the relation
-        return filter_epsilon(pieces_of(history), delta, relation)
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
+    composition_of(composed(flat(history)), relation)  # refuses what means nothing under the relation
+    return filter_epsilon(pieces_of(history), delta, relation)
 
 
 # Sites of a simulation mostly have spent the same.
 @lru_cache(maxsize=4096)
+@accountable()
 def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
-    try:
-        return epsilon(composed(spent), delta, accountant, relation, quick)
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
+    return epsilon(composed(spent), delta, accountant, relation, quick)
 
 
 def epsilon_together(histories: Sequence[History], most: int, terms: Terms) -> float:
@@ -365,15 +365,13 @@ def epsilon_together(histories: Sequence[History], most: int, terms: Terms) -> f
 
 
 @lru_cache(maxsize=4096)
+@accountable()
 def risk_of(history: History, relation: Relation) -> Risk:
     """An upper bound on a patient's risk after ``history``, its events taken as fixed in advance.
 
     Raises LookupError for an entry that cannot be accounted.
     """
-    try:
-        return risk(composed(flat(history)), relation)
-    except ConfigError as error:
-        raise LookupError(str(error)) from error
+    return risk(composed(flat(history)), relation)
 
 
 def risk_together(histories: Sequence[History], most: int, relation: Relation) -> Risk:

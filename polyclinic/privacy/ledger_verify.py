@@ -1,26 +1,46 @@
 """Whether a ledger is what it was, and true: the chain of hashes, and epsilon recomputed from the events.
 
 A finding is one sentence on one charge or one site. That a chain is whole does not show that nobody who can write the file
-and knows the rule made it anew; only a hash that was exported earlier, and kept elsewhere, does.
+and knows the rule made it anew; only a hash that was exported earlier, and kept elsewhere, does. An export is a file for an
+auditor, who needs neither Polyclinic nor the ledger to check its chain: JSON holds everything, to the letter; CSV is the table
+of charges, for spreadsheets. It appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import ConfigError
+from polyclinic.files import write_file
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import Recorded, Row, damages, finite, read_sites, strays
-from polyclinic.privacy.ledger_terms import History, Terms, epsilon_of, read_plan, risk_of, with_charge
-from polyclinic.privacy.statements import Statement
+from polyclinic.privacy.ledger_file import (
+    COLUMNS,
+    Recorded,
+    Row,
+    beginning,
+    damages,
+    genesis,
+    read_sites,
+    strays,
+    written,
+)
+from polyclinic.privacy.ledger_terms import History, Terms, epsilon_of, read_plan, with_charge
+from polyclinic.privacy.statements import Statement, detailed, statement
+from polyclinic.spreadsheets import as_text
 
 # Two machines' arithmetic differs by far less, and an edit that matters by far more.
 _ROUNDING = 1e-6
+_RULE = (
+    "A hash is the SHA-256, in hexadecimal, of UTF-8 text: a site's genesis of its 'begun'; a charge's hash of the hash "
+    "before it followed by the charge's 'recorded'; head is the newest."
+)
 
 
 @dataclass(frozen=True)
@@ -45,17 +65,17 @@ def verify_all(path: Path, site: str | None = None) -> list[Statement]:
     found = read_sites(path, [ledger.site for ledger in ledgers])
     statements = [verified(ledger.terms, found[ledger.site]) for ledger in ledgers]
     damaged = [f"SQLite finds the file damaged ({problem})" for problem in damages(path)]
-    for statement in statements:
-        _add(statement, [Finding(statement["site"], None, problem) for problem in damaged])
+    for one in statements:
+        _add(one, [Finding(one["site"], None, problem) for problem in damaged])
     if site is None:
         lost = "charges are there, but the site's terms are gone"
         _add(statements[0], [Finding(name, None, lost) for name in strays(path)])
     return statements
 
 
-def _add(statement: Statement, findings: Sequence[Finding]) -> None:
-    statement["findings"] += [asdict(finding) for finding in findings]
-    statement["intact"] = not statement["findings"]
+def _add(site: Statement, findings: Sequence[Finding]) -> None:
+    site["findings"] += [asdict(finding) for finding in findings]
+    site["intact"] = not site["findings"]
 
 
 def verified(terms: Terms, recorded: Recorded) -> Statement:
@@ -69,20 +89,15 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
     findings = [Finding(terms.site, seq, problem) for seq, problem in recorded.breaks()]
     unknown = list(_unaccountable(terms, recorded.rows))
     findings += unknown
-    spent = None
     if not unknown:
         findings += _too_low(terms, recorded.rows)
         spent = epsilon_of(recorded.history, terms)
         if terms.budget is not None and spent > terms.budget:
             problem = f"epsilon spent is {spent:.6g}, more than the {terms.budget:g} that the budget of now allows"
             findings.append(Finding(terms.site, None, problem))
-    return {
-        "site": terms.site, "epsilon": finite(spent), "delta": terms.delta, "budget": terms.budget, "unit": terms.unit,
-        "relation": terms.relation, "accountant": terms.accountant,
-        "risk": None if unknown else risk_of(recorded.history, terms.relation).as_dict(),
-        "events": [_legible(row) for row in recorded.rows],
-        "intact": not findings, "findings": [asdict(one) for one in findings],
-    }  # fmt: skip
+    history = None if unknown else recorded.history
+    stated = statement(terms, history, [_legible(row) for row in recorded.rows], not findings)
+    return stated | {"findings": [asdict(one) for one in findings]}
 
 
 def _unaccountable(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -125,3 +140,52 @@ def _legible(row: Row) -> dict[str, Any]:
         return row.shown()
     except (LookupError, ValueError):
         return row._replace(event=json.dumps(row.event, default=repr)).shown()
+
+
+def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[Statement]:
+    """Write the statements of several sites of one file to ``out``, by its suffix: .json or .csv; returns them.
+
+    Raises ConfigError, with nothing written, for another suffix, a folder that is not there, or a file that is there
+    already, unless ``force``; DataError if the ledger is none.
+    """
+    formats: dict[str, Callable[..., str]] = {".json": _as_json, ".csv": _as_csv}
+    if out.suffix not in formats:
+        raise ConfigError(f"--out must end in .json or .csv, got {str(out)!r}.")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out names the folder {out.parent}, which does not exist.")
+    found = read_sites(ledgers[0].path, [ledger.site for ledger in ledgers])
+    statements = [verified(ledger.terms, found[ledger.site]) for ledger in ledgers]
+    _write(out, formats[out.suffix](statements, found), force)
+    return statements
+
+
+def _as_json(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
+    sites = []
+    for one in statements:
+        recorded = found[one["site"]]
+        events = [
+            {**event, "recorded": written(row), "hash": str(row.hash)}
+            for event, row in zip(one["events"], recorded.rows, strict=True)
+        ]
+        more = detailed(one) if one["epsilon"] is not None else one
+        chain = {"begun": beginning(recorded.terms), "genesis": genesis(recorded.terms), "head": recorded.head}
+        sites.append({**more, **chain, "events": events})
+    return json.dumps({"hashes": _RULE, "sites": sites}, indent=1, allow_nan=False) + "\n"
+
+
+def _as_csv(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["site", *COLUMNS.split(", ")])
+    for site in (one["site"] for one in statements):
+        table.writerows(map(as_text, (site, *row)) for row in found[site].rows)
+    return text.getvalue()
+
+
+def _write(out: Path, text: str, force: bool) -> None:
+    try:
+        write_file(out, text, exclusive=not force)
+    except FileExistsError:
+        raise ConfigError(f"--out names {out}, which exists; --force replaces it.") from None
+    except OSError as error:
+        raise ConfigError(f"--out names {out}, which cannot be written: {error.strerror}.") from None

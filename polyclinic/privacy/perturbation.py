@@ -129,26 +129,3 @@ def _linear_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float
 
 def _pure(eps: float) -> DpEvent:
     return pure_event(eps) if eps <= _LARGEST_EPSILON else dpa.NonPrivateDpEvent()
-
-
-def cms11_terms(patients: int, strength: float, epsilon: float, curvature: float = 0.25) -> tuple[float, float]:
-    """(eps', Delta) of Chaudhuri, Monteleoni and Sarwate 2011, objective perturbation as published; for comparison.
-
-    A mean of losses with rows in the unit ball, ``strength`` / 2 |w|^2 beside it, and Gamma noise of rate eps' / 2; their
-    neighbours differ by one patient replaced. ``curvature`` bounds the loss's second derivative. ``Delta`` is added to
-    the strength.
-    """
-    share = curvature / (patients * strength)
-    left = epsilon - math.log(1 + 2 * share + share**2)
-    if left > 0:
-        return left, 0.0
-    return epsilon / 2, curvature / (patients * math.expm1(epsilon / 4)) - strength
-
-
-def kst12_terms(gradient: float, eigenvalue: float, epsilon: float, delta: float) -> tuple[float, float]:
-    """(sigma, least strength) of Kifer, Smith and Thakurta 2012, objective perturbation as published; for comparison.
-
-    A sum of losses with gradients of at most ``gradient`` and Hessians of at most ``eigenvalue`` and rank one; Gaussian noise.
-    """
-    sigma = gradient * math.sqrt(8 * math.log(2 / delta) + 4 * epsilon) / epsilon
-    return sigma, 2 * eigenvalue / epsilon

@@ -15,6 +15,7 @@ from dp_accounting import DpEvent
 from scipy import optimize, special
 
 from polyclinic.privacy.events import (
+    MOVES,
     ApproximateDpEvent,
     Composition,
     DiscreteGaussianDpEvent,
@@ -96,15 +97,15 @@ def total(events: Composition, relation: Relation, far: bool = False) -> Reals:
 def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
     """Renyi divergence of one event at every order, or at every far order; infinite where the numerics fail."""
     orders = _FAR_ORDERS if far else ORDERS
-    replaced = relation == "replace-one"
+    moves = MOVES[relation]
     found: Reals
     match event:
-        case dpa.GaussianDpEvent():
-            # A replaced patient moves the sum by twice the clip norm.
-            found = orders * (4 if replaced else 1) / (2 * event.noise_multiplier**2)
+        case dpa.GaussianDpEvent() | DiscreteGaussianDpEvent():
+            # Canonne, Kamath and Steinke 2020: a discrete Gaussian's is at most that of the Gaussian.
+            found = orders * moves**2 / (2 * event.noise_multiplier**2)
         case dpa.PoissonSampledDpEvent():
             rate, noise = event.sampling_probability, event.event.noise_multiplier
-            if not replaced:
+            if moves == 1:
                 found = _sampled_gaussian(rate, noise, orders)
             else:
                 # Remove, then add: the weak triangle inequality of Mironov 2017, with p = q = 2.
@@ -113,7 +114,7 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
                 found = (orders - 0.5) / (orders - 1) * first + second
         case dpa.LaplaceDpEvent():
             # Mironov 2017, Proposition 6.
-            scale = event.noise_multiplier / (2 if replaced else 1)
+            scale = event.noise_multiplier / moves
             up = np.log(orders / (2 * orders - 1)) + (orders - 1) / scale
             down = np.log((orders - 1) / (2 * orders - 1)) - orders / scale
             found = np.logaddexp(up, down) / (orders - 1)
@@ -126,11 +127,8 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
             found = np.logaddexp.reduce(terms) / (orders - 1)
         case ApproximateDpEvent():
             found = _pure(for_one(event, relation)[0], orders)
-        case DiscreteGaussianDpEvent():
-            # Canonne, Kamath and Steinke 2020: at most that of the Gaussian.
-            found = orders * (4 if replaced else 1) / (2 * event.noise_multiplier**2)
         case dpa.ZCDpEvent():
-            found = orders * (4 if replaced else 1) * event.rho
+            found = orders * moves**2 * event.rho
         case dpa.SampledWithoutReplacementDpEvent():
             found = _drawn_gaussian(event, relation, far)
         case SelectionDpEvent():

@@ -19,7 +19,7 @@ from dp_accounting import GaussianDpEvent, NoOpDpEvent
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import Recorded, explained, finite, read_sites
+from polyclinic.privacy.ledger_file import explained, finite, read_sites
 from polyclinic.privacy.ledger_terms import (
     History,
     Terms,
@@ -44,16 +44,18 @@ def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
     path = ledgers[0].path
     found = read_sites(path, [ledger.site for ledger in ledgers])
     with explained(path):
-        return [_statement(ledger.terms, found[ledger.site]) for ledger in ledgers]
+        sites = [(ledger.terms, found[ledger.site]) for ledger in ledgers]
+        return [statement(terms, own.history, [row.shown() for row in own.rows], own.intact) for terms, own in sites]
 
 
-def _statement(terms: Terms, recorded: Recorded) -> Statement:
-    events = [row.shown() for row in recorded.rows]
+def statement(terms: Terms, history: History | None, events: Sequence[dict[str, Any]], intact: bool) -> Statement:
+    """A site's statement; epsilon and risk are None where its history cannot be accounted, which is None then."""
     return {
-        "site": terms.site, "epsilon": finite(epsilon_of(recorded.history, terms)), "delta": terms.delta,
-        "budget": terms.budget, "unit": terms.unit, "relation": terms.relation, "accountant": terms.accountant,
-        "risk": risk_of(recorded.history, terms.relation).as_dict(),
-        "events": events, "intact": recorded.intact,
+        "site": terms.site, "epsilon": None if history is None else finite(epsilon_of(history, terms)),
+        "delta": terms.delta, "budget": terms.budget, "unit": terms.unit, "relation": terms.relation,
+        "accountant": terms.accountant,
+        "risk": None if history is None else risk_of(history, terms.relation).as_dict(),
+        "events": [*events], "intact": intact,
     }  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from typing import cast
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import is_program, resolve
-from polyclinic.programs.program import Collected, Half, Program, State
+from polyclinic.programs.program import Choice, Collected, Half, Program, State
 
-__all__ = ["Collected", "Half", "Program", "State", "program_of"]
+__all__ = ["Choice", "Collected", "Half", "Program", "State", "program_of"]
 
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
-from polyclinic.programs.program import Builder, Collected, Half, State
+from polyclinic.programs.program import Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.synthesis.flows.synthesizer import FlowRows
@@ -21,19 +21,19 @@ from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training import classification
 from polyclinic.training.density import DensityTask
 from polyclinic.training.task import TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from polyclinic.ehr.shard import Rows
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.auditing.subject import Claim, Subject
 
 
 @dataclass(frozen=True)
 class Densities(Synthetic):
     """Synthetic patients by a normalizing flow, trained in private steps."""
 
-    has_baselines: ClassVar[bool] = True
+    @property
+    def shows_baselines(self) -> bool:
+        return self.config.synthesis.baselines
 
     def recipe(self, layout: Layout) -> Recipe:
         """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
@@ -59,14 +59,11 @@ class Densities(Synthetic):
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         return DensityHalf(self.recipe(self.layout(schema)), self.frequencies(schema, classes))
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
+    def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.densities import of_density
 
         recipe = self.recipe(self.layout(dataset_of(self.config).schema))
-        return of_density(recipe, settings, rounds, rows, epsilon, self.config.privacy.delta, seed=seed, fault=fault)
+        return of_density(recipe, claim)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,24 +18,21 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.installed import claimed
 from polyclinic.plugins import BUILT_IN, dataset_of
-from polyclinic.programs.program import Builder, Collected, Half, State
+from polyclinic.programs.program import Choice, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
-from polyclinic.synthesis.games.adaptive import due
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps, penalised
-from polyclinic.synthesis.games.state import GeneratorState, first_state
+from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training import classification
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from polyclinic.ehr.shard import Rows
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.auditing.subject import Claim, Subject
 
 _MOST_ROUNDS_NAMED = 5
 
@@ -44,11 +41,19 @@ _MOST_ROUNDS_NAMED = 5
 class Games(Synthetic):
     """Synthetic patients by a game of generator and critic."""
 
-    has_baselines: ClassVar[bool] = True
-    has_candidates: ClassVar[bool] = True
     by_game: ClassVar[bool] = True
     released: ClassVar[str] = "every critic"
     released_together: ClassVar[str] = "each round's sum of gradients"
+
+    @property
+    def choice(self) -> Choice | None:
+        wanted, privacy = self.config.synthesis, self.config.privacy
+        epsilon = (wanted.selection_epsilon or privacy.epsilon / 10) if privacy.dp else 0.0
+        return Choice(wanted.candidates, wanted.selected, wanted.rows, epsilon) if wanted.candidates else None
+
+    @property
+    def shows_baselines(self) -> bool:
+        return self.config.synthesis.baselines
 
     def game(self, layout: Layout) -> Game:
         """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
@@ -98,31 +103,17 @@ class Games(Synthetic):
             self.game(layout), layout, self.frequencies(schema, classes), rounds=config.rounds,
             critic_steps=config.training.local_steps, rate=learning_rate,
             decay=learning_rate * config.training.weight_decay if config.secure.shared_noise else 0.0,
-            most=config.synthesis.candidates,
-            seed=config.seed,
+            most=self.choice.candidates if self.choice else 0, seed=config.seed,
         )  # fmt: skip
 
     def published(self) -> bool:
         return self.game(self.layout(dataset_of(self.config).schema)).published is not None
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
+    def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.fixed import of_game
 
         layout = self.layout(dataset_of(self.config).schema)
-        return of_game(
-            self.game(layout),
-            layout,
-            settings,
-            rounds,
-            rows,
-            epsilon,
-            self.config.privacy.delta,
-            seed=seed,
-            fault=fault,
-        )
+        return of_game(self.game(layout), layout, claim)
 
     def guarantee(self, synthesizer: Synthesizer | None, patients: Sequence[int]) -> str | None:
         if synthesizer is None or not patients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,16 +21,12 @@ from polyclinic.privacy.events import merged
 from polyclinic.training import pooled
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.task import Task, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
-
-Builder = Callable[[], "nn.Module"]
+    from polyclinic.training.auditing.subject import Claim, Subject
 #: What a server's half keeps between rounds: arrays, numbers and texts in dicts and lists, which a checkpoint can hold.
 State = dict[str, Any]
 
@@ -58,6 +54,20 @@ class Collected:
     noise: float = 0.0
     patients: float = 1.0
     replies: Mapping[str, Reply] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hospitals choose ``selected`` of ``candidates`` synthesizers after the last round.
+
+    rows: Synthetic rows to which the classifier is fitted by which hospitals judge each candidate.
+    epsilon: Pure epsilon of one hospital's choice (add or remove one patient); 0 without privacy.
+    """
+
+    candidates: int
+    selected: int
+    rows: int
+    epsilon: float
 
 
 class Half(ABC):
@@ -111,14 +121,10 @@ class Program(ABC):
     counts_classes: ClassVar[bool] = False
     #: Whether the result is judged on held-out patients.
     judged: ClassVar[bool] = True
-    #: Whether ``moments`` and ``independent`` are shown beside it.
-    has_baselines: ClassVar[bool] = False
     #: Whether a model of any number of features and classes can be built, so that made-up patients can stand in for an audit.
     any_width: ClassVar[bool] = True
     #: Whether too much noise is refused before anything is spent (``check_noise``).
     limits_noise: ClassVar[bool] = False
-    #: Whether hospitals choose among candidates after the last round.
-    has_candidates: ClassVar[bool] = False
     #: Whether workers may average hospitals' models before the server does: not of sums, whose order would show.
     merges_early: ClassVar[bool] = True
     #: Whether a model that was checked once needs no check in later rounds.
@@ -209,6 +215,27 @@ class Program(ABC):
         return local_half_of(strategy_named(self.config.strategy), self.config.options)
 
     @property
+    def choice(self) -> Choice | None:
+        """The choice among candidates after the last round; None where there is none."""
+        return None
+
+    @property
+    def shows_baselines(self) -> bool:
+        """Whether a simulation shows ``moments`` and ``independent`` beside the run."""
+        return False
+
+    @property
+    def shows_quality(self) -> bool:
+        """Whether a simulation compares the run's synthetic patients with held-out ones."""
+        return False
+
+    def layout(self, schema: Schema) -> Layout:
+        """The columns of the rows that the run draws. Raises ConfigError where it draws none, or not of ``schema``."""
+        raise ConfigError(
+            f"Configuration key 'task' has the value {self.config.task!r}, which draws no synthetic patients."
+        )
+
+    @property
     def lets_join(self) -> bool:
         """Whether hospitals may join while it goes on: what each sends is a model of its own, whoever else is there."""
         return False
@@ -241,7 +268,8 @@ class Program(ABC):
 
     def settings(self, noise_multiplier: float | None) -> TrainSettings:
         """The public settings of a round of training; ``noise_multiplier`` None trains without privacy."""
-        return replace(train_settings(self.config, noise_multiplier), local=self.local_half)
+        settings = train_settings(self.config, noise_multiplier)
+        return replace(settings, local=self.local_half, perturbation=self.config.convex.perturbation)
 
     def check_local_half(self, settings: TrainSettings) -> None:
         """Raises ConfigError where what the strategy has hospitals do does not go with the rest of the run."""
@@ -308,11 +336,8 @@ class Program(ABC):
         return False
 
     @abstractmethod
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
-        """The run's training at one hospital with these ``rows``, for an audit of the epsilon that it claims."""
+    def subject(self, claim: Claim) -> Subject:
+        """The run's training at one hospital, for an audit of what it claims."""
 
     def notes(self, state: State, scored: bool) -> list[str]:
         """What a reader must know beside the result. ``scored``: whether some hospital let metrics leave."""

@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.posterior import by_flow
+from polyclinic.config.programs.posterior import by_flow
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_of, resolve
-from polyclinic.programs.program import Builder, Collected, Half, Program, State
+from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.synthetic import Synthetic, check_options, making
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
 from polyclinic.training.task import TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
-    from polyclinic.ehr.shard import Rows
-    from polyclinic.training.auditing.faults import Fault
     from polyclinic.training.auditing.fixed import Fixed
+    from polyclinic.training.auditing.subject import Claim
     from polyclinic.training.posterior import PosteriorSums
 
 _POSTERIOR = (
@@ -99,14 +98,11 @@ class Sums(Program):
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         return SumsHalf(self.method(schema), self.classes(schema, classes))
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Fixed:  # fmt: skip
+    def subject(self, claim: Claim) -> Fixed:
         from polyclinic.training.auditing.fixed import of_sums
 
         method = self.method(dataset_of(self.config).schema)
-        return of_sums(method, settings, rows, epsilon, self.config.privacy.delta, seed=seed, fault=fault)
+        return of_sums(method, claim)
 
 
 @dataclass(frozen=True)
@@ -171,14 +167,10 @@ class Posterior(Sums):
     def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
         """Nothing scores a patient."""
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Fixed:  # fmt: skip
+    def subject(self, claim: Claim) -> Fixed:
         from polyclinic.training.preparation import contributions
 
-        subject = super().subject(rows, classes, settings, rounds, epsilon, seed, fault)
-        return replace(subject, counts=partial(contributions, measured=False))
+        return replace(super().subject(claim), counts=partial(contributions, measured=False))
 
     def notes(self, state: State, scored: bool) -> list[str]:
         return [_FLOW if by_flow(self.config.posterior.options) else _POSTERIOR]

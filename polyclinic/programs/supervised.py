@@ -14,13 +14,12 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, why
 from polyclinic.plugins import model_named, task_named
-from polyclinic.programs.program import Builder, Program
+from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
+from polyclinic.types import Builder
 
 if TYPE_CHECKING:
-    from polyclinic.ehr.shard import Rows
-    from polyclinic.training.auditing.faults import Fault
-    from polyclinic.training.auditing.subject import Subject
+    from polyclinic.training.auditing.subject import Claim, Subject
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,13 @@ class Supervised(Program):
     def takes_local_halves(self) -> bool:
         return bool(getattr(self.trains, "takes_local_halves", False))
 
-    def subject(
-        self, rows: Rows, classes: int, settings: TrainSettings, rounds: int, epsilon: float,
-        seed: int | None, fault: Fault,
-    ) -> Subject:  # fmt: skip
+    def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
-        return Subject(
-            self.trains, lambda features: build_for(self.config, features, classes), settings, rounds, rows,
-            classes, epsilon, self.config.privacy.delta, seed, fault,
-        )  # fmt: skip
+        def build(features: int) -> Builder:
+            return build_for(self.config, features, claim.classes)
+
+        return Subject(**vars(claim), task=self.trains, build=build)
 
     def local(self, schema: Schema) -> list[str]:
         from polyclinic.training.modules import load

@@ -40,6 +40,10 @@ class Synthetic(Program):
     by_game: ClassVar[bool] = False
 
     @property
+    def shows_quality(self) -> bool:
+        return self.config.synthesis.quality
+
+    @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of what draws rows. Raises ConfigError when their text is not ``key=value`` pairs."""
         return keyword_arguments(self.config.synthesis.options)
@@ -92,7 +96,6 @@ class Synthetic(Program):
         return [float(count) for count in counts.ravel()]
 
     def layout(self, schema: Schema) -> Layout:
-        """How the run's rows are laid out. Raises ConfigError for a schema of which nothing can be generated."""
         return Layout.of(schema, self.config.synthesis.condition_hospitals)
 
     def frequencies(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:

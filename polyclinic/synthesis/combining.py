@@ -43,8 +43,7 @@ class Combined:
 
     @property
     def standard_error(self) -> Floats:
-        found: Floats = np.sqrt(self.variance)
-        return found
+        return np.sqrt(self.variance)
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
         """Lower and upper end, of Student's t. Raises ConfigError for a level outside (0, 1)."""

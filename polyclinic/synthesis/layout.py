@@ -13,8 +13,14 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.encoding import decode, feature_names, feature_slices, nullable_mask, standardised_mask
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import (
+    decode,
+    feature_names,
+    feature_slices,
+    nullable_mask,
+    public_standardiser,
+    standardised_mask,
+)
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
@@ -130,6 +136,12 @@ class Layout:
         """(n,) class of each row: its largest."""
         found: Ints = np.argmax(z[:, self.label], axis=1).astype(np.int64)
         return found
+
+    def by_class(self, z: Floats, vectors: Floats) -> Floats:
+        """(n, K k) of (n, k) ``vectors`` of rows ``z``, each in the block of its class, and 0 in the others."""
+        blocks = np.zeros((len(z), self.classes, vectors.shape[1]))
+        blocks[np.arange(len(z)), self.labels(z)] = vectors
+        return blocks.reshape(len(z), self.classes * vectors.shape[1])
 
     def encoded(self, z: Floats) -> tuple[Floats, Ints]:
         """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) labels."""

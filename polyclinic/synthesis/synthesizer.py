@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -17,16 +17,11 @@ from polyclinic.files import write_file
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints
 
-#: The file in a run's folder.
-SYNTHESIZER = "synthesizer.safetensors"
 _META = "synthesizer"
 
 
 class Synthesizer(Protocol):
-    """Draws rows of a ``layout``. It is made of what was released alone, so that drawing costs no privacy.
-
-    ``kind``: its class as ``package.module:Class``, by which a file is read again.
-    """
+    """Draws rows of a ``layout``. It is made of what was released alone, so that drawing costs no privacy."""
 
     @property
     def layout(self) -> Layout: ...
@@ -44,11 +39,22 @@ class Synthesizer(Protocol):
         ...
 
 
+def described(synthesizer: Synthesizer) -> dict[str, Any]:
+    """What a file says of it: its ``kind``, its class as ``package.module:Class`` by which it is read again, and ``options``."""
+    return {"kind": f"{type(synthesizer).__module__}:{type(synthesizer).__name__}", "options": synthesizer.options()}
+
+
+def made_again(layout: Layout, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Synthesizer:
+    """The synthesizer of ``described`` and ``arrays``. Its class is imported by name, which is code."""
+    module, _, name = str(told["kind"]).partition(":")
+    make: Callable[..., Synthesizer] = getattr(import_module(module), name).load
+    return make(layout, arrays, told["options"])
+
+
 def save(synthesizer: Synthesizer, path: Path) -> None:
     """Write ``synthesizer`` whole, or leave what was there."""
-    kind = f"{type(synthesizer).__module__}:{type(synthesizer).__name__}"
     # One entry, for the file has several in any order.
-    meta = {_META: json.dumps({"kind": kind, "options": synthesizer.options()})}
+    meta = {_META: json.dumps(described(synthesizer))}
     arrays = {name: np.array(value, order="C") for name, value in synthesizer.arrays().items()}
     write_file(path, lambda aside: save_file(arrays, aside, meta))
 
@@ -61,13 +67,7 @@ def load(path: Path, layout: Layout) -> Synthesizer:
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            meta = json.loads(file.metadata()[_META])
-        kind, options = str(meta["kind"]), meta["options"]
-        module, _, name = kind.partition(":")
-        make = cast(
-            Callable[[Layout, Mapping[str, np.ndarray], Mapping[str, Any]], Synthesizer],
-            getattr(import_module(module), name).load,
-        )
-        return make(layout, arrays, options)
+            told = json.loads(file.metadata()[_META])
+        return made_again(layout, told, arrays)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, ImportError, AttributeError) as error:
         raise DataError(f"{path} holds no synthesizer of this schema: {type(error).__name__}.") from None

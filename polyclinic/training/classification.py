@@ -7,13 +7,12 @@ Abadi et al. 2016, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging import getLogger
 
 import numpy as np
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
-from torch import nn
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
@@ -25,7 +24,7 @@ from polyclinic.training.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 name = "classification"
 #: It makes the passes of a strategy's local half, and charges them.
@@ -60,15 +59,13 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
     return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 
-def check(build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
     """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy."""
     check_behaviour(build, arrays, features)
     choose(load(build, arrays), features, engine)
 
 
-def train(
-    build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
-) -> list[SiteUpdate]:
+def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
     """Each site's update after ``settings.local_steps`` steps from ``arrays``; noise of each site from its own stream.
 
     All engines give the same update within rounding; ``settings.engine`` says which, or "auto" takes the fastest that
@@ -91,7 +88,7 @@ def train(
         return train_stacked(made, arrays, work, settings, engine)
 
 
-def evaluate(build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
     """Each site's (rows, classes) float64 probabilities under the model ``arrays``."""
     module = load(build, arrays).eval()
     dtype = next(module.parameters()).dtype

@@ -8,7 +8,7 @@ mean loss. Steps, batches, the learning rate and the optimizer have no part in i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from polyclinic.privacy.streams import Stream
 from polyclinic.training import classification
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Reals
+from polyclinic.types import Arrays, Builder, Reals
 
 _MOST_STEPS, _LEAST_SHARE = 1_000, 1e-12
 
@@ -51,12 +51,12 @@ class ConvexTask:
             return perturbation.objective_event(noise, settings.perturbation, settings.release_delta)
         return perturbation.output_event(noise, settings.perturbation)
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for any module but one linear layer of two outputs."""
         _linear(load(build, arrays), self.name, features)
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's own private minimiser, as a model of the shape of ``arrays``; noise from the site's stream.
 
@@ -67,9 +67,7 @@ class ConvexTask:
         layer = _linear(load(build, arrays), self.name, work[0].rows.x.shape[1])
         return [self._update(layer, arrays, site, settings) for site in work]
 
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities."""
-        return classification.evaluate(build, arrays, rows)
+    evaluate = staticmethod(classification.evaluate)
 
     def _update(self, layer: str, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         bounded = _bounded(site.rows, settings.max_grad_norm)

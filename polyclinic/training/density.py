@@ -10,16 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from dp_accounting import DpEvent
-from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
-from polyclinic.training.synthesis import judged
+from polyclinic.training.synthesis import Judged
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 
 def own_noise(site: SiteWork) -> np.random.Generator:
@@ -28,7 +26,7 @@ def own_noise(site: SiteWork) -> np.random.Generator:
 
 
 @dataclass(frozen=True, eq=False)
-class DensityTask:
+class DensityTask(Judged):
     """A round is steps of a flow at each site.
 
     noise: of a site, what spreads its cells; an audit's draws nothing.
@@ -38,16 +36,15 @@ class DensityTask:
     noise: Callable[[SiteWork], np.random.Generator] = own_noise
     name: str = "synthesis"
 
-    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
-        """The flow's steps: those of private classification."""
-        return classification.event(settings, begun)
+    #: The flow's steps cost what those of private classification do.
+    event = staticmethod(classification.event)
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
         classification.check(build, arrays, self.recipe.layout.width, engine)
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
         return classification.train(build, arrays, self.shown(work), replace(settings, loss=DENSITY))
@@ -56,10 +53,6 @@ class DensityTask:
         """The sites with rows as the flow sees them."""
         recipe = self.recipe
         return [replace(site, rows=spread(recipe, site.rows, self.noise(site), site.number)) for site in work]
-
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
-        return judged(arrays, rows)
 
 
 def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0) -> Rows:

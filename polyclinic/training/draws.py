@@ -18,7 +18,7 @@ import numpy.typing as npt
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import poisson_samples
 from polyclinic.training.task import SiteWork, TrainSettings
-from polyclinic.types import Arrays, Bools, Reals
+from polyclinic.types import Arrays, Bools, Reals, under
 
 _KEPT = "draws."
 _NOTHING: Mapping[str, npt.NDArray[Any]] = {}
@@ -42,7 +42,7 @@ class Draws:
         if not begun(site.kept, self._settings):
             self._batch_of = np.floor(site.sampling.uniform(site.rows.patients) * self._settings.epoch)
             return
-        state = {name.removeprefix(_KEPT): value for name, value in site.kept.items() if name.startswith(_KEPT)}
+        state = under(site.kept, _KEPT)
         del state["terms"]
         self._turn, dealt, self._noise = int(state.pop("turn")), state.pop("batch-of"), state
         self._batch_of = dealt

@@ -6,7 +6,7 @@ Clipping one patient bounds that patient's influence only where the module keeps
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 _ROW_BY_ROW = {nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm}
 
 
-def load(build: Callable[[], nn.Module], arrays: Arrays) -> nn.Module:
+def load(build: Builder, arrays: Arrays) -> nn.Module:
     """A module holding ``arrays``. Raises ConfigError when names, shapes or finiteness do not fit."""
     with torch.random.fork_rng(devices=[]):  # a new module's own initial values come from the global generator
         module = build()
@@ -129,7 +129,7 @@ def _mixes(part: nn.Module) -> bool:
     return isinstance(part, nn.modules.batchnorm._BatchNorm)
 
 
-def check_behaviour(build: Callable[[], nn.Module], arrays: Arrays, features: int) -> None:
+def check_behaviour(build: Builder, arrays: Arrays, features: int) -> None:
     """Raises ConfigError for arrays that do not fit, and for a module that mixes patients or remembers them.
 
     Besides the module's parts its behaviour is probed in float64 on made-up batches of 1, 2 and 7 rows: outputs and
@@ -167,7 +167,7 @@ def check_behaviour(build: Callable[[], nn.Module], arrays: Arrays, features: in
         )
 
 
-def _rows_stay_apart(made: Callable[[], nn.Module], batch: Tensor) -> bool:
+def _rows_stay_apart(made: Builder, batch: Tensor) -> bool:
     """Whether rows together give the outputs, and the summed gradient, of each row alone."""
     with seeded(0):
         begun = torch.random.get_rng_state()

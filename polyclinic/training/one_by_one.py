@@ -8,7 +8,6 @@ gradient is clipped once. An empty batch still adds noise and counts. Abadi et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,25 +17,25 @@ from torch import Tensor, nn
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.training.local import Penalty
 from polyclinic.training.losses import row_losses
-from polyclinic.training.modules import load, seeded
+from polyclinic.training.modules import load, seeded, split_flat
 from polyclinic.training.representation import represent_by, represented
 from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Ints, Reals
+from polyclinic.types import Arrays, Builder, Ints, Reals
 
 
-def train_one(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+def train_one(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     """The site's update after ``settings.local_steps`` steps from ``arrays``; noise from the site's own stream."""
     with seeded(int(site.layers.uniform(1)[0] * 2**53), settings.device):
         return _train(build, arrays, site, settings)
 
 
-def _train(build: Callable[[], nn.Module], arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+def _train(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     return _Alone(load(build, arrays).to(settings.device), arrays, site, settings).updates()[0]
 
 
 class _Alone(TrainedSites):
-    """One hospital, whose module is trained by autograd and torch's own optimizers."""
+    """One hospital, whose gradients are computed by autograd."""
 
     def __init__(self, module: nn.Module, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> None:
         super().__init__(module, arrays, [site], settings)
@@ -53,13 +52,10 @@ class _Alone(TrainedSites):
         self._y = torch.from_numpy(site.rows.y).to(settings.device)
         self._rows = site.rows
 
-    def _begin(self, running: Running) -> torch.optim.Optimizer:
-        optimizer = _optimizer(self._parameters, running.settings)
-        _restore(optimizer, running.kept[0])
-        return optimizer
-
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
-        _put(self._parameters, models[0])
+        with torch.no_grad():
+            for name, piece in split_flat(models[0], self._module).items():
+                self._module.get_parameter(name).copy_(piece)
         (draws,), settings, patient = running.draws, running.settings, self._rows.patient
         batch = np.flatnonzero(draws.batches(1)[0])
         position = np.full(self._rows.patients, -1)
@@ -74,16 +70,6 @@ class _Alone(TrainedSites):
             parts, loss = _plain(losses, self._parameters, some, len(batch))
             total = torch.cat([part.flatten() for part in parts])
         return total[None].to(models), np.array([loss]), np.array([len(batch)])
-
-    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
-        _put(self._parameters, models[0])
-        for p, part in zip(self._parameters, _split(gradient[0], self._parameters), strict=True):
-            p.grad = part.clone()
-        running.state.step()
-        return _flat(self._parameters)[None]
-
-    def _optimizers(self, running: Running) -> list[Arrays]:
-        return [_state(running.state)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,53 +143,3 @@ def _clipped(
             p.grad_sample = None  # type: ignore[attr-defined]
         per_patient = rows.new_zeros(patients, rows.shape[1]).index_add_(0, member, rows)
     return clipped_sum(per_patient, settings.max_grad_norm), loss
-
-
-def _flat(parameters: list[nn.Parameter]) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in parameters])
-
-
-def _split(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    pieces = torch.split(flat, [p.numel() for p in parameters])
-    return [piece.reshape(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
-
-
-def _put(parameters: list[nn.Parameter], flat: Tensor) -> None:
-    with torch.no_grad():
-        for p, piece in zip(parameters, _split(flat, parameters), strict=True):
-            p.copy_(piece)
-
-
-def _optimizer(parameters: list[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
-    if settings.optimizer == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    if settings.optimizer in ("adam", "adamw"):
-        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
-
-
-def _state(optimizer: torch.optim.Optimizer) -> Arrays:
-    """The optimizer's tensors by ``parameter.name``; they are functions of noisy gradients, yet stay at the site."""
-    return {
-        f"{index}.{label}": torch.as_tensor(value).detach().cpu().numpy().copy()
-        for index, slots in optimizer.state_dict()["state"].items()
-        for label, value in slots.items()
-        if value is not None
-    }
-
-
-def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
-    if not state:
-        return
-    slots: dict[int, dict[str, Tensor]] = {}
-    for key, value in state.items():
-        index, label = key.split(".", 1)
-        if not index.isdigit():  # not the optimizer's
-            continue
-        slots.setdefault(int(index), {})[label] = torch.from_numpy(np.array(value))
-    optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -6,19 +6,18 @@ H hospitals the noise is a square root of H below that of hospitals which each a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
-from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.distributed import patient_rho
 from polyclinic.privacy.events import zcdp_event
 from polyclinic.training.local import PLAIN
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 
 def price(settings: TrainSettings) -> DpEvent:
@@ -41,12 +40,12 @@ class Pooled:
         """What one opened sum spends of each patient in it (add/remove one patient), by concentrated differential privacy."""
         return price(settings)
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """As the task does."""
         self.task.check(build, arrays, features, engine)
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's ``arrays`` less its sum of clipped gradients, without noise, in float64.
 
@@ -61,6 +60,6 @@ class Pooled:
             replace(settings, learning_rate=1.0, noise_multiplier=0.0, weight_decay=0.0, double=True, local=PLAIN),
         )
 
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+    def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """As the task does."""
         return self.task.evaluate(build, arrays, rows)

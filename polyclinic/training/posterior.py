@@ -9,65 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from polyclinic.ehr.schema import NUMERIC_KINDS
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.inference.flow_sums import OPTIONS, FlowSums, flow_settings
 from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Likelihood
+from polyclinic.inference.private_flow import OPTIONS, FlowSums, flow_settings
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
-
-class Result(Protocol):
-    """What a method found."""
-
-    def as_json(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """``parameters`` by name with mean, sd, low and high; ``correlations``; and what else the method says."""
-        ...
-
-
-class Method(Protocol):
-    """A way to a posterior by rounds of sums, over records of a likelihood's columns; ``GaussNewton`` and ``FlowSums`` are."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def likelihood(self) -> Likelihood: ...
-
-    @property
-    def start(self) -> Floats: ...
-
-    @property
-    def scale(self) -> Floats: ...
-
-    @property
-    def rounds(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
-
-    def begin(self, patients: float) -> Arrays: ...
-
-    def check_noise(self, noise: float) -> None: ...
-
-    def question(self, state: Arrays) -> Arrays: ...
-
-    def contributions(self, question: Arrays, records: Floats) -> Floats: ...
-
-    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays: ...
-
-    def posterior(self, state: Arrays) -> Result: ...
-
-
+#: A way to a posterior by rounds of sums, over records of a likelihood's columns.
+Method = GaussNewton | FlowSums
 #: Of a likelihood, and of its prior's (k,) means and standard deviations.
 Make = Callable[[Likelihood, Floats, Floats], Method]
 
@@ -124,7 +80,7 @@ class PosteriorSums:
         return self.method.absorb(round, self._begun(state), mean, noise)
 
     def result(self, state: Arrays) -> dict[str, Any]:
-        """``Result.as_json``. Raises DataError where there is no result."""
+        """The method's result as JSON. Raises DataError where there is no result."""
         return self.method.posterior(self._begun(state)).as_json(self.method.likelihood.names)
 
     def prior(self) -> dict[str, dict[str, float]]:

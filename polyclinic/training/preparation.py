@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyclinic.ehr.encoding import nullable_mask, standardised_mask
+from polyclinic.ehr.encoding import Standardiser, nullable_mask, standardised_mask
 from polyclinic.ehr.imputation import Imputer, chained, check_fills, constants
-from polyclinic.ehr.scaling import Standardiser
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError, why
@@ -16,16 +16,13 @@ from polyclinic.training.local import Penalty
 from polyclinic.training.modules import load
 from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Ints, Reals
+from polyclinic.types import Arrays, Builder, Ints, Reals
 
 _GRADIENT, _ROWS, _WIDTH = 0.01, 3, 4
 
 
 class _MadeUp(TrainedSites):
     """Two hospitals without records, whose gradients have the same number in each place."""
-
-    def _begin(self, running: Running) -> None:
-        return
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         if models.shape != self.model.shape:
@@ -37,14 +34,8 @@ class _MadeUp(TrainedSites):
                 raise ValueError(f"the term of a Penalty has the shape {tuple(term.shape)} for {_ROWS} rows")
         return torch.full_like(models, _GRADIENT), np.ones(len(models)), np.ones(len(models), int)
 
-    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
-        return models - running.settings.learning_rate * gradient
 
-    def _optimizers(self, running: Running) -> list[Arrays]:
-        return [{} for _ in self.work]
-
-
-def check_half(build: Callable[[], nn.Module], arrays: Arrays, settings: TrainSettings) -> None:
+def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
     """Raises ConfigError for a local half that fails, or that returns what its class does not say; looks at no record.
 
     build, arrays: the model. settings: the round's, ``settings.local`` with them.

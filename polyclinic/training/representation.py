@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from polyclinic.errors import ConfigError
 from polyclinic.training.modules import check_behaviour, load, split_flat
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 Call = Callable[[Callable[[], Tensor]], tuple[Tensor, Tensor]]
 
@@ -29,7 +29,7 @@ def check_representation(module: nn.Module) -> None:
         )
 
 
-def check_penalised(build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+def check_penalised(build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
     """Raises ConfigError for a module that names no representation, one whose representation mixes patients, and for an engine
     that takes no penalty."""
     from polyclinic.training.stacked.engines import choose  # it imports this module

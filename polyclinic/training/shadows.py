@@ -5,20 +5,19 @@ Many are trained at once, as so many sites of the stacked engine. Nothing here i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training.task import SiteWork, Task, TrainSettings
-from polyclinic.types import Arrays, Bools, Floats, Ints
+from polyclinic.types import Arrays, Bools, Builder, Floats
 
 
 def train_shadows(
-    task: Task, build: Callable[[], nn.Module], arrays: Arrays, hospitals: Sequence[Rows], inside: Sequence[Bools],
+    task: Task, build: Builder, arrays: Arrays, hospitals: Sequence[Rows], inside: Sequence[Bools],
     settings: TrainSettings, rounds: int, seed: int,
 ) -> list[Arrays]:  # fmt: skip
     """Federated averages of the task's own training, from ``arrays`` on: one for each shadow model.
@@ -28,7 +27,9 @@ def train_shadows(
     strategy.
     """
     shadows = range(len(inside[0]))
-    rows = [[chosen(part, mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)] for shadow in shadows]
+    rows = [
+        [part.of_patients(mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)] for shadow in shadows
+    ]
     weights = [np.array([part.patients for part in own], dtype=np.float64) for own in rows]
     models = [dict(arrays) for _ in shadows]
     kept: list[list[Arrays]] = [[{} for _ in hospitals] for _ in shadows]
@@ -48,25 +49,6 @@ def train_shadows(
             kept[shadow] = [update.kept for update in mine]
             models[shadow] = _mean([update.arrays for update in mine], weights[shadow])
     return models
-
-
-def chosen(rows: Rows, patients: Bools) -> Rows:
-    """The rows of the chosen patients, who are numbered anew."""
-    here = patients[rows.patient]
-    return Rows(rows.x[here], rows.y[here], (np.cumsum(patients) - 1)[rows.patient[here]], int(patients.sum()))
-
-
-def joined(parts: Sequence[Rows]) -> Rows:
-    """All rows and patients of the parts, the first part's patients first."""
-    begin = np.cumsum([0, *(part.patients for part in parts)])
-    return Rows(
-        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]),
-        np.concatenate([part.patient + first for part, first in _numbered(parts, begin)]), int(begin[-1]),
-    )  # fmt: skip
-
-
-def _numbered(parts: Sequence[Rows], begin: Ints) -> Iterator[tuple[Rows, int]]:
-    return zip(parts, (int(first) for first in begin), strict=False)
 
 
 def _mean(models: Sequence[Arrays], weights: Floats) -> Arrays:

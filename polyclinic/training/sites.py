@@ -18,8 +18,9 @@ from polyclinic.training.denoising import GradientFilter
 from polyclinic.training.draws import Draws
 from polyclinic.training.local import Pass, Penalty, Sites, Trained
 from polyclinic.training.modules import flat_parameters, split_flat
+from polyclinic.training.optimizers import OptimizerState, apply_step, dump_state, restore_state
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, TrainSettings, own_arrays
-from polyclinic.types import Arrays, Ints, Reals
+from polyclinic.types import Arrays, Ints, Reals, under
 
 _KEPT = "local."
 
@@ -40,21 +41,22 @@ class Running:
     """A pass under way at S hospitals. ``left``: how many gradients it may still make; ``state``: the engine's own."""
 
     settings: TrainSettings
-    kept: Sequence[Mapping[str, np.ndarray]]
     left: int
     divisor: Tensor
     draws: list[Draws]
     denoiser: GradientFilter
+    optimizer: OptimizerState
     state: Any = None
 
 
 class TrainedSites(Sites):
-    """S hospitals with their records. A subclass computes sums of gradients and takes the steps."""
+    """S hospitals with their records. A subclass computes sums of gradients."""
 
     def __init__(self, module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> None:
         self.settings, self.round, self.numbers = settings, work[0].round, [site.number for site in work]
         self.config = work[0].config
         self._module, self._arrays = module, arrays
+        self._shapes = [p.shape for p in module.parameters() if p.requires_grad]
         self.work = work
         # What a hospital kept as its own is the half's to use; only what stays at it is in the model that it was sent.
         self.model = self._models([site.own for site in work])
@@ -63,21 +65,12 @@ class TrainedSites(Sites):
         self._losses: list[Reals] = []
         self._sampled: list[Ints] = []
 
-    @abstractmethod
     def _begin(self, running: Running) -> Any:
-        """What a pass needs of the engine, from what was kept of the last round."""
+        """What else a pass needs of the engine."""
 
     @abstractmethod
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         """(S, P) sums of the next batch's clipped gradients with noise, (S,) summed losses, (S,) patients in the batch."""
-
-    @abstractmethod
-    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
-        """(S, P) the models after a step."""
-
-    @abstractmethod
-    def _optimizers(self, running: Running) -> list[Arrays]:
-        """What each hospital's optimizer keeps."""
 
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
         running = self._run(name)
@@ -97,7 +90,8 @@ class TrainedSites(Sites):
 
     def step(self, models: Tensor, gradient: Tensor, name: str = "") -> Tensor:
         running = self._run(name)
-        after = self._stepped(running, models, gradient)
+        after = models.clone()
+        apply_step(after, gradient, running.optimizer, running.settings)
         if running.denoiser.looks_ahead:
             running.denoiser.moved(after - models)
         return after
@@ -157,7 +151,9 @@ class TrainedSites(Sites):
             work = [replace(site, kept=own) for site, own in zip(self.work, kept, strict=True)]
             draws = [Draws(site, settings, like.shape[1]) for site in work]
             denoiser = GradientFilter(kept, settings, like)
-            running = Running(settings, kept, one.gradients, divisor.to(like.device), draws, denoiser)
+            sizes = [shape.numel() for shape in self._shapes]
+            optimizer = restore_state(kept, sizes, settings, like.dtype, like.device)
+            running = Running(settings, one.gradients, divisor.to(like.device), draws, denoiser, optimizer)
             running.state = self._begin(running)
             self._running[name] = running
         return self._running[name]
@@ -165,7 +161,7 @@ class TrainedSites(Sites):
     def _of_pass(self, kept: Mapping[str, np.ndarray], name: str) -> Arrays:
         others = (_KEPT, OWN, *(f"{other}." for other in self._passes if other))
         if name:
-            return {key.removeprefix(f"{name}."): value for key, value in kept.items() if key.startswith(f"{name}.")}
+            return under(kept, f"{name}.")
         return {key: value for key, value in kept.items() if not key.startswith(others)}
 
     def _kept(self, trained: Trained) -> list[Arrays]:
@@ -182,7 +178,8 @@ class TrainedSites(Sites):
         for name, running in self._running.items():
             if self._passes[name].all_patients:
                 continue
-            parts = zip(self._optimizers(running), running.draws, running.denoiser.kept(), strict=True)
+            dumped = dump_state(running.optimizer, self._shapes, running.settings)
+            parts = zip(dumped, running.draws, running.denoiser.kept(), strict=True)
             for site, (optimizer, drawn, filtered) in enumerate(parts):
                 if finite[site] or not name:
                     prefix, state = f"{name}." if name else "", optimizer | filtered

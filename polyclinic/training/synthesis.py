@@ -6,13 +6,12 @@ the generator. Neighbouring relation: add or remove one patient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent
-from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
@@ -28,7 +27,7 @@ from polyclinic.training import classification
 from polyclinic.training.losses import check_loss
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 #: The one array of a sum, as a hospital sends it back.
 SUM = "sum"
@@ -36,7 +35,7 @@ SUM = "sum"
 ROUND = "round"
 
 
-def judge_of(arrays: Arrays) -> Callable[[], nn.Module]:
+def judge_of(arrays: Arrays) -> Builder:
     """A builder of the logistic regression that ``arrays`` belong to: what judges synthetic rows on real ones."""
     classes, features = arrays["0.weight"].shape
     return lambda: logistic(features, classes)
@@ -47,6 +46,14 @@ def judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
     return classification.evaluate(judge_of(arrays), arrays, rows)
 
 
+class Judged:
+    """A task whose rounds end in synthetic rows."""
+
+    def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
+        return judged(arrays, rows)
+
+
 def sum_event(settings: TrainSettings) -> DpEvent:
     """What one sum of clipped vectors costs."""
     noise = settings.noise_multiplier
@@ -54,7 +61,7 @@ def sum_event(settings: TrainSettings) -> DpEvent:
 
 
 @dataclass(frozen=True, eq=False)
-class SumsTask:
+class SumsTask(Judged):
     """A round is one sum of patients' vectors. Hospitals are sent a question and no model, and answer with their sum."""
 
     method: SumsMethod
@@ -77,13 +84,13 @@ class SumsTask:
         """One sum of clipped vectors, with Gaussian noise or everything without."""
         return sum_event(settings)
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a model: a sum is asked for without one."""
         if arrays:
             raise ConfigError(f"A round of sums has no model, but the message holds {', '.join(sorted(arrays))}.")
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's noisy sum by its number of patients, so that the mean by these numbers is that of all patients.
 
@@ -93,11 +100,7 @@ class SumsTask:
             raise ConfigError("public_patients is missing: a private sum needs a public divisor.")
         return [self._update(site, settings) for site in work]
 
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
-        return judged(arrays, rows)
-
-    def privatised(self, build: Callable[[], nn.Module], arrays: Arrays) -> list[str]:
+    def privatised(self, build: Builder, arrays: Arrays) -> list[str]:
         """The arrays that records reach, through noise."""
         return [SUM]
 
@@ -153,7 +156,7 @@ class SumsTask:
 
 
 @dataclass(frozen=True, eq=False)
-class GameTask:
+class GameTask(Judged):
     """A round is steps of a game's critic on every patient's real rows and as many generated ones of the same labels.
 
     Each step has generated rows of its own. ``question``: the generator's arrays. ``clips``: whether the critic's weights are
@@ -184,11 +187,10 @@ class GameTask:
         check_generator(generator, game, layout)
         return found
 
-    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
-        """The critic's steps: those of private classification."""
-        return classification.event(settings, begun)
+    #: The critic's steps cost what those of private classification do.
+    event = staticmethod(classification.event)
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
         game, layout = self.game, self.layout
         classification.check(build, arrays, layout.width, engine)
@@ -197,7 +199,7 @@ class GameTask:
         check_loss(game.loss, outputs)
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's critic after its steps. A patient's rows and the generated ones beside them are in a batch together,
         and their summed gradient is clipped once."""
@@ -236,7 +238,3 @@ class GameTask:
             replace(update, steps=settings.local_steps, loss=float(mean))
             for update, mean in zip(updates, means, strict=True)
         ]
-
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
-        return judged(arrays, rows)

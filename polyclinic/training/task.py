@@ -7,20 +7,19 @@ spend, so that the ledger can be charged before any record is touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
-from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder, under
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
@@ -32,7 +31,7 @@ class TrainSettings:
 
     ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
     noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
-    with its gain (``training.stacked.optimizers``).
+    with its gain (``training.denoising``).
     ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
     release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
@@ -121,7 +120,7 @@ class SiteUpdate:
 
 def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:
     """The arrays of a site's own among what it kept, by their names in the model."""
-    return {name.removeprefix(OWN): value for name, value in kept.items() if name.startswith(OWN)}
+    return under(kept, OWN)
 
 
 class Task(Protocol):
@@ -137,13 +136,13 @@ class Task(Protocol):
         begun: the site goes on with a release that it paid for, as a whole, when that began.
         """
 
-    def check(self, build: Callable[[], nn.Module], arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
         """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""
 
     def train(
-        self, build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's update of the same global arrays, in the order of ``work``."""
 
-    def evaluate(self, build: Callable[[], nn.Module], arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+    def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities."""

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from polyclinic.client import hospital as hospital_module
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.split import is_test_patient
+from polyclinic.ehr.shard import is_test_patient
 from polyclinic.errors import ConfigError
 from polyclinic.messages import STANDARDISER, EvaluateRequest, TrainRequest
 from polyclinic.programs import program_of

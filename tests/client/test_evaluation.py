@@ -15,11 +15,13 @@ from flwr.app import Message
 from polyclinic.arrays import to_record
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.split import is_test_patient
+from polyclinic.ehr.shard import is_test_patient
 from polyclinic.evaluation.private_metrics import BINS, noise_for
-from polyclinic.messages import COUNTS, RECORD, EvaluateRequest, QueryRequest
+from polyclinic.messages import ASK, COUNTS, RECORD, AskRequest, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.releases.kinds import write_question
+from polyclinic.releases.statistics import Statistic
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, model, train
 from tests.nursery import python
 
@@ -231,11 +233,11 @@ def test_a_kill_between_charge_and_counts_keeps_the_charge_and_its_release_is_pa
 def test_a_query_asks_held_out_patients_too_and_is_charged_to_their_account(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, STRICT + 'allowed-tasks = ["classification", "query"]\n')
     evaluate(hospital)
-    question = QueryRequest(run="q", site=0, statistic="count", mechanism="laplace", epsilon=0.5)
-    assert app(message(question, "query.query"), context(hospital)).has_content()
+    question = AskRequest(run="q", site=0, question=write_question(Statistic("count", epsilon=0.5)))
+    assert app(message(question, ASK), context(hospital)).has_content()
     assert [event["purpose"] for event in held_out(hospital).events()] == ["private-metrics", "query-count"]
     assert 1.0 < held_out(hospital).spent() <= 2.0 and ledger(hospital).spent() == pytest.approx(0.5, abs=0.01)
-    large = QueryRequest(run="q", site=0, statistic="count", mechanism="laplace", epsilon=1.4, where="age > 50")
-    refused = app(message(large, "query.query"), context(hospital))
+    large = Statistic("count", where=("age > 50",), epsilon=1.4)
+    refused = app(message(AskRequest(run="q", site=0, question=write_question(large)), ASK), context(hospital))
     assert refused.has_error() and "Held-out patients" in str(refused.error.reason)
     assert ledger(hospital).spent() == pytest.approx(0.5, abs=0.01)

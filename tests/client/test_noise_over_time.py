@@ -19,8 +19,7 @@ from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.noise.banded import Banded
-from polyclinic.privacy.noise.buffered import Buffered
+from polyclinic.privacy.noise.factorisations import Banded, Buffered
 from polyclinic.training import classification
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
 from tests.nursery import python

@@ -1,5 +1,6 @@
 """Queries at hospitals: charged first, refused in one sentence, released once, and each question's noise its own."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import FAILED, QUERY, RECORD, REFUSED, QueryRequest
+from polyclinic.messages import ASK, FAILED, RECORD, REFUSED, AskRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.releases import statistics
+from polyclinic.releases.kinds import write_question
+from polyclinic.releases.statistics import Statistic
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
-from polyclinic.training import queries
 
 SCHEMA = {
     "name": "clinic",
@@ -44,15 +47,16 @@ def make_hospital(folder: Path, policy: str = ASKING) -> Path:
     return folder / "hospital.toml"
 
 
-def request(**changes: Any) -> QueryRequest:
-    return QueryRequest(
-        **{"run": "q", "site": 0, "statistic": "count", "mechanism": "laplace", "epsilon": 0.5} | changes
-    )
+def request(**changes: Any) -> AskRequest:
+    """Fields of the request, and of the question."""
+    own = {name: value for name, value in changes.items() if name in AskRequest.model_fields}
+    asked = {"statistic": "count", "epsilon": 0.5} | {name: changes[name] for name in changes.keys() - own}
+    return AskRequest(**{"run": "q", "site": 0, "question": write_question(Statistic(**asked))} | own)
 
 
-def sent(asked: QueryRequest) -> Message:
+def sent(asked: AskRequest) -> Message:
     LocalGrid(AppReference("polyclinic.client_app"), 1, {})  # gives messages of this process a sender
-    return Message(RecordDict({RECORD: asked.record()}), 1, QUERY)
+    return Message(RecordDict({RECORD: asked.record()}), 1, ASK)
 
 
 def ask(hospital: Path, **changes: Any) -> Message:
@@ -99,7 +103,7 @@ def test_a_query_asked_again_gets_the_same_answer_and_costs_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "change", [{"run": "r"}, {"epsilon": 0.6}, {"mechanism": "gaussian"}, {"where": "age>=60"}, {"column": "sbp"}]
+    "change", [{"run": "r"}, {"epsilon": 0.6}, {"mechanism": "gaussian"}, {"where": ("age >= 60",)}, {"column": "sbp"}]
 )
 def test_any_other_query_is_a_new_release(tmp_path: Path, change: dict[str, Any]) -> None:
     hospital = make_hospital(tmp_path)
@@ -110,7 +114,7 @@ def test_any_other_query_is_a_new_release(tmp_path: Path, change: dict[str, Any]
 def test_simulated_questions_have_noise_of_their_own(tmp_path: Path) -> None:
     replies = [
         *ask_simulated(tmp_path, mechanism="gaussian"), *ask_simulated(tmp_path, mechanism="gaussian", run="q2"),
-        *ask_simulated(tmp_path, mechanism="gaussian", where="malignant=1"),
+        *ask_simulated(tmp_path, mechanism="gaussian", where=("malignant == 1",)),
     ]  # fmt: skip
     noise = [cells(reply)[0] % 1 for reply in replies]
     assert len({round(part, 6) for part in noise}) == len(noise)
@@ -145,7 +149,7 @@ def test_the_charge_stays_when_the_answer_fails(tmp_path: Path, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise ConfigError("row 8")
 
-    monkeypatch.setattr(queries, "patient_values", broken)
+    monkeypatch.setattr(statistics, "patient_values", broken)
     reply = ask(hospital, statistic="mean", column="age")
     assert str(reply.error.reason) == "the hospital failed; its own log has the details"
     assert len(ledger(hospital).events()) == 1
@@ -157,7 +161,7 @@ def test_the_charge_stays_when_the_answer_fails(tmp_path: Path, monkeypatch: pyt
         ("budget = 2.0\ndelta = 1e-3\n", {}, REFUSED, "the policy allows classification, statistics, not 'query'"),
         (ASKING + "smallest-noise-multiplier = 5.0\n", {}, REFUSED, "below the policy's smallest-noise-multiplier 5"),
         (ASKING, {"column": "agee"}, FAILED, "Did you mean 'age'"),
-        (ASKING, {"where": "age>=200"}, FAILED, "public bounds 0 to 120"),
+        (ASKING, {"where": ("age >= 200",)}, FAILED, "public bounds 0 to 120"),
         (ASKING, {"mechanism": "none"}, FAILED, "mechanism must be one of"),
         (ASKING, {"mechanism": "randomised-response"}, FAILED, "'replace-one', not 'add-remove'"),
         (ASKING, {"statistic": "sum"}, FAILED, "statistic must be one of"),
@@ -209,9 +213,12 @@ def test_questions_of_different_kinds_in_one_call_are_each_answered(tmp_path: Pa
 
 def test_a_broken_request_is_refused(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
-    for record in (ConfigRecord({"run": "q", "site": 0}), ConfigRecord({**request().record(), "epsilon": -1.0})):
+    question = json.loads(request().question)
+    wrong = [{**question, "bins": "many"}, {**question, "more": 1}, {**question, "kind": "sum"}, {"kind": "statistic"}]
+    for changes in ({"question": None}, {"question": "{"}, *({"question": json.dumps(one)} for one in wrong)):
         message = sent(request())
-        message.content[RECORD] = record
+        record = {**request().record(), **changes}
+        message.content[RECORD] = ConfigRecord({name: value for name, value in record.items() if value is not None})
         context = Context(1, 1, {"hospital": str(hospital)}, RecordDict(), CONFIG.flat())
-        assert "Message field" in str(app(message, context).error.reason)
+        assert "Message field 'question" in str(app(message, context).error.reason)
     assert not (tmp_path / "home" / "ledger.sqlite").exists()

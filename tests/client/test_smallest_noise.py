@@ -12,20 +12,21 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.messages import (
-    QUERY,
+    ASK,
     QUESTION,
     REFUSED,
-    RELATIONS,
     SELECT,
     STATISTICS,
-    SURVEY,
-    QueryRequest,
-    RelationsRequest,
+    AskRequest,
     SelectRequest,
     StatisticsRequest,
-    SurveyRequest,
     TrainRequest,
 )
+from polyclinic.releases.kinds import write_question
+from polyclinic.releases.question import Question
+from polyclinic.releases.relations import Relations
+from polyclinic.releases.statistics import Statistic
+from polyclinic.releases.survey import Survey
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message, model, train
 
 # The budget never refuses here: only the smallest noise multiplier, which is the default of 0.3, can.
@@ -49,18 +50,21 @@ def select(hospital: Path, epsilon: float) -> Message:
 def query(mechanism: str, statistic: str = "count") -> Any:
     def ask(hospital: Path, epsilon: float) -> Message:
         column = "" if statistic == "count" else "age"
-        request = QueryRequest(**RUN, statistic=statistic, column=column, mechanism=mechanism, epsilon=epsilon)
-        return app(message(request, QUERY), context(hospital))
+        return put(hospital, Statistic(statistic, column, mechanism=mechanism, epsilon=epsilon))
 
     return ask
 
 
+def put(hospital: Path, question: Question) -> Message:
+    return app(message(AskRequest(**RUN, question=write_question(question)), ASK), context(hospital))
+
+
 def survey(hospital: Path, epsilon: float) -> Message:
-    return app(message(SurveyRequest(**RUN, columns="age", epsilon=epsilon), SURVEY), context(hospital))
+    return put(hospital, Survey(("age",), epsilon))
 
 
 def relations(hospital: Path, epsilon: float) -> Message:
-    return app(message(RelationsRequest(**RUN, epsilon=epsilon), RELATIONS), context(hospital))
+    return put(hospital, Relations(epsilon))
 
 
 def statistics(hospital: Path, noise_multiplier: float) -> Message:

@@ -11,9 +11,11 @@ from flwr.app import Context, Message, RecordDict
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
-from polyclinic.messages import FAILED, RECORD, REFUSED, SURVEY, SurveyRequest
+from polyclinic.messages import ASK, FAILED, RECORD, REFUSED, AskRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.releases.kinds import write_question
+from polyclinic.releases.survey import Survey
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 
@@ -42,11 +44,11 @@ def make_hospital(folder: Path, policy: str = SURVEYED) -> Path:
     return folder / "hospital.toml"
 
 
-def ask(hospital: Path, asked: float | None = 1.0, columns: str = "age\nward", run: str = "s") -> Any:
+def ask(hospital: Path, asked: float | None = 1.0, columns: tuple[str, ...] = ("age", "ward"), run: str = "s") -> Any:
     LocalGrid(AppReference("polyclinic.client_app"), 1, {})  # gives messages of this process a sender
-    request = SurveyRequest(run=run, site=0, columns=columns, epsilon=asked)
+    request = AskRequest(run=run, site=0, question=write_question(Survey(columns, asked)))
     context = Context(1, 1, {"hospital": str(hospital)}, RecordDict(), RunConfig().flat())
-    return app(Message(RecordDict({RECORD: request.record()}), 1, SURVEY), context)
+    return app(Message(RecordDict({RECORD: request.record()}), 1, ASK), context)
 
 
 def ledger(hospital: Path) -> Ledger:
@@ -94,6 +96,6 @@ def test_what_the_policy_does_not_allow_is_refused_and_costs_nothing(
 
 
 def test_a_survey_of_no_column_is_refused(tmp_path: Path) -> None:
-    reply = ask(make_hospital(tmp_path), columns="agee")
+    reply = ask(make_hospital(tmp_path), columns=("agee",))
     assert reply.error.code == FAILED and "no feature column 'agee'" in reply.error.reason
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["journal.jsonl"]

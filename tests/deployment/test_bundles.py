@@ -230,13 +230,12 @@ def test_a_policy_with_allowed_runs_is_kept_only_by_a_node_that_checks_them(
 def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_say_that_it_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from polyclinic.asking import ask, real, real_grid
     from polyclinic.errors import PolyclinicError
-    from polyclinic.querying import query, real, real_grid
+    from polyclinic.releases.statistics import Statistic
     from polyclinic.server.enrolment import enrol, enrol_request
-    from polyclinic.server.queries import Inquiry
     from polyclinic.sim.calls import AppReference
     from polyclinic.sim.grid import LocalGrid
-    from polyclinic.training.question import Question
 
     from .conftest import records
 
@@ -245,8 +244,8 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     text = described.read_text() + '\nallowed-tasks = ["query"]\n'
     described.write_text(f'{text}allowed-runs = ["installed"]\n')
     monkeypatch.delenv("POLYCLINIC_HOSPITAL", raising=False)
-    inquiry = Inquiry(Question("count"), "laplace", 0.5)
-    assert list(query(inquiry, real(described))["sites"])
+    question = Statistic("count", epsilon=0.5)
+    assert list(ask(real(described), question)["sites"])
     config, node = RunConfig().flat(), {"hospital": str(described)}
     request = enrol_request("own-command", "", trains=False)
     for claim in ({}, {"typed-here": True, "_typed_here": True}):
@@ -257,4 +256,4 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     assert enrol(real_grid(described), request, 1, 1.0)[0]
     described.write_text(f'{text}allowed-runs = ["{sha(OWN)}"]\n')
     with pytest.raises(PolyclinicError, match="a command typed at the hospital needs 'installed' among them"):
-        query(inquiry, real(described))
+        ask(real(described), question)

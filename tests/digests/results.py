@@ -14,11 +14,12 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from sklearn.linear_model import LogisticRegression
 
 from polyclinic import Federation
 from polyclinic.federation import RunResult
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.progress import Progress
-from polyclinic.synthesis.release import synthesize
 
 Arrays = Mapping[str, NDArray[Any]]
 #: By how much results may differ where processors add up in another order, as a share of their size.
@@ -39,6 +40,11 @@ def arithmetic() -> str:
             results += [torch.tanh(a), torch.exp(a), torch.log_softmax(a, 1), torch.sum(a)]
     square = np.cov(np.asarray(a, dtype=np.float64).T)
     results += [np.exp(square), np.linalg.inv(square), np.linalg.eigh(square)[0], np.log(np.abs(square))]
+    # Sums and norms by rows, and the fit of the classifier that judges synthetic patients.
+    wide = b.double().numpy()
+    results += [wide.sum(axis=0), wide.mean(axis=1), np.linalg.norm(wide, axis=1), np.cumsum(wide)]
+    judge = LogisticRegression(max_iter=1000).fit(a.numpy(), a[:, 0].numpy() + a[:, 1].numpy() > 0)
+    results += [judge.coef_, judge.intercept_, judge.predict_proba(a.numpy())]
     return _digest(b"".join(np.asarray(value).tobytes() for value in results))
 
 

@@ -19,13 +19,14 @@ from polyclinic.ehr.coarsening import (
     ShiftDates,
     Zip,
     coarsen,
+    new_key,
     read_coarsening,
+    shift_days,
 )
-from polyclinic.ehr.codes import SMALL_ZIP3, chapter, short_zip, three_digits
 from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.labels import SMALL_ZIP3, chapter, short_zip, three_digits
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import build_shard
-from polyclinic.ehr.shifting import new_key, shift_days
 from polyclinic.errors import ConfigError, DataError
 
 SCHEMA = Schema(

@@ -94,7 +94,7 @@ def test_every_statistic_is_near_the_truth(simulated: Callable[..., Any]) -> Non
     ill = np.concatenate([shard.y for shard in shards])
     mean = simulated("mean", "--column", "mean_radius", "--epsilon", "2")
     assert abs(mean["value"] - radius.mean()) < 6 * mean["standard_error"]
-    where = ("--where", "mean_radius>=15", "--where", "malignant=1")
+    where = ("--where", "mean_radius >= 15", "--where", "malignant == 1")
     count = simulated("count", *where, "--epsilon", "2", "--mechanism", "discrete-gaussian")
     assert abs(count["value"] - ((radius >= 15) & (ill == 1)).sum()) < 6 * count["standard_error"]
     histogram = simulated("histogram", "--column", "malignant", "--epsilon", "2", "--mechanism", "gaussian")
@@ -152,8 +152,8 @@ def test_a_refused_budget_exits_with_3_and_charges_nothing(command: Command, tmp
         (["mean", "--column", "mean_radiu"], "Did you mean 'mean_radius'"),
         (["mean"], "needs a column"),
         (["median", "--column", "mean_radius"], "statistic must be one of count, mean, histogram, quantile, got"),
-        (["count", "--where", "mean_radius>=1000"], "public bounds 0 to 40"),
-        (["count", "--where", "malignant=2"], "one of 0, 1"),
+        (["count", "--where", "mean_radius >= 1000"], "public bounds 0 to 40"),
+        (["count", "--where", "malignant == 2"], "one of 0, 1"),
         (["count", "--mechanism", "laplac"], "Did you mean 'laplace'"),
         (["count", "--mechanism", "randomised-response"], "'replace-one', not 'add-remove'"),
         (["histogram", "--column", "malignant", "--bins", "0"], "bins must lie"),

@@ -14,9 +14,9 @@ from polyclinic import Federation, RunResult
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.flow_sums import FlowSums, flow_settings
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Logistic
+from polyclinic.inference.private_flow import FlowSums, flow_settings
 from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.gauss_newton import GaussNewton, fit, private_posterior
 from polyclinic.inference.likelihood import Linear, Logistic
-from polyclinic.inference.regression import PaperRegression, maximum_likelihood, measurements, records_of
 from polyclinic.privacy.streams import generator
+from polyclinic_studies.flows.paper_regression import PaperRegression, maximum_likelihood, measurements, records_of
 
 MODEL = PaperRegression()
 RECORDS = records_of(measurements(0))

@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Likelihood, Linear, Logistic, likelihood_named, table_of
-from polyclinic.inference.regression import PaperRegression, measurements, records_of
+from polyclinic.inference.gauss_newton import GaussNewton
+from polyclinic.inference.likelihood import Likelihood, Linear, Logistic, table_of
+from polyclinic.plugins import resolve
+from polyclinic.synthesis.layout import Layout
+from polyclinic.training.posterior import posterior_sums
+from polyclinic_studies.flows.paper_regression import PaperRegression, measurements, records_of
+from tests.synthesis.tables import MIXED
 
 PAPER = records_of(measurements(3, 40))
 PLAIN = torch.cat((PAPER[:, :2], (PAPER[:, 4:] > 2.5).double()), 1)
@@ -36,15 +41,15 @@ def test_information_is_minus_the_hessian_where_the_mean_is_what_is_observed(
 
 
 def test_what_is_named_wrongly_is_said() -> None:
-    assert isinstance(likelihood_named("polyclinic.inference.regression:PaperRegression"), PaperRegression)
+    assert resolve("likelihoods", "polyclinic_studies.flows.paper_regression:PaperRegression") is PaperRegression
     with pytest.raises(ConfigError, match="Did you mean 'logistic'"):
-        likelihood_named("logistik")
+        resolve("likelihoods", "logistik")
     with pytest.raises(ConfigError, match="does not load: ModuleNotFoundError"):
-        likelihood_named("nowhere.at_all:Model")
+        resolve("likelihoods", "nowhere.at_all:Model")
     with pytest.raises(ConfigError, match="positive finite deviation"):
-        likelihood_named("linear", columns=("a", "y"), deviation=0.0)
+        Linear(("a", "y"), deviation=0.0)
     with pytest.raises(ConfigError, match="makes no"):
-        likelihood_named("builtins:dict")
+        posterior_sums(lambda: {}, Layout.of(MIXED), "", {}, ([0.0], [1.0]), GaussNewton)
 
 
 def test_records_are_made_of_named_columns() -> None:

@@ -29,8 +29,8 @@ from polyclinic.privacy.sums import clipped_total
 from polyclinic.programs.sums import Posterior
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import federate
-from polyclinic.server.progress import Silent
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
+from polyclinic.server.progress import Progress
+from polyclinic.training.auditing.audit import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.types import Arrays
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
@@ -123,7 +123,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_posterior(run: Run) -> None:
     class Stopped(Exception):
         pass
 
-    class Watcher(Silent):
+    class Watcher(Progress):
         def opened(self, folder: Path) -> None:
             self.folder = folder
 

@@ -6,8 +6,14 @@ import torch
 
 from polyclinic.errors import ConfigError
 from polyclinic.inference.likelihood import Linear
-from polyclinic.inference.private_flow import FlowSettings, Transport, clipped_sum, private_flow, record_gradients
-from polyclinic.inference.variational import Everywhere
+from polyclinic.inference.private_flow import (
+    Everywhere,
+    FlowSettings,
+    Transport,
+    clipped_sum,
+    private_flow,
+    record_gradients,
+)
 from polyclinic.privacy.streams import generator
 
 MODEL = Linear(("a", "y"), 0.5)

@@ -18,8 +18,7 @@ import pytest
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_export import export
-from polyclinic.privacy.ledger_verify import verify_all
+from polyclinic.privacy.ledger_verify import export, verify_all
 from polyclinic.privacy.statements import detailed, statements
 
 TERMS = Terms("S", 1e-5, "add-remove", "patient", 50.0, "rdp")

@@ -16,7 +16,7 @@ from polyclinic.client.app import app
 from polyclinic.client.calls import Call
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation

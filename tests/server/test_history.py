@@ -14,9 +14,9 @@ from flwr.serverapp.strategy import FedAvg
 from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.federation import RunResult
+from polyclinic.runs.history import History
 from polyclinic.server.checkpoint import load_checkpoint
-from polyclinic.server.history import History
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.strategies.state import restore_strategy, strategy_state
 
 Quick = Callable[..., RunResult]
@@ -25,7 +25,7 @@ MEASURED = [{"round": 1, "train": {"spread": 0.5}}]
 DROPOUTS = [{"round": 1, "site": "b\u2028", "reason": "no\nreply"}]
 
 
-class StopsAfter(Silent):
+class StopsAfter(Progress):
     """Ends the run with an error once a round is done."""
 
     def __init__(self, round: int) -> None:
@@ -59,7 +59,7 @@ def test_what_was_added_comes_back_and_the_rest_is_cut_off(tmp_path: Path) -> No
 
 
 def test_ctrl_c_after_the_last_question_still_leaves_a_checkpoint_of_the_round(quick: Quick, tmp_path: Path) -> None:
-    class Interrupted(Silent):
+    class Interrupted(Progress):
         asked = False
 
         def stopping(self) -> bool:

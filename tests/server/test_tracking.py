@@ -11,7 +11,7 @@ import pytest
 
 from polyclinic.errors import ConfigError
 from polyclinic.federation import Federation, RunResult
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.tracking import numbers
 
 Quick = Callable[..., RunResult]
@@ -52,7 +52,7 @@ def same(track: Track, result: RunResult) -> None:
         assert track[tag] == pytest.approx(steps, rel=1e-6), tag
 
 
-class Stops(Silent):
+class Stops(Progress):
     """Stops a run, or does something to it, after a round."""
 
     def __init__(self, after: int, what: Callable[[], None] | None = None) -> None:

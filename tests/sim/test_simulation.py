@@ -242,6 +242,14 @@ def test_the_command_runs_an_app_with_its_configuration(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("3 replies of nodes in ")
 
 
+def test_workers_are_forked_from_a_process_that_has_imported_the_app(tmp_path: Path) -> None:
+    imports = f"import os\nwith open({str(tmp_path / 'imports')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    app = small_app(tmp_path, parts=imports + PARTS)
+    assert simulate(app, "--nodes", "4", "--workers", "3").returncode == 0
+    # The process of the ServerApp, and the one that all three workers share their memory with.
+    assert len(set((tmp_path / "imports").read_text().split())) == 2
+
+
 def test_a_value_of_another_type_is_taken_as_flower_takes_it_and_told(tmp_path: Path) -> None:
     done = simulate(small_app(tmp_path), "-c", "rounds='many'")
     assert "'rounds': 'many'" in done.stdout and done.returncode == 0

@@ -21,15 +21,14 @@ from polyclinic import Federation
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.adaptive import next_clip_norm, noisy_fraction, sum_noise_multiplier
-from polyclinic.privacy.central import CentralPlan
+from polyclinic.privacy.central import CentralPlan, next_clip_norm, noisy_fraction, sum_noise_multiplier
 from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.noise import Participation, noise_process
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.server.central import central_plan
 from polyclinic.server.cohort import sample_cohort
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.sites import Site
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -396,7 +395,7 @@ def test_noise_over_time_is_paid_for_at_once_and_again_when_a_round_is_done_agai
 # ---- whole runs
 
 
-class Stops(Silent):
+class Stops(Progress):
     def __init__(self, after: int) -> None:
         self._after = after
 

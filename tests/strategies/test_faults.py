@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
 
-from polyclinic.privacy.adaptive import next_clip_norm
+from polyclinic.privacy.central import next_clip_norm
 from polyclinic.strategies.central import CentralDP
 from tests.strategies.test_central import one_round, plan, wide
 

@@ -24,7 +24,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.federation import Federation, RunResult
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 
 Quick = Callable[..., RunResult]
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
@@ -119,7 +119,7 @@ def test_an_evaluate_fn_sees_the_model_before_round_1_and_after_each(quick: Quic
 
 
 def test_a_resumed_run_evaluates_what_is_left(quick: Quick) -> None:
-    class Stops(Silent):
+    class Stops(Progress):
         def round_done(self, config: RunConfig, state: Any) -> None:
             if state.round == 2:
                 raise KeyboardInterrupt
@@ -393,7 +393,7 @@ class LockedLater(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-class Stops(Silent):
+class Stops(Progress):
     def round_done(self, config: RunConfig, state: Any) -> None:
         if state.round == 2:
             raise KeyboardInterrupt

@@ -4,11 +4,11 @@ Rows with tests of their own elsewhere: an own start, clipping at clients, None 
 hospitals, queries, an optimizer's state, evaluate_fn (test_flowers_meaning); strategies of Flower's pages
 (test_from_flowers_pages); objects in place of names (tests/front/test_naming); foreign apps (tests/sim/test_simulation);
 `flwr run` with files beside it and wrong values (tests/flower/test_flower); mods (tests/client/test_mods); partitioners
-(tests/ehr/test_own_partitioners).
+(tests/ehr/partition/test_own_partitioners).
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import flwr.server.strategy as older
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
@@ -74,6 +74,55 @@ def test_a_reply_has_the_training_loss_by_flowers_name(quick: Quick) -> None:
     result = quick(strategy=Reads, privacy={"dp": False}, rounds=1)
     rows = result.rounds[result.rounds["site"].str.startswith("hospital")]
     assert result.strategy_metrics.loc[(1, "train"), "lowest"] == pytest.approx(rows["train_loss"].min())
+
+
+LOSS = "train_loss"
+
+
+class ReadsByName(FedAvg):
+    """Reads the loss through a name and a function of its module."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        lowest(replies)
+        return super().aggregate_train(server_round, replies)
+
+
+def lowest(replies: list[Message]) -> float:
+    return min(float(reply.content["metrics"][LOSS]) for reply in replies)  # type: ignore[index, arg-type]
+
+
+class DoesWithout(FedAvg):
+    """Counts its calls, and takes the loss where there is one."""
+
+    calls = 0
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        self.calls += 1
+        arrays, _ = super().aggregate_train(server_round, replies)
+        losses = [reply.content.metric_records["metrics"].get("train_loss") for reply in replies]
+        return arrays, MetricRecord({"calls": self.calls, "losses": sum(loss is not None for loss in losses)})
+
+
+@pytest.mark.parametrize("strategy", [Reads, ReadsByName])
+def test_a_strategy_that_needs_what_privacy_withholds_is_refused_before_anything_is_spent(
+    quick: Quick, tmp_path: Path, strategy: type[FedAvg]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        quick(strategy=strategy)
+    assert str(refused.value).partition("\n")[0] == (
+        f"The strategy {strategy.__name__} reads 'train_loss' of hospitals' replies, which hospitals withhold in a private run; "
+        "they send num-examples and steps. Set privacy.dp to false, or let the strategy do without it."
+    )
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+def test_a_strategy_that_takes_the_loss_where_there_is_one_runs_with_privacy_and_without(quick: Quick) -> None:
+    for dp, losses in ((True, 0), (False, 4)):
+        metrics = quick(strategy=DoesWithout, privacy={"dp": dp}, rounds=2).strategy_metrics
+        assert metrics.loc[(2, "train"), "calls"] == 2  # the trial was a copy's
+        assert metrics.loc[(2, "train"), "losses"] == losses
 
 
 def test_polyclinics_hospitals_under_a_foreign_server_are_an_error_that_is_told() -> None:

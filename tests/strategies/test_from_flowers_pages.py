@@ -19,7 +19,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.federation import Federation, RunResult
 from polyclinic.messages import TrainRequest
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 
 Quick = Callable[..., RunResult]
 
@@ -54,7 +54,7 @@ def test_the_rate_that_it_sets_is_the_one_that_hospitals_step_with(quick: Quick)
     np.testing.assert_allclose(halved - one, 0.5 * (two - one), rtol=1e-4, atol=1e-7)
 
 
-class Stops(Silent):
+class Stops(Progress):
     def round_done(self, config: RunConfig, state: Any) -> None:
         if state.round == 3:
             raise KeyboardInterrupt

@@ -18,9 +18,8 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.strategies.moon import MOON
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, noise, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.local import PLAIN, LocalHalf, Penalty, Sites, Trained
@@ -38,7 +37,9 @@ def subject(name: str, fault: str | None = None, **changes: Any) -> Subject:
     rows = Rows(draw.normal(size=(80, 4)), draw.integers(0, 2, 80), np.arange(80), 80)
     chosen = settings(**{"sample_rate": 0.2, "noise_multiplier": 2.5, "local": HALVES[name]} | changes)
     claimed = epsilon(SelfComposedDpEvent(classification.event(chosen), ROUNDS), DELTA)
-    return Subject(classification, perceptron, chosen, ROUNDS, rows, 2, claimed, DELTA, 0, fault_named(fault))
+    return Subject(
+        chosen, ROUNDS, rows, 2, claimed, DELTA, 0, fault_named(fault), task=classification, build=perceptron
+    )
 
 
 def perceptron(features: int) -> Any:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from polyclinic import Federation
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.strategies.apfl import APFL
 from polyclinic.strategies.feddyn import FedDyn
 from polyclinic.strategies.mr_mtl import MRMTL
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {"model": "mlp", "hidden": "3", "training.local-steps": 
 # ---- goes on
 
 
-class Stops(Silent):
+class Stops(Progress):
     def round_done(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")

@@ -25,7 +25,7 @@ from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import keyed_stream, torch_seed
 from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.strategies.ditto import Ditto
@@ -207,7 +207,7 @@ def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_
 # ---- runs
 
 
-class Stops(Silent):
+class Stops(Progress):
     def round_done(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")

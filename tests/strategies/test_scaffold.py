@@ -25,7 +25,7 @@ from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.programs import program_of
-from polyclinic.server.progress import Silent
+from polyclinic.server.progress import Progress
 from polyclinic.server.replies import problem
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.strategies.scaffold import Scaffold
@@ -252,7 +252,7 @@ def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, val
 # ---- runs
 
 
-class Stops(Silent):
+class Stops(Progress):
     def round_done(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")

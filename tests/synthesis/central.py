@@ -9,10 +9,9 @@ from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, torch_seed
-from polyclinic.synthesis.games.adaptive import due
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import generator_steps, penalised
-from polyclinic.synthesis.games.state import GeneratorState, first_state
+from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import SiteWork, TrainSettings

@@ -11,13 +11,12 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.synthesis.games.adaptive import advanced, due
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
-from polyclinic.synthesis.games.front import Front, cosine_transform
 from polyclinic.synthesis.games.game import Adaptive, Game
 from polyclinic.synthesis.games.generator import generator_loss, generator_steps, penalised
-from polyclinic.synthesis.games.state import GeneratorState, first_state
+from polyclinic.synthesis.games.head import Front, cosine_transform
+from polyclinic.synthesis.games.state import GeneratorState, advanced, due, first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.modules import flat_parameters
 from polyclinic.training.stacked.batches import batch_parts, build_table

@@ -27,6 +27,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.programs.games import Games
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.game import Game
@@ -34,9 +35,8 @@ from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import class_frequencies
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
+from polyclinic.synthesis.synthesizer import load
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.central import train_centrally
 
@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def generators(result: RunResult) -> GeneratedRows:
-    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml")))
+    found = load(result.path / "synthesizer.safetensors", Layout.of(Schema.from_toml(result.path / "schema.toml")))
     assert isinstance(found, GeneratedRows)
     return found
 
@@ -250,7 +250,7 @@ def test_a_real_hospital_trains_a_critic_and_refuses_what_generates_nothing(tmp_
 
 def test_a_real_hospital_chooses_among_classifiers_and_refuses_others(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, POLICY)
-    config = RunConfig.build(GAN | {"rounds": 2})
+    config = RunConfig.build(GAN | {"rounds": 2, "synthesis.candidates": 2})
     good = {"weight": np.array([[[0, 0], [1.0, 0]], [[1.0, 0], [0, 0]], [[0, 0], [0, 0.0]]]), "bias": np.zeros((3, 2))}
 
     def ask(judges: dict[str, np.ndarray], **changes: Any) -> Any:
@@ -259,6 +259,11 @@ def test_a_real_hospital_chooses_among_classifiers_and_refuses_others(tmp_path: 
         sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in judges.items()})
         return app(sent, context(hospital, config))
 
+    without = app(
+        message(SelectRequest(run="r", site=0, round=2, selected=1, epsilon=0.5), "query.select"),
+        context(hospital, RunConfig.build(GAN | {"rounds": 2})),
+    )
+    assert "with synthesis.candidates above 0" in without.error.reason
     for judges, words in (
         ({}, "classifiers must be finite"),
         (good | {"bias": np.zeros((3, 3))}, "classifiers must be finite"),

@@ -11,9 +11,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis, cosines
 from polyclinic.synthesis.methods.covariance import class_covariances, denoised, on_simplex, positive
-from polyclinic.synthesis.methods.gaussian import bent
 from polyclinic.synthesis.methods.moments import Moments, present, unhidden
-from polyclinic.synthesis.methods.normal import race
+from polyclinic.synthesis.methods.normal import bent, race
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
 from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of

@@ -17,9 +17,9 @@ from torch import nn
 from polyclinic.client.selection import right_patients
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.inference.flow_sums import FlowSums, flow_settings
 from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Logistic
+from polyclinic.inference.private_flow import FlowSums, flow_settings
 from polyclinic.models.flows import ConditionalFlow
 from polyclinic.privacy.perturbation import bounded_rows
 from polyclinic.privacy.sums import Contributions, clipped_total

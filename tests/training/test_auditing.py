@@ -22,9 +22,8 @@ from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, findings, noise, sampling, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import findings, noise, sampling, sensitivity, steps
 from polyclinic.training.auditing.faults import FAULTS, NO_FAULT, fault_named
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.convex import OBJECTIVE, OUTPUT
@@ -50,7 +49,7 @@ def linear(features: int) -> Callable[[], nn.Module]:
 
 def subject(task: Any = classification, fault: str | None = None, seed: int = 0, **changes: Any) -> Subject:
     settings = replace(SETTINGS, **changes)
-    return Subject(task, linear, settings, ROUNDS, patients(), 2, CLAIMED, DELTA, seed, fault_named(fault))
+    return Subject(settings, ROUNDS, patients(), 2, CLAIMED, DELTA, seed, fault_named(fault), task=task, build=linear)
 
 
 def test_the_claims_here_are_those_of_a_usual_run() -> None:

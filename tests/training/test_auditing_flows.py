@@ -14,11 +14,11 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.flows.recipe import Recipe, make
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, sensitivity
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import sensitivity
 from polyclinic.training.auditing.densities import Density, of_density
 from polyclinic.training.auditing.faults import fault_named
+from polyclinic.training.auditing.subject import Claim
 from polyclinic.types import Floats
 from tests.training.test_auditing_synthesis import DELTA, LAYOUT, ROUNDS, STEPS, patients
 
@@ -27,7 +27,10 @@ SMALL = make(LAYOUT, transforms=2, hidden=8)
 
 def flowed(recipe: Recipe = SMALL, fault: str | None = None, seed: int = 0) -> Density:
     claimed = epsilon(dpsgd_event(0.2, 2.0, 2 * ROUNDS), DELTA)
-    return of_density(recipe, STEPS, ROUNDS, patients(LAYOUT), claimed, DELTA, seed, fault_named(fault))
+    return of_density(
+        recipe,
+        Claim(STEPS, ROUNDS, patients(LAYOUT), LAYOUT.schema.num_classes, claimed, DELTA, seed, fault_named(fault)),
+    )
 
 
 @pytest.mark.parametrize("name", ["maf", pytest.param("nsf", marks=pytest.mark.slow)])

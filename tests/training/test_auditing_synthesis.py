@@ -24,11 +24,11 @@ from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SumsMethod
 from polyclinic.training import classification
-from polyclinic.training.auditing.audit import audit
+from polyclinic.training.auditing.audit import audit, noise, sensitivity, steps
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.auditing.checks import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.fixed import Fixed, label_counts, of_game, of_sums
+from polyclinic.training.auditing.subject import Claim
 from polyclinic.training.synthesis import SUM, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats, Ints
@@ -73,15 +73,20 @@ def patients(layout: Layout, count: int = 60) -> Rows:
     return Rows(x, rng.integers(0, layout.schema.num_classes, count), np.arange(count), count)
 
 
+def claim(settings: TrainSettings, layout: Layout, claimed: float, seed: int, fault: str | None) -> Claim:
+    classes = layout.schema.num_classes
+    return Claim(settings, ROUNDS, patients(layout), classes, claimed, DELTA, seed, fault_named(fault))
+
+
 def sums(method: SumsMethod, fault: str | None = None, seed: int = 0) -> Fixed:
     claimed = epsilon(gaussian_event(3.0 / method.rounds**0.5), DELTA)
-    return of_sums(method, WHOLE, patients(method.layout), claimed, DELTA, seed, fault_named(fault))
+    return of_sums(method, claim(WHOLE, method.layout, claimed, seed, fault))
 
 
 def played(game: Game, layout: Layout = LAYOUT, fault: str | None = None, seed: int = 0, **changes: Any) -> Fixed:
     settings = replace(STEPS, **changes)
     claimed = epsilon(dpsgd_event(0.2, 2.0, 2 * ROUNDS), DELTA)
-    return of_game(game, layout, settings, ROUNDS, patients(layout), claimed, DELTA, seed, fault_named(fault))
+    return of_game(game, layout, claim(settings, layout, claimed, seed, fault))
 
 
 @pytest.mark.parametrize("name", some(MAKERS))

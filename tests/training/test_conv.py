@@ -15,8 +15,7 @@ from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.engines import choose, sums
-from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.masks import Masks
+from polyclinic.training.stacked.layers import Masks, plan
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteUpdate
 from tests.training.test_engines import FEATURES, made, models

@@ -18,7 +18,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.strategies.fedprox import Proximal
 from polyclinic.training import classification
-from polyclinic.training.auditing.checks import steps
+from polyclinic.training.auditing.audit import steps
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from tests.training.test_auditing import one_step_more, subject, task
 

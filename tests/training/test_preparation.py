@@ -10,8 +10,7 @@ import pytest
 from polyclinic import RunResult
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.datasets.breast_cancer import DATASET
-from polyclinic.ehr.encoding import standardised_mask
-from polyclinic.ehr.scaling import public_standardiser
+from polyclinic.ehr.encoding import public_standardiser, standardised_mask
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.preparation import contributions, patient_counts

@@ -15,7 +15,7 @@ from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.training import classification
-from polyclinic.training.shadows import chosen, joined, train_shadows
+from polyclinic.training.shadows import train_shadows
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
@@ -42,7 +42,7 @@ def test_a_shadow_is_the_average_of_its_hospitals_weighed_by_who_takes_part() ->
     inside = [generator(part.patients, "test").uniform(size=(2, part.patients)) < 0.5 for part in hospitals]
     found = train_shadows(classification, build, first(build), hospitals, inside, PLAIN, 2, seed=3)
     for shadow, model in enumerate(found):
-        own = [chosen(part, mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)]
+        own = [part.of_patients(mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)]
         arrays = first(build)
         for _ in range(2):
             work = [SiteWork(part, keyed_stream(0), keyed_stream(0)) for part in own]
@@ -54,9 +54,9 @@ def test_a_shadow_is_the_average_of_its_hospitals_weighed_by_who_takes_part() ->
 
 def test_patients_are_chosen_and_joined_with_all_their_rows() -> None:
     rows = Rows(np.arange(4.0)[:, None], np.array([0, 1, 0, 1]), np.array([0, 1, 2, 1]), 3)
-    some = chosen(rows, np.array([False, True, True]))
+    some = rows.of_patients(np.array([False, True, True]))
     assert some.x.ravel().tolist() == [1, 2, 3] and some.patient.tolist() == [0, 1, 0] and some.patients == 2
-    both = joined([rows, some])
+    both = Rows.joined([rows, some])
     assert both.patient.tolist() == [0, 1, 2, 1, 3, 4, 3] and both.patients == 5
 
 
@@ -68,7 +68,7 @@ def attacked(settings: TrainSettings, shadows: int) -> list[Membership]:
     model = train_shadows(classification, build, first(build), hospitals, halves, settings, ROUNDS, seed=4)[0]
     inside = [membership.assignment(100, shadows, 0.5, generator(i, "test", "in")) for i in (5, 6)]
     others = train_shadows(classification, build, first(build), hospitals, inside, settings, ROUNDS, seed=7)
-    everyone, took_part = joined(hospitals), np.concatenate(halves, axis=1)[0]
+    everyone, took_part = Rows.joined(hospitals), np.concatenate(halves, axis=1)[0]
 
     def probabilities(arrays: Arrays) -> np.ndarray:
         return classification.evaluate(build, arrays, [everyone])[0]

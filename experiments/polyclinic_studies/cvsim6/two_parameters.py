@@ -15,10 +15,10 @@ import torch
 from scipy.interpolate import RectBivariateSpline
 from torch import Tensor
 
-from polyclinic.inference.variational import Box, Posterior, posterior
 from polyclinic.types import Floats
 from polyclinic_studies.cvsim6 import BEATS, DYNES, STEPS, TARGETS, measured, parameter, parameters
 from polyclinic_studies.cvsim6.surrogate import Surrogate, error, fit, sobol
+from polyclinic_studies.flows.variational import Box, Posterior, posterior
 
 #: Of a resistance and a compliance, from mmHg s/mL and mL/mmHg to dyn s/cm^5 and 1e-4 cm^5/dyn, as Table 5 has them.
 UNITS = torch.tensor([DYNES, 1e4 / DYNES], dtype=torch.float64)

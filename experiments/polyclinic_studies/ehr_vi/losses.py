@@ -16,13 +16,14 @@ from torch import Tensor
 
 from polyclinic.experiments import Say, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
-from polyclinic.inference.private_flow import FlowSettings, private_flow
-from polyclinic.inference.regression import Gaussian, PaperRegression, maximum_likelihood, measurements, records_of
-from polyclinic.inference.variational import Everywhere, Loss, fit_flow
+from polyclinic.inference.likelihood import Gaussian
+from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.ehr_vi.dissimilarities import best_correlation
 from polyclinic_studies.ehr_vi.transport import held, sliced_loss
+from polyclinic_studies.flows.paper_regression import PaperRegression, maximum_likelihood, measurements, records_of
+from polyclinic_studies.flows.variational import Loss, fit_flow
 from polyclinic_studies.parts import Parts
 
 Row = dict[str, Any]

@@ -18,9 +18,8 @@ from torch import Tensor
 from polyclinic.errors import DataError
 from polyclinic.experiments import Say, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
-from polyclinic.inference.private_flow import FlowSettings, private_flow
-from polyclinic.inference.regression import Gaussian
-from polyclinic.inference.variational import Everywhere, posterior
+from polyclinic.inference.likelihood import Gaussian
+from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats
@@ -29,6 +28,7 @@ from polyclinic_studies.cvsim6.experiment import SCATTER, TRUTH
 from polyclinic_studies.cvsim6.two_parameters import UNITS, Grid, Pair, fitted, grid
 from polyclinic_studies.ehr_vi.simulated import Simulated
 from polyclinic_studies.ehr_vi.transport import held
+from polyclinic_studies.flows.variational import posterior
 from polyclinic_studies.parts import Parts
 
 Row = dict[str, Any]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from polyclinic.errors import ConfigError
 from polyclinic.experiments import Say, markdown
-from polyclinic.inference.variational import Box, posterior
 from polyclinic.privacy.composition import gdp_epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.cvsim6 import BEATS
@@ -31,6 +30,7 @@ from polyclinic_studies.cvsim6.two_parameters import (
     log_likelihood,
 )
 from polyclinic_studies.ehr_vi.patients import GENERATORS, MUS, PUBLIC, Measured, patients
+from polyclinic_studies.flows.variational import Box, posterior
 from polyclinic_studies.parts import Parts
 
 Row = dict[str, Any]

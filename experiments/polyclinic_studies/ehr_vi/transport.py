@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.inference.regression import Gaussian
-from polyclinic.inference.variational import Loss
+from polyclinic.inference.likelihood import Gaussian
 from polyclinic_studies.ehr_vi.dissimilarities import DISSIMILARITIES, wasserstein_squared
+from polyclinic_studies.flows.variational import Loss
 
 _STEPS, _STARTS = 200, 3
 

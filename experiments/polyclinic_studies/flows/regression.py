@@ -19,21 +19,21 @@ from matplotlib.figure import Figure
 
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
-from polyclinic.inference.private_flow import FlowSettings, private_flow
-from polyclinic.inference.regression import (
+from polyclinic.inference.likelihood import Gaussian
+from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
+from polyclinic.privacy.streams import generator
+from polyclinic.types import Floats
+from polyclinic_studies.flows import regression_flow
+from polyclinic_studies.flows.paper_regression import (
     TRUTH,
-    Gaussian,
     PaperRegression,
     exact,
     maximum_likelihood,
     measurements,
     records_of,
 )
-from polyclinic.inference.variational import Everywhere, posterior
-from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
-from polyclinic.privacy.streams import generator
-from polyclinic.types import Floats
-from polyclinic_studies.flows import regression_flow
+from polyclinic_studies.flows.variational import posterior
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import BLUE, GREEN, GREY, ORANGE
 

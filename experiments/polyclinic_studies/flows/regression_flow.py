@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.experiments import Target, markdown
-from polyclinic.inference.regression import MEASUREMENTS, Gaussian, PaperRegression, maximum_likelihood
+from polyclinic.inference.likelihood import Gaussian
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.flows.recipe import make
@@ -32,6 +32,7 @@ from polyclinic.training.task import TrainSettings
 from polyclinic.types import Floats
 from polyclinic_studies.flows.base import corrected
 from polyclinic_studies.flows.central import begun, train_centrally
+from polyclinic_studies.flows.paper_regression import MEASUREMENTS, PaperRegression, maximum_likelihood
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import BLUE, GREEN, GREY, ORANGE
 

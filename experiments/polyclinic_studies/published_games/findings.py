@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
+from polyclinic.training.auditing.audit import as_claimed, several
 from polyclinic.training.auditing.canaries import noiseless
-from polyclinic.training.auditing.checks import as_claimed, several
-from polyclinic.training.auditing.finding import ROUNDING, Finding
 from polyclinic.training.auditing.fixed import Fixed
+from polyclinic.training.auditing.law import ROUNDING, Finding
 from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.subject import noisy_sums
 from polyclinic.training.synthesis import GameTask

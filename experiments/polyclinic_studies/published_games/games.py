@@ -13,10 +13,8 @@ from typing import Any
 from torch import nn
 
 from polyclinic.models.gan_trials import LATENT, TrialGenerator
-from polyclinic.synthesis.games.builders import with_options
+from polyclinic.synthesis.games.builders import form_of, networks, trial_form, with_options
 from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.games.publications import form_of, networks
-from polyclinic.synthesis.games.tables import trial_form
 from polyclinic.synthesis.layout import Layout
 from polyclinic_studies.published_games.claims import stated_noise
 from polyclinic_studies.published_games.networks import trial_critic

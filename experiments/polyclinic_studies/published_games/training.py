@@ -20,8 +20,8 @@ from polyclinic.synthesis.games.fakes import fake_rows, pairs
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training import classification
-from polyclinic.training.auditing.finding import Finding
 from polyclinic.training.auditing.fixed import Fixed
+from polyclinic.training.auditing.law import Finding
 from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats, Reals

@@ -7,20 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import equivalence_classes, patient_numbers, require, unique_patients, uniqueness
+from polyclinic.ehr.anonymity.classes import (
+    equivalence_classes,
+    measures,
+    patient_numbers,
+    require,
+    spread,
+    unique_patients,
+    uniqueness,
+)
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.anonymity.linking import link
-from polyclinic.ehr.anonymity.loss import downstream_auroc
-from polyclinic.ehr.anonymity.measures import measures, spread
 from polyclinic.ehr.anonymity.release import Release
 from polyclinic.ehr.anonymity.tables import read_table
 from polyclinic.ehr.checks import texts
+from polyclinic.ehr.labels import midpoint
 from polyclinic.ehr.schema import Role, Schema
+from polyclinic.ehr.shard import is_test_patient
 from polyclinic.ehr.sources import read_records
-from polyclinic.errors import ConfigError, several
+from polyclinic.errors import ConfigError, DataError, several
+from polyclinic.types import Bools, Floats, Ints
+
+_HELD_OUT = 0.25
+_MOST_LABELS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +156,58 @@ def learned(records: Records, release: Release, label: str, dropped: Sequence[st
     patients = [str(row) for row in table.index] if records.unit is None else texts(table[records.unit])
     staying = [patient for patient, stays in zip(patients, release.kept.tolist(), strict=True) if stays]
     return downstream_auroc(table[release.kept], release.records, label, staying, dropped)
+
+
+def downstream_auroc(
+    before: pd.DataFrame, after: pd.DataFrame, label: str, patients: Sequence[str], without: Sequence[str] = ()
+) -> dict[str, float | int | None]:
+    """AUROC on held-out patients of a logistic regression fitted to the records and to their release.
+
+    before, after: the same rows. label: the column to predict, of two values. patients: (rows,) each row's patient, by
+    whom a quarter is held out (by hash, so that it is always the same). without: columns that are no features.
+    Intervals count by their middle; other columns one-hot. Both models are tested on the same held-out rows, each as its
+    table has them. A value is None where a side of the split has one class only. Exact, hence not private.
+    Raises DataError unless the label has two values and none is missing.
+    """
+    y = pd.factorize(before[label], sort=True)[0]
+    if len(np.unique(y)) != 2 or (y < 0).any():
+        raise DataError(f"label: column {label!r} must hold two values and no missing cell; give another, or none.")
+    held_out = np.array([is_test_patient(patient, _HELD_OUT) for patient in patients], dtype=bool)
+    features = [name for name in before.columns if name != label and name not in without]
+    return {
+        "before": _auroc(before[features], y, held_out), "after": _auroc(after[features], y, held_out),
+        "rows": len(y), "held_out": int(held_out.sum()),
+    }  # fmt: skip
+
+
+def _auroc(table: pd.DataFrame, y: Ints, held_out: Bools) -> float | None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if any(len(np.unique(y[side])) < 2 for side in (held_out, ~held_out)):
+        return None
+    x = np.concatenate([_features(table[name], ~held_out) for name in table.columns], axis=1)
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    model.fit(x[~held_out], y[~held_out])
+    return float(roc_auc_score(y[held_out], model.decision_function(x[held_out])))
+
+
+def _features(values: pd.Series, training: Bools) -> Floats:
+    """(rows, m) numbers: a numeric column or one of intervals with what is missing apart, else one-hot."""
+    if is_numeric_dtype(values) and not is_bool_dtype(values):
+        number = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        place, labels = pd.factorize(values)
+        middle = np.array([*(midpoint(str(label)) for label in labels), np.nan])
+        if np.isnan(middle).sum() > 1 + ("*" in labels):
+            known = pd.Series(place[training]).value_counts().index[:_MOST_LABELS].to_numpy()
+            return np.asarray(place[:, None] == known[None, :], dtype=np.float64)
+        number = middle[place]
+    missing = np.isnan(number)
+    mean = number[training & ~missing].mean() if (training & ~missing).any() else 0.0
+    return np.stack([np.where(missing, mean, number), missing.astype(np.float64)], axis=1)
 
 
 def release_notes(records: Records, dropped: Sequence[str]) -> list[str]:

@@ -21,8 +21,7 @@ from pydantic import model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
 from polyclinic.ehr.coarsening import Declared
-from polyclinic.ehr.codes import CodeSystem, chapter, three_digits
-from polyclinic.ehr.intervals import interval_name
+from polyclinic.ehr.labels import CodeSystem, chapter, interval_name, three_digits
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import checked, read_toml

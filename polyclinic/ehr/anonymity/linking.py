@@ -16,7 +16,7 @@ import pandas as pd
 from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_numbers, require
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.intervals import bounds_of
+from polyclinic.ehr.labels import bounds_of
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Ints
 

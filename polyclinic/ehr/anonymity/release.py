@@ -11,13 +11,9 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require
+from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require, value_numbers
 from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
-from polyclinic.ehr.anonymity.lattice import best_levels
-from polyclinic.ehr.anonymity.loss import average_class_size, discernibility, height, precision
-from polyclinic.ehr.anonymity.measures import value_numbers
-from polyclinic.ehr.anonymity.mondrian import partition
-from polyclinic.ehr.anonymity.target import Demand, Sensitive, Target
+from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels, partition
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Ints
@@ -183,3 +179,27 @@ def _points(column: Column, hierarchy: Hierarchy, level: int) -> list[float]:
     width = getattr(hierarchy, "widths", (max((high - low) / _MOST_INTERVALS, 1.0),) * level)[level - 1]
     starts = np.arange(math.floor(low / width), math.floor(high / width) + 1) * width
     return [float(start) for start in np.clip(starts, low, high)]
+
+
+def discernibility(sizes: Ints, suppressed: int) -> int:
+    """Rows from which a row cannot be told, summed over rows: a class's rows, and all of them for a suppressed row.
+
+    sizes: rows of each class. Bayardo and Agrawal 2005.
+    """
+    return int((sizes**2).sum()) + suppressed * (int(sizes.sum()) + suppressed)
+
+
+def average_class_size(sizes: Ints, k: int) -> float | None:
+    """Rows per class in multiples of k; 1 is the best there is. LeFevre, DeWitt and Ramakrishnan 2006, C_AVG."""
+    return float(sizes.mean() / k) if len(sizes) else None
+
+
+def height(ladders: Sequence[Ladder], levels: Sequence[int]) -> float:
+    """The share of all levels that were climbed: 0 the table as it is, 1 nothing but ``*``. Samarati 2001."""
+    return sum(levels) / sum(ladder.top for ladder in ladders)
+
+
+def precision(ladders: Sequence[Ladder], levels: Sequence[int], kept: Bools) -> float:
+    """1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002, Prec."""
+    lifted = np.mean([level / ladder.top for ladder, level in zip(ladders, levels, strict=True)])
+    return float(1.0 - (kept.mean() * lifted + (~kept).mean()))

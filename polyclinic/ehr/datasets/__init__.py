@@ -1,24 +1,110 @@
-"""The built-in datasets, and their shards for a simulation. A dataset's own module is loaded when it is asked for."""
+"""The built-in datasets, and any of them as the shards of simulated or natural hospitals.
 
-from typing import TYPE_CHECKING
+A dataset's own module is loaded when it is asked for.
+"""
 
-from polyclinic.ehr.datasets.catalogue import BUILT_IN, builtin, load_shards
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+
 from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
+from polyclinic.ehr.shard import Checked, Shard, check_records, split_position, split_shard
+from polyclinic.errors import ConfigError
+from polyclinic.types import Bools
 
-if TYPE_CHECKING:
-    from polyclinic.ehr.datasets.icu import generate_icu
-    from polyclinic.ehr.datasets.trial import generate_trial
+__all__ = ["BUILT_IN", "TEST_FRACTION", "Dataset", "builtin", "hash_split", "load_shards"]
 
-__all__ = ["BUILT_IN", "Dataset", "builtin", "generate_icu", "generate_trial", "load_shards"]
+TEST_FRACTION = 0.25
+#: Where each dataset that comes with Polyclinic is, by name; loaded when it is asked for.
+BUILT_IN = {
+    name: f"polyclinic.ehr.datasets.{place}"
+    for name, place in {
+        "breast-cancer": "breast_cancer:DATASET",
+        "heart-disease": "heart_disease:DATASET",
+        "heart-disease-920": "heart_disease:DATASET_920",
+        "ist": "ist:DATASET",
+        "ist-death-14": "ist:DATASET_DEATH_14",
+        "eicu-demo": "eicu:DATASET",
+        "diabetes-130": "diabetes:DATASET",
+        "diabetes-130-first": "diabetes:DATASET_FIRST",
+        "diabetes-130-all": "diabetes:DATASET_ALL",
+        "mimic-demo": "mimic:DATASET",
+        "mimic-demo-vitals": "mimic:DATASET_VITALS",
+        "trial": "trial:DATASET",
+        "icu": "icu:DATASET",
+    }.items()
+}
 
 
-def __getattr__(name: str) -> object:
-    if name == "generate_icu":
-        from polyclinic.ehr.datasets.icu import generate_icu
+def builtin() -> dict[str, Dataset]:
+    """The datasets that come with Polyclinic, by name."""
+    places = {name: place.partition(":") for name, place in BUILT_IN.items()}
+    return {name: getattr(import_module(module), attribute) for name, (module, _, attribute) in places.items()}
 
-        return generate_icu
-    if name == "generate_trial":
-        from polyclinic.ehr.datasets.trial import generate_trial
 
-        return generate_trial
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def load_shards(
+    dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float, dealer: Dealer | None = None
+) -> list[Shard]:
+    """One shard for each site, sorted by site name; the same for the same arguments.
+
+    sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
+    means the dataset's default number or, for "column:NAME" and where small sites are pooled, all. A fixed split of the
+    dataset holds with its natural sites; otherwise patients are split by the hash of their ids, and where a small site
+    would be left without a test patient, or without a class in train, the patient nearest to the threshold changes
+    sides. A site that is in the data may have one class only, or one patient, who then trains. dealer: what the name of the
+    partitioner stands for where it is not ours.
+    Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
+    """
+    plan = check_partitioner(partitioner)
+    natural = plan.base == "natural"
+    if sites < 0:
+        raise ConfigError(f"sites is {sites}; it must be 1 or more, or 0 for the dataset's own number.")
+    if natural and not dataset.natural_sites:
+        raise ConfigError(
+            f"Dataset {dataset.name!r} has no natural sites; choose another partitioner, such as "
+            f"{dataset.default_partitioner!r}."
+        )
+    if natural and not plan.pool and dataset.generate is None and sites > len(dataset.natural_sites):
+        raise ConfigError(f"sites is {sites}, but dataset {dataset.name!r} has {len(dataset.natural_sites)} hospitals.")
+    if dataset.generate is not None:
+        number = (sites or dataset.default_sites) if natural else dataset.default_sites
+        records = dataset.generate(number, number * dataset.patients // dataset.default_sites, seed)
+    else:
+        records = dataset.load()
+    asked = sites
+    if not plan.pool and plan.base != "column":
+        sites = sites or dataset.default_sites
+    schema = dataset.schema
+    rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha, dealer)
+    if plan.others and asked not in (0, len(rows_of)):
+        raise ConfigError(f"sites is {asked}, but partitioner {partitioner!r} gives {len(rows_of)}; leave sites at 0.")
+    records = measured(records, schema, partitioner, rows_of, seed, alpha)
+    # All at once: checking and encoding a table takes about as long for one row as for a thousand.
+    checked = check_records(records, schema, dataset.name)
+    fixed = (records[dataset.fixed_split] == "test").to_numpy(dtype=bool) if natural and dataset.fixed_split else None
+    shards = []
+    for site, rows in rows_of.items():
+        own = checked.at(rows)
+        split = hash_split(own) if fixed is None else fixed[rows]
+        # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
+        shards.append(split_shard(own, schema, site, site, split, allow_small=plan.may_lack_classes))
+    return shards
+
+
+def hash_split(checked: Checked, fraction: float = TEST_FRACTION) -> Bools:
+    """(rows,) True for test rows: the split of ``build_shard``, repaired where it leaves a tiny site unusable."""
+    position = np.array([split_position(patient) for patient in checked.patients])
+    test = position < fraction
+    if len(np.unique(position)) == 1:
+        return np.zeros(len(position), dtype=bool)
+    for label in np.unique(checked.y):
+        members = checked.y == label
+        if test[members].all():
+            test = test & (position != position[members].max())
+    if not test.any():
+        # From the largest class, so that train keeps every class it has.
+        test = position == position[checked.y == np.argmax(np.bincount(checked.y))].min()
+    return np.asarray(test, dtype=bool)

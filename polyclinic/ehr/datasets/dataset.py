@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,12 @@ class Dataset:
     generate: Callable[[int, int, int], pd.DataFrame] | None = None
     fixed_split: str | None = None
     flow: Flow | None = None
+
+
+def hospital_names(key: str) -> tuple[str, ...]:
+    """``hospital-001``, ... of the numbers that ``hospitals.toml`` lists under ``key``."""
+    numbers = tomllib.loads(Path(__file__).with_name("hospitals.toml").read_text(encoding="utf-8"))[key]
+    return tuple(f"hospital-{number:03d}" for number in numbers)
 
 
 def simulated_dataset(

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.datasets.dataset import Dataset, hospital_names
 from polyclinic.ehr.datasets.files import Files
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import Schema
 
 FILES = Files(
     dataset="eicu-demo",
@@ -29,80 +29,22 @@ FILES = Files(
         "apachePredVar.csv.gz": "99d5a4ab2c5cd07b6ee0a540c86a576e5975ed3b93df8525e3d287d5babf3eae",
     },
 )
-#: hospitalid of every hospital; the demo took ten patients of each.
-_NUMBERS = """
-    56 58 59 60 61 63 66 67 68 69 71 73 79 83 92 93 95 108 110 112 115 120 122 123 125 131 133 138 140 141 142 143 144
-    146 148 152 154 155 157 158 164 165 167 171 174 175 176 179 180 181 182 183 184 188 194 195 196 197 198 199 200
-    201 202 203 204 205 206 207 208 209 210 215 217 220 224 226 227 243 244 245 246 248 249 250 251 252 253 254 256
-    258 259 262 263 264 266 267 268 269 271 272 273 275 277 279 280 281 282 283 300 301 303 307 310 312 318 328 331
-    336 337 338 342 345 350 352 353 355 356 357 358 360 363 364 365 381 382 383 384 386 387 388 389 390 391 392 393
-    394 396 397 398 399 400 402 403 404 405 407 408 411 412 413 416 417 419 420 421 422 423 424 425 428 429 433 434
-    435 436 437 438 439 440 443 444 445 449 452 458 459
-"""
-SITES = tuple(f"hospital-{int(number):03d}" for number in _NUMBERS.split())
-
-# Bounds. Age, height and weight: what adults can have; a cell outside is an error of entry (a height of 0.3 cm) and counts
-# as missing. Physiology: somewhat wider than the outermost steps of APACHE III's scale (Knaus et al. 1991), beyond which its
-# points no longer change; a value outside is cut to the bound. Fills: a value that nobody took counts as normal, as in APACHE.
-_NUMBERS_OF_STAY: dict[str, tuple[str, tuple[float, float], float, str]] = {
-    "age_years": ("years", (0, 90), 65, "age; over 89 is published as '> 89' and read as 90"),
-    "admissionheight": ("cm", (120, 220), 170, "height at admission"),
-    "admissionweight": ("kg", (30, 250), 80, "weight at admission"),
-}
-_PHYSIOLOGY: dict[str, tuple[str, tuple[float, float], float, str]] = {
-    "eyes": ("", (1, 4), 4, "Glasgow coma scale, eyes"),
-    "motor": ("", (1, 6), 6, "Glasgow coma scale, motor"),
-    "verbal": ("", (1, 5), 5, "Glasgow coma scale, verbal"),
-    "urine": ("ml/day", (0, 6000), 2000, "urine output"),
-    "wbc": ("10^3/mm3", (0, 40), 9, "white blood cells"),
-    "temperature": ("degrees C", (30, 42), 37, "temperature"),
-    "respiratoryrate": ("breaths/min", (4, 60), 18, "respiratory rate"),
-    "sodium": ("mEq/l", (110, 165), 140, "sodium"),
-    "heartrate": ("beats/min", (20, 200), 75, "heart rate"),
-    "meanbp": ("mmHg", (30, 180), 90, "mean arterial pressure"),
-    "ph": ("", (6.9, 7.7), 7.4, "arterial pH"),
-    "hematocrit": ("%", (10, 60), 42, "haematocrit"),
-    "creatinine": ("mg/dl", (0, 6), 1, "creatinine"),
-    "albumin": ("g/dl", (1, 5.5), 3.5, "albumin"),
-    "pao2": ("mmHg", (30, 400), 90, "arterial oxygen"),
-    "pco2": ("mmHg", (10, 100), 40, "arterial carbon dioxide"),
-    "bun": ("mg/dl", (0, 120), 14, "blood urea nitrogen"),
-    "glucose": ("mg/dl", (20, 500), 100, "glucose"),
-    "bilirubin": ("mg/dl", (0, 20), 0.7, "bilirubin"),
-    "fio2": ("%", (21, 100), 21, "inspired oxygen"),
-}
-_FLAGS_OF_DAY = {
-    "intubated": "intubated at the worst respiratory rate",
-    "vent": "ventilated at the worst respiratory rate",
-    "dialysis": "on dialysis",
-    "meds": "coma scale not to be scored because of medication",
-}
-_HISTORY = {
-    "aids": "AIDS",
-    "hepaticfailure": "hepatic failure",
-    "lymphoma": "lymphoma",
-    "metastaticcancer": "metastatic cancer",
-    "leukemia": "leukaemia",
-    "immunosuppression": "immunosuppression",
-    "cirrhosis": "cirrhosis",
-    "diabetes": "diabetes",
-    "electivesurgery": "admitted after elective surgery",
-    "activetx": "active treatment on the first day",
-    "thrombolytics": "thrombolysis",
-    "midur": "myocardial infarction within six months",
-    "oobintubday1": "intubated at any time of the first day",
-    "oobventday1": "ventilated at any time of the first day",
-}
-_CHOICES = {
-    "gender": ("Female", "Male", "unknown"),
-    "unittype": ("Med-Surg ICU", "MICU", "SICU", "Cardiac ICU", "CCU-CTICU", "CSICU", "CTICU", "Neuro ICU"),
-    "unitadmitsource": (
-        "Emergency Department", "Floor", "Operating Room", "ICU to SDU", "Direct Admit", "Recovery Room",
-        "Step-Down Unit (SDU)",
-        "Acute Care/Floor", "ICU", "Other ICU", "Other Hospital", "PACU", "Chest Pain Center", "unknown",
-    ),
-    "unitstaytype": ("admit", "stepdown/other", "readmit", "transfer"),
-}  # fmt: skip
+SITES = hospital_names("eicu")
+SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
+# Where cells outside of the bounds are errors of entry.
+_MEASURED_ONCE = ("age_years", "admissionheight", "admissionweight")
+# Of the first day, in apacheApsVar and apachePredVar.
+_PHYSIOLOGY = (
+    "eyes", "motor", "verbal", "urine", "wbc", "temperature", "respiratoryrate", "sodium", "heartrate", "meanbp", "ph",
+    "hematocrit", "creatinine", "albumin", "pao2", "pco2", "bun", "glucose", "bilirubin", "fio2",
+)  # fmt: skip
+_FLAGS_OF_DAY = ("intubated", "vent", "dialysis", "meds")
+_HISTORY = (
+    "aids", "hepaticfailure", "lymphoma", "metastaticcancer", "leukemia", "immunosuppression", "cirrhosis", "diabetes",
+    "electivesurgery", "activetx", "thrombolytics", "midur", "oobintubday1", "oobventday1",
+)  # fmt: skip
+_CHOICES = ("gender", "unittype", "unitadmitsource", "unitstaytype")
+_OF_HOSPITAL = ("region", "numbedscategory", "teachingstatus")
 #: Groups of APACHE's admission diagnosis by the letters of its code; the first that is found holds.
 _DIAGNOSES = {
     "after-surgery": "^S-",
@@ -119,40 +61,6 @@ _DIAGNOSES = {
     "other": ".",
     "unknown": "",
 }
-_OF_HOSPITAL = {
-    "region": "region of the United States, or unknown; for partitioner column:region",
-    "numbedscategory": "hospital's beds, or unknown; for partitioner column:numbedscategory",
-    "teachingstatus": "t: teaching hospital; for partitioner column:teachingstatus",
-}
-
-
-def _schema() -> Schema:
-    numbers = {**_NUMBERS_OF_STAY, **_PHYSIOLOGY}
-    return Schema(
-        name="eicu-demo",
-        columns=(
-            Column(name="patient", kind="categorical", role="patient_id", description="uniquepid"),
-            Column(name="site", kind="categorical", role="site", description="hospitalid"),
-            *(Column(name=name, kind="categorical", role="ignore", description=text)
-              for name, text in _OF_HOSPITAL.items()),
-            *(Column(name=name, kind="continuous", unit=unit, bounds=bounds, fill=float(fill), nullable=True,
-                     description=text)
-              for name, (unit, bounds, fill, text) in numbers.items()),
-            *(Column(name=name, kind="binary", fill=0.0, nullable=True, description=text)
-              for name, text in {**_FLAGS_OF_DAY, **_HISTORY}.items()),
-            *(Column(name=name, kind="categorical", categories=codes, drop_first=True)
-              for name, codes in _CHOICES.items()),
-            Column(
-                name="diagnosis", kind="categorical", categories=tuple(_DIAGNOSES), drop_first=True,
-                description="group of APACHE's admission diagnosis",
-            ),
-            Column(name="died", kind="binary", role="label", description="1 if the patient died in this hospital stay"),
-        ),
-        rules=("intubated == 0 or oobintubday1 == 1", "vent == 0 or oobventday1 == 1"),
-    )  # fmt: skip
-
-
-SCHEMA = _schema()
 
 
 def stays(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.DataFrame:
@@ -182,10 +90,12 @@ def _parsed(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.Da
     table[named] = table[named].fillna("unknown")
     table["electivesurgery"] = table["electivesurgery"].where(table["aids"].isna(), table["electivesurgery"].fillna(0))
     table["diagnosis"] = _group(table["admitdiagnosis"])
-    for name, (_, (low, high), _, _) in _NUMBERS_OF_STAY.items():
-        table[name] = table[name].where(table[name].between(low, high))
-    for name, (_, (low, high), _, _) in _PHYSIOLOGY.items():
-        table[name] = table[name].clip(low, high)
+    for column in SCHEMA.features:
+        if column.bounds is not None:
+            cells, (low, high) = table[column.name], column.bounds
+            table[column.name] = (
+                cells.where(cells.between(low, high)) if column.name in _MEASURED_ONCE else cells.clip(low, high)
+            )
     table["died"] = table["died"].astype("int64")
     return table[[column.name for column in SCHEMA.columns]]
 

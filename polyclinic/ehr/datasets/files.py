@@ -19,7 +19,8 @@ class Files:
 
     dataset: its name, for `polyclinic datasets fetch`. folder: the subfolder of $POLYCLINIC_DATA and of the cache.
     url: what a file's name is appended to or, where archive is set, the address of a zip that holds them all.
-    published: file -> SHA-256 (hex). copies: file -> a compressed copy that is read in its stead, and its SHA-256.
+    published: file -> SHA-256 (hex), or "" where none is published. copies: file -> a compressed copy that is read in its
+    stead, and its SHA-256. by_hand: nothing is downloaded for the user, and ``url`` is the page to get the files from.
     """
 
     dataset: str
@@ -28,6 +29,7 @@ class Files:
     published: Mapping[str, str]
     copies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     archive: bool = False
+    by_hand: bool = False
 
     def place(self) -> Path | None:
         """The folder that holds every file or its copy: $POLYCLINIC_DATA first, else the cache, else None."""
@@ -49,6 +51,8 @@ class Files:
 
     def fetch(self, url: str | None = None, target: Path | None = None) -> Path:
         """The folder with the files, downloaded to the user's cache where they are missing; raises DataError."""
+        if self.by_hand:
+            return self._brought()
         url, target = url or self.url, target or self._cache()
         try:
             if self.archive:
@@ -63,6 +67,15 @@ class Files:
                 f"{self.folder} holds {', '.join(self.published)}."
             ) from None
         return target
+
+    def _brought(self) -> Path:
+        if (place := self.place()) is not None:
+            return place
+        copies = ", ".join(copy for copy, _ in self.copies.values())
+        raise DataError(
+            f"{self.dataset}: its files cannot be fetched for you; download {', '.join(self.published)} from {self.url} and set "
+            f"POLYCLINIC_DATA to a folder whose subfolder {self.folder} holds them{f' (or {copies})' if copies else ''}."
+        )
 
     def _unpack(self, url: str, target: Path) -> None:
         if self._all_in(target):
@@ -92,9 +105,11 @@ class Files:
 
     def _checked(self, place: Path, name: str) -> Path:
         found = self._found(place, name)
-        if found is None or hashlib.sha256(found[0].read_bytes()).hexdigest() != found[1]:
+        if found is None or (found[1] and hashlib.sha256(found[0].read_bytes()).hexdigest() != found[1]):
             file = place / name if found is None else found[0]
-            raise DataError(f"{file} is not the published file (its SHA-256 differs); delete it and download it anew.")
+            raise DataError(
+                f"{file} is not the published file (its SHA-256 differs); delete it and download it anew from {self.url}."
+            )
         return found[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pandas as pd
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.datasets.files import Files
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import Schema
 
 #: site name -> file, in the order of FLamby's centres.
 _OF_SITE = {
@@ -41,55 +42,19 @@ _CODES = {
     "thal": {3: "normal", 6: "fixed-defect", 7: "reversible-defect"},
 }
 
-
-# Bounds are what is physiologically plausible in an adult (or what the instrument can show), not the data's extremes:
-# ages 18 to 100; a systolic pressure up to a hypertensive crisis; cholesterol up to that of familial
-# hypercholesterolaemia; heart rates on exertion; ST depression up to a few millimetres either way. Lower bounds of 0
-# for pressure and cholesterol admit the zeros that hospitals wrote for "not measured" and FLamby's recipe keeps.
-def _schema(name: str, complete: bool) -> Schema:
-    def column(key: str, description: str, unit: str = "", bounds: tuple[float, float] | None = None) -> Column:
-        listed = {"cp": "categorical", "restecg": "categorical", "thal": "categorical", "slope": "ordinal"}
-        kind = listed.get(key, "binary" if bounds is None else "integer" if key == "ca" else "continuous")
-        nullable = not complete and key not in ("age", "sex", "cp")
-        return Column.model_validate(
-            {
-                "name": key,
-                "kind": kind,
-                "unit": unit,
-                "bounds": bounds,
-                "categories": tuple(_CODES.get(key, {}).values()),
-                "nullable": nullable,
-                "drop_first": kind == "categorical" and not nullable,
-                "description": description,
-            }
+SCHEMA_920 = Schema.from_toml(Path(__file__).with_suffix(".toml"))
+#: Columns that FLamby's recipe leaves out, since they are missing so often.
+LEFT_OUT = ("slope", "ca", "thal")
+SCHEMA = Schema(
+    name="heart-disease",
+    columns=tuple(
+        column.model_copy(
+            update={"nullable": False, "drop_first": column.kind == "categorical" and column.role == "feature"}
         )
-
-    features = [
-        column("age", "age at admission", "years", (18.0, 100.0)),
-        column("sex", "1 male, 0 female"),
-        column("cp", "type of chest pain"),
-        column("trestbps", "resting blood pressure", "mmHg", (0.0, 250.0)),
-        column("chol", "serum cholesterol", "mg/dl", (0.0, 700.0)),
-        column("fbs", "fasting blood sugar above 120 mg/dl"),
-        column("restecg", "resting electrocardiogram"),
-        column("thalach", "largest heart rate on exertion", "beats/min", (40.0, 220.0)),
-        column("exang", "angina on exertion"),
-        column("oldpeak", "ST depression on exertion relative to rest", "mm", (-5.0, 10.0)),
-    ]
-    if not complete:
-        features += [
-            column("slope", "slope of the ST segment at peak exertion"),
-            column("ca", "major vessels coloured by fluoroscopy", "", (0.0, 3.0)),
-            column("thal", "thallium scan"),
-        ]
-    patient = Column(name="patient", kind="categorical", role="patient_id")
-    site = Column(name="site", kind="categorical", role="site")
-    label = Column(name="disease", kind="binary", role="label", description="1 if a vessel is narrowed by over 50 %")
-    return Schema(name=name, columns=(patient, site, *features, label))
-
-
-SCHEMA = _schema("heart-disease", complete=True)
-SCHEMA_920 = _schema("heart-disease-920", complete=False)
+        for column in SCHEMA_920.columns
+        if column.name not in LEFT_OUT
+    ),
+)
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +92,7 @@ def load() -> pd.DataFrame:
     """
     from sklearn.model_selection import train_test_split
 
-    raw = _raw().drop(columns=["slope", "ca", "thal"])
+    raw = _raw().drop(columns=list(LEFT_OUT))
     raw = raw[raw.notna().all(axis=1)].reset_index(drop=True)
     split = np.full(len(raw), "train", dtype=object)
     for site in SITES:
@@ -156,16 +121,13 @@ def load_920() -> pd.DataFrame:
     return _named(raw, SCHEMA_920)
 
 
-_LICENCE = "CC BY 4.0"
-_CITATION = "Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI Machine Learning Repository, doi:10.24432/C52P4X"
-
 DATASET = Dataset(
     name="heart-disease",
     title="UCI Heart Disease, FLamby's recipe",
     description="Coronary disease in four hospitals: the 740 patients and the split of FLamby's Fed-Heart-Disease.",
     schema=SCHEMA,
-    licence=_LICENCE,
-    citation=_CITATION,
+    licence="CC BY 4.0",
+    citation="Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI Machine Learning Repository, doi:10.24432/C52P4X",
     patients=740,
     rows=740,
     default_sites=4,
@@ -177,19 +139,15 @@ DATASET = Dataset(
     fixed_split="split",
     flow=Flow.of(("patients of four hospitals", 920, 920), ("no missing cell in ten columns", 740, 740)),
 )
-DATASET_920 = Dataset(
+DATASET_920 = replace(
+    DATASET,
     name="heart-disease-920",
     title="UCI Heart Disease, every patient",
     description="Coronary disease in four hospitals: all 920 patients, with missing cells and three more columns.",
     schema=SCHEMA_920,
-    licence=_LICENCE,
-    citation=_CITATION,
     patients=920,
     rows=920,
-    default_sites=4,
-    default_partitioner="natural",
-    natural_sites=SITES,
     load=load_920,
-    available=FILES.available,
-    fetch=FILES.fetch,
+    fixed_split=None,
+    flow=None,
 )

@@ -7,12 +7,14 @@ differ in size, case mix, effect of treatment and missed visits. The label is wh
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.datasets.dataset import simulated_dataset
 from polyclinic.ehr.datasets.enrolment import check_size, enrolment, patient_names, site_names
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import Schema
 from polyclinic.types import Bools, Floats
 
 VISITS = 12
@@ -21,27 +23,7 @@ PATIENTS_PER_SITE = 200
 #: Controlled: systolic pressure at close-out below this, in mmHg.
 CONTROLLED_BELOW = 130.0
 
-# Bounds: what a clinic would accept as a reading, and what an eligibility rule would state.
-SCHEMA = Schema(
-    name="trial",
-    columns=(
-        Column(name="patient", kind="categorical", role="patient_id"),
-        Column(name="site", kind="categorical", role="site"),
-        Column(name="intensive", kind="binary", description="1 intensive arm, 0 standard arm"),
-        Column(name="age", kind="integer", unit="years", bounds=(40.0, 90.0)),
-        Column(name="male", kind="binary"),
-        Column(name="diabetes", kind="binary"),
-        Column(
-            name="sbp", kind="trajectory", whole=True, steps=VISITS, unit="mmHg", bounds=(60.0, 240.0), nullable=True
-        ),
-        Column(
-            name="dbp", kind="trajectory", whole=True, steps=VISITS, unit="mmHg", bounds=(30.0, 150.0), nullable=True
-        ),
-        Column(name="medicines", kind="trajectory", whole=True, steps=VISITS, bounds=(0.0, 8.0), nullable=True),
-        Column(name="controlled", kind="binary", role="label", description="1 if controlled at close-out"),
-    ),
-    rules=("dbp < sbp",),
-)
+SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
 
 
 def generate_trial(sites: int, patients: int, seed: int) -> pd.DataFrame:

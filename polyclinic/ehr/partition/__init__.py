@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.partition import dealt
-from polyclinic.ehr.partition.found import by_column, by_time, pooled
+from polyclinic.ehr.partition.dealt import MIN_PATIENTS, MIN_PER_CLASS, Deal, by_column, by_time, people, pooled
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
-from polyclinic.ehr.partition.patients import MIN_PATIENTS, MIN_PER_CLASS, Deal, people
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, nearest, why
 from polyclinic.installed import claims

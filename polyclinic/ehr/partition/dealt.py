@@ -1,8 +1,8 @@
-"""Patients dealt to simulated hospitals at random, each partitioner with a shift of its own.
+"""Patients dealt to simulated hospitals: at random, each partitioner with a shift of its own, or as the records say.
 
-Each takes (records, schema, sites, rng, strength) and returns one array of row indices for each site: together they cover
-every row once. But for ``classes``, every site gets at least ``MIN_PATIENTS`` patients and ``MIN_PER_CLASS`` of each class
-where there are enough.
+A random one takes (records, schema, sites, rng, strength) and returns one array of row indices for each site: together they
+cover every row once. But for ``classes``, every site gets at least ``MIN_PATIENTS`` patients and ``MIN_PER_CLASS`` of each
+class where there are enough.
 """
 
 from __future__ import annotations
@@ -10,17 +10,95 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.checks import class_numbers, identifiers, require_columns
 from polyclinic.ehr.encoding import encode
-from polyclinic.ehr.partition.patients import (
-    Deal,
-    dealt_by_class,
-    patients_and_labels,
-    repaired,
-    round_shares,
-    site_rows,
-)
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError
+from polyclinic.ehr.shard import patient_ids
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.types import Floats, Ints
+
+MIN_PATIENTS = 8
+MIN_PER_CLASS = 2
+
+Deal = list[Ints]
+
+
+def people(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints, int]:
+    """Each row's patient number by first appearance, each patient's first row, and the number of patients."""
+    ids = np.array(patient_ids(records, schema, "records"), dtype=object)
+    person = pd.factorize(ids)[0].astype(np.int64)
+    first_row = np.unique(person, return_index=True)[1].astype(np.int64)
+    return person, first_row, len(first_row)
+
+
+def patients_and_labels(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints]:
+    """Each row's patient number and each patient's class: the highest class number among the patient's rows."""
+    require_columns(records, (schema.label,), "records")
+    person, _, patients = people(records, schema)
+    labels = np.zeros(patients, dtype=np.int64)
+    np.maximum.at(labels, person, class_numbers(records, schema.label, "records"))
+    return person, labels
+
+
+def site_rows(site_of: Ints, person: Ints, sites: int) -> Deal:
+    site = site_of[person]
+    order = np.argsort(site, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(site, minlength=sites))[:-1])
+
+
+def round_shares(shares: Floats, total: int) -> Ints:
+    """Whole numbers with sum ``total``, nearest to ``shares`` times total (largest remainders)."""
+    exact = shares / shares.sum() * total
+    out: Ints = np.floor(exact).astype(np.int64)
+    out[np.argsort(out - exact, kind="stable")[: total - int(out.sum())]] += 1
+    return out
+
+
+def dealt_by_class(labels: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
+    """(patients,) site numbers; patients of class c go to the sites in proportion to shares[c]."""
+    site_of = np.empty(len(labels), dtype=np.int64)
+    for label, share in enumerate(shares):
+        members = np.flatnonzero(labels == label)
+        sizes = round_shares(share, len(members))
+        site_of[members] = rng.permutation(np.repeat(np.arange(len(share)), sizes))
+    return site_of
+
+
+def repaired(site_of: Ints, labels: Ints, sites: int, rng: np.random.Generator) -> Ints:
+    """``site_of`` with as few patients moved as are needed for the least numbers per site and per class."""
+    site_of = site_of.astype(np.int64)
+    for label in range(int(labels.max()) + 1):
+        members = np.flatnonzero(labels == label)
+        _top_up(site_of, members, min(MIN_PER_CLASS, len(members) // sites), sites, rng)
+    counts = np.zeros((int(labels.max()) + 1, sites), dtype=np.int64)
+    np.add.at(counts, (labels, site_of), 1)
+    # Only patients beyond the least number of their class may move now, or the first repair would be undone.
+    spare = np.ones(len(labels), dtype=bool)
+    for label, row in enumerate(counts):
+        least = min(MIN_PER_CLASS, int(row.sum()) // sites)
+        for site in range(sites):
+            spare[np.flatnonzero((labels == label) & (site_of == site))[:least]] = False
+    _top_up(site_of, np.arange(len(labels)), min(MIN_PATIENTS, len(labels) // sites), sites, rng, spare)
+    return site_of
+
+
+def _top_up(
+    site_of: Ints, members: Ints, least: int, sites: int, rng: np.random.Generator, spare: np.ndarray | None = None
+) -> None:
+    """Move members, in place, from the largest sites until every site holds at least ``least`` of them."""
+    counts = np.bincount(site_of[members], minlength=sites)
+    for poor in np.flatnonzero(counts < least).tolist():
+        while counts[poor] < least:
+            rich = int(np.argmax(counts))
+            candidates = members[site_of[members] == rich]
+            if spare is not None:
+                candidates = candidates[spare[candidates]]
+            if not len(candidates):
+                return
+            site_of[rng.choice(candidates)] = poor
+            counts[rich] -= 1
+            counts[poor] += 1
+
 
 #: The part of every class that label-quantity deals out evenly, so that no site of the demo is degenerate.
 EVEN_SHARE = 0.3
@@ -116,4 +194,56 @@ def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Ge
     site_of = np.empty(len(labels), dtype=np.int64)
     for place, piece in enumerate(rng.permutation(len(cut)).tolist()):
         site_of[cut[piece]] = place % sites
+    return site_rows(site_of, person, sites)
+
+
+OTHER = "other"
+
+
+def by_column(records: pd.DataFrame, schema: Schema, column: str) -> dict[str, Ints]:
+    """Row indices for each value of a column, in order of first appearance.
+
+    A patient with rows under several values belongs to the first. Raises DataError if the column or a cell is missing.
+    """
+    if column not in records.columns:
+        raise DataError(f"The records have no column {column!r} to split by; name one of their columns.")
+    person, first_row, _ = people(records, schema)
+    names = identifiers(records[column], "records")
+    numbers, values = pd.factorize(np.array([names[row] for row in first_row], dtype=object))
+    rows = site_rows(numbers.astype(np.int64), person, len(values))
+    return {str(value): index for value, index in zip(values, rows, strict=True)}
+
+
+def pooled(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, smallest: int) -> dict[str, Ints]:
+    """The groups with ``smallest`` patients or more, and those of all the others as one group "other", last.
+
+    A group that is itself named "other" is among the pooled.
+    """
+    person, _, _ = people(records, schema)
+    large = {
+        name: index for name, index in groups.items() if name != OTHER and len(np.unique(person[index])) >= smallest
+    }
+    small = [index for name, index in groups.items() if name not in large]
+    return large | ({OTHER: np.sort(np.concatenate(small))} if small else {})
+
+
+def by_time(records: pd.DataFrame, schema: Schema, column: str, sites: int) -> Deal:
+    """Sites of equal size, from the earliest patients to the latest by their first cell of ``column``.
+
+    column: numbers, or dates that pandas reads. Raises DataError if the column or a cell is missing or is neither.
+    """
+    if column not in records.columns:
+        raise DataError(f"The records have no column {column!r} to order by; name one of their columns.")
+    moment = pd.to_numeric(records[column], errors="coerce")
+    if moment.isna().any():
+        dates = pd.to_datetime(records[column], errors="coerce", format="mixed")
+        moment = dates.astype("int64").astype("float64").where(dates.notna())
+    if moment.isna().any():
+        row = int(moment.isna().to_numpy().argmax()) + 1
+        raise DataError(f"records: column {column!r}, data row {row}: the cell is neither a number nor a date.")
+    person, _, count = people(records, schema)
+    first = np.full(count, np.inf)
+    np.minimum.at(first, person, moment.to_numpy(dtype=np.float64))
+    site_of = np.empty(count, dtype=np.int64)
+    site_of[np.argsort(first, kind="stable")] = np.repeat(np.arange(sites), round_shares(np.ones(sites), count))
     return site_rows(site_of, person, sites)

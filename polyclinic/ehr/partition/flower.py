@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.partition.patients import Deal, patients_and_labels, people, site_rows
+from polyclinic.ehr.partition.dealt import Deal, patients_and_labels, people, site_rows
 from polyclinic.ehr.schema import Schema
 
 _PATIENT = "polyclinic-patient"

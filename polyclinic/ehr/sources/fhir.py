@@ -20,9 +20,8 @@ import pandas as pd
 
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place
-from polyclinic.ehr.sources.layouts import FHIR
 from polyclinic.ehr.sources.mapped import mapped
-from polyclinic.ehr.sources.mapping import Mapping
+from polyclinic.ehr.sources.mapping import FHIR, Mapping
 from polyclinic.errors import DataError
 
 RESOURCES = ("Patient", "Encounter", "Condition", "Observation", "MedicationRequest")

@@ -46,14 +46,19 @@ def found_files(path: str | Path) -> list[Path]:
     """The files at a path, a folder or a pattern, in order of name. Raises DataError where there are none."""
     place = Path(path)
     if place.is_file():
-        if not place.name.lower().endswith(SUFFIXES):
-            raise DataError(f"{path}: the file's type is not known; allowed are {', '.join(SUFFIXES)}.")
+        check_suffix(place)
         return [place]
     found = place.iterdir() if place.is_dir() else Path(place.anchor).glob(str(place.relative_to(place.anchor)))
     files = sorted(file for file in found if file.is_file() and file.name.lower().endswith(SUFFIXES))
     if not files:
         raise DataError(f"{path}: no records found; give a {', '.join(SUFFIXES)} file, a folder of them or a pattern.")
     return files
+
+
+def check_suffix(file: Path) -> None:
+    """Raise DataError unless the file's name says what it holds."""
+    if not file.name.lower().endswith(SUFFIXES):
+        raise DataError(f"{file}: the file's type is not known; allowed are {', '.join(SUFFIXES)}.")
 
 
 def read_table(

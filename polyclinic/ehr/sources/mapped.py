@@ -21,8 +21,7 @@ from polyclinic.ehr.events import Measure, matching, moments, one_row_each
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered, of_cohort
 from polyclinic.ehr.sources.files import MISSING, SUFFIXES, column_names, read_table
-from polyclinic.ehr.sources.layouts import EICU, MIMIC3, MIMIC4, OMOP, Layout, Table
-from polyclinic.ehr.sources.mapping import ColumnOf, IndexOf, Mapping
+from polyclinic.ehr.sources.mapping import EICU, MIMIC3, MIMIC4, OMOP, ColumnOf, IndexOf, Layout, Mapping, Table
 from polyclinic.ehr.sources.sql import CREDENTIALS, Database
 from polyclinic.errors import DataError
 
@@ -33,7 +32,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
     def read(place: Place, schema: Schema) -> Iterator[Chunk]:
         place.allow("mapping", *CREDENTIALS)
         mapping = Mapping.read(place.path("mapping"), schema)
-        tables = Tabled(Database.at(place)) if "://" in place.text else Folder(place.folder / place.text)
+        tables = Database.at(place) if "://" in place.text else Folder(place.folder / place.text)
         return mapped(tables, layout, mapping, schema)
 
     return read
@@ -260,18 +259,3 @@ class Folder:
         if not found:
             raise DataError(f"{self.path}: there is no table {table!r}; it must be a {', '.join(SUFFIXES)} file here.")
         return found
-
-
-@dataclass(frozen=True)
-class Tabled:
-    """Tables in a database."""
-
-    event: ClassVar[str] = ""
-    database: Database
-
-    @property
-    def name(self) -> str:
-        return self.database.name
-
-    def frames(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        return self.database.select(table, columns)

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.noise.banded import Banded
-from polyclinic.privacy.noise.buffered import Buffered
-from polyclinic.privacy.noise.dense import Dense
+from polyclinic.privacy.noise.factorisations import Banded, Buffered, Dense, Independent, SquareRoot
 from polyclinic.privacy.noise.process import Factorisation, NoiseProcess, PrefixError, State, error, warning
 from polyclinic.privacy.noise.sensitivity import Participation, check_count
-from polyclinic.privacy.noise.toeplitz import Independent, SquareRoot
 from polyclinic.privacy.noise.tree import Tree
 
 __all__ = ["NOISE", "NoiseProcess", "Participation", "PrefixError", "State", "error", "noise_process", "warning"]

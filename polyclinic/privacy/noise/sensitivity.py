@@ -49,14 +49,19 @@ def toeplitz_sensitivity(coefficients: Reals, participation: Participation) -> f
     Exact where the column is non-negative and does not rise: the worst participation begins at the first step and
     returns as soon and as often as it may (Kalinin and Lampert 2024). Else the bound of ``gram_sensitivity``.
     """
-    steps = len(coefficients)
     if (coefficients < 0).any() or (np.diff(coefficients) > 0).any():
         return gram_sensitivity(toeplitz(coefficients), participation)
+    return float(np.linalg.norm(worst_move(coefficients, participation)[0]))
+
+
+def worst_move(coefficients: Reals, participation: Participation) -> tuple[Reals, list[int]]:
+    """(T,) what the worst participation in a column that falls adds up to, and the steps at which it takes part."""
+    steps = len(coefficients)
+    shifts = [times * participation.separation for times in range(participation.within(steps))]
     moved = np.zeros(steps)
-    for times in range(participation.within(steps)):
-        shift = times * participation.separation
+    for shift in shifts:
         moved[shift:] += coefficients[: steps - shift]
-    return float(np.linalg.norm(moved))
+    return moved, shifts
 
 
 def gram_sensitivity(matrix: Reals, participation: Participation) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.models.flows import KINDS, ConditionalFlow, flow
+from polyclinic.models.tabular import filled
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats
@@ -57,14 +58,7 @@ class Recipe:
 
     def filled(self, arrays: Arrays) -> ConditionalFlow:
         """The flow with ``arrays``. Raises ValueError where names or shapes are those of another."""
-        with torch.random.fork_rng(devices=[]):
-            made = self.module()
-        kept = made.state_dict()
-        if {name: tuple(value.shape) for name, value in kept.items()} != {name: a.shape for name, a in arrays.items()}:
-            raise ValueError("The arrays are those of another flow.")
-        made.load_state_dict({name: torch.from_numpy(a.copy()).to(kept[name]) for name, a in arrays.items()})
-        made.eval()
-        return made
+        return cast(ConditionalFlow, filled(self.module, arrays)).eval()
 
     @property
     def coordinates(self) -> Coordinates:

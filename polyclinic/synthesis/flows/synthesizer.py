@@ -12,7 +12,7 @@ import torch
 from polyclinic.errors import DataError
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.layout import Layout
-from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.types import Arrays, Floats, Ints, under
 
 _AT_ONCE = 1 << 13
 # How often a row is drawn again before a flow is said to miss the bounds.
@@ -31,10 +31,6 @@ class FlowRows:
     @property
     def layout(self) -> Layout:
         return self.recipe.layout
-
-    @property
-    def kind(self) -> str:
-        return f"{type(self).__module__}:{type(self).__name__}"
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
         """(rows, D). Raises DataError where the flow gives numbers that are not finite, or hardly any within bounds to a recipe
@@ -98,11 +94,10 @@ class FlowRows:
         """(K,) log of the share of draws that are kept, of each class."""
         if not self.recipe.redraw:
             return np.zeros(self.layout.classes)
-        found: Floats = np.log([
+        return np.log([
             max(self.recipe.coordinates.inside(self._drawn(np.full(_AT_ONCE, k), rng)).mean(), 1 / _AT_ONCE)
             for k in range(self.layout.classes)
         ])  # fmt: skip
-        return found
 
     def arrays(self) -> Arrays:
         base = dict(zip(_BASE, self.recipe.base, strict=True)) if self.recipe.base else {}
@@ -115,7 +110,7 @@ class FlowRows:
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> FlowRows:
         """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
         recipe = make(layout, **options)
-        flow = {name.removeprefix("flow/"): np.asarray(a) for name, a in arrays.items() if name.startswith("flow/")}
+        flow = under(arrays, "flow/")
         if _BASE[0] in arrays:
             mean, root = (np.asarray(arrays[name], dtype=np.float64) for name in _BASE)
             recipe = replace(recipe, base=(mean, root))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import filled
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Floats, Ints
@@ -17,19 +18,9 @@ from polyclinic.types import Floats, Ints
 _AT_ONCE = 1 << 14
 
 
-def filled(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> nn.Module:
-    """``module`` with ``arrays`` in it. Raises ValueError where names or shapes differ."""
-    kept = module.state_dict()
-    if {name: tuple(value.shape) for name, value in kept.items()} != {name: np.shape(a) for name, a in arrays.items()}:
-        raise ValueError("The arrays are those of another module.")
-    module.load_state_dict({name: torch.from_numpy(np.array(a)).to(kept[name]) for name, a in arrays.items()})
-    return module
-
-
 def generator_of(game: Game, layout: Layout, arrays: Mapping[str, np.ndarray]) -> nn.Module:
-    """The game's generator with ``arrays`` in it; what is drawn in making it leaves no trace in torch's generator."""
-    with torch.random.fork_rng(devices=[]):
-        return filled(game.generator(layout), arrays)
+    """The game's generator with ``arrays`` in it. Raises ValueError where names or shapes differ."""
+    return filled(lambda: game.generator(layout), arrays)
 
 
 def with_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:

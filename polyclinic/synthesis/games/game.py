@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.synthesis.games.front import Front
-from polyclinic.synthesis.games.head import Generator
+from polyclinic.synthesis.games.head import Front, Generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays
 

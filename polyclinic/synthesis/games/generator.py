@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyclinic.models.tabular import filled
 from polyclinic.privacy.streams import generator as keyed
-from polyclinic.synthesis.games.adaptive import advanced
-from polyclinic.synthesis.games.fakes import filled, generator_of, with_labels
+from polyclinic.synthesis.games.fakes import generator_of, with_labels
 from polyclinic.synthesis.games.game import Game, Loss
-from polyclinic.synthesis.games.state import GeneratorState
+from polyclinic.synthesis.games.state import GeneratorState, advanced
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats
 
@@ -45,9 +45,7 @@ def generator_steps(
     if not all(np.isfinite(value).all() for value in critic.values()):
         return state.undone()
     ring = (*state.ring, critic)[-game.ring :]
-    # A new module draws its initial values from torch's global generator.
-    with torch.random.fork_rng(devices=[]):
-        critics = [filled(game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
+    critics = [filled(lambda: game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
     generator = generator_of(game, layout, state.weights).train()
     optimizer = _optimizer(game, generator, state, game.rate(round, rounds))
     average = {name: torch.from_numpy(np.array(value)) for name, value in state.average.items()}
@@ -127,8 +125,7 @@ def penalised(
     """
     if not game.penalty:
         return critic
-    with torch.random.fork_rng(devices=[]):
-        module = filled(game.critic(layout), critic)
+    module = filled(lambda: game.critic(layout), critic)
     generator = generator_of(game, layout, state.weights).eval()
     rng = keyed(seed, "penalty", round)
     front = game.front(layout)

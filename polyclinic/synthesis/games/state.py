@@ -1,8 +1,13 @@
-"""What a server keeps of a game between rounds, as flat arrays for its checkpoint."""
+"""What a server keeps of a game between rounds, as flat arrays for its checkpoint; and how many steps the generator takes.
+
+They are the same each time, or as few as the critic needs (Bie et al. 2023). The critic's steps are planned, since privacy is
+paid for by them; so it is the generator that waits. What decides is the critic's accuracy on generated rows, which the server
+knows without any record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +15,7 @@ import numpy as np
 from polyclinic.models.tabular import initialise
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, under
 
 # In the order of the fields.
 _PARTS = ("weights", "average", "moments")
@@ -49,9 +54,9 @@ class GeneratorState:
     def from_flat(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
         """The inverse of ``flat``."""
         ring: list[Arrays] = []
-        while critic := _under(arrays, f"ring/{len(ring)}/"):
+        while critic := under(arrays, f"ring/{len(ring)}/"):
             ring.append(critic)
-        weights, average, moments = (_under(arrays, f"{part}/") for part in _PARTS)
+        weights, average, moments = (under(arrays, f"{part}/") for part in _PARTS)
         steps, owed, level, since = (int(arrays[key]) for key in _COUNTS)
         accuracy, diverged = float(arrays["accuracy"]), bool(arrays["diverged"])
         return cls(weights, average, moments, tuple(ring), steps, owed, level, since, accuracy, diverged)
@@ -75,5 +80,24 @@ def first_state(game: Game, layout: Layout, seed: int) -> GeneratorState:
     return GeneratorState(weights, dict(weights))
 
 
-def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+def due(game: Game, state: GeneratorState, critic_steps: int) -> tuple[int, GeneratorState]:
+    """The generator's steps after ``critic_steps`` more of the critic's, and the state that has counted them."""
+    if game.adaptive is None:
+        return game.steps, state
+    owed = state.owed + critic_steps
+    ratio = game.adaptive.ratios[state.level]
+    return owed // ratio, replace(state, owed=owed % ratio)
+
+
+def advanced(game: Game, state: GeneratorState, accuracies: Sequence[float]) -> GeneratorState:
+    """The state after steps at which the critic called these shares of the generated rows generated."""
+    adaptive = game.adaptive
+    if adaptive is None or not accuracies:
+        return state
+    average, since, level = state.accuracy, state.since, state.level
+    for accuracy in accuracies:
+        average = adaptive.beta * average + (1.0 - adaptive.beta) * accuracy
+        since += 1
+        if since > adaptive.grace and average < adaptive.threshold and level + 1 < len(adaptive.ratios):
+            level, since = level + 1, 0
+    return replace(state, accuracy=average, since=since, level=level)

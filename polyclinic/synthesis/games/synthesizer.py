@@ -14,7 +14,7 @@ from polyclinic.errors import DataError
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
-from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.types import Arrays, Floats, Ints, under
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,6 @@ class GeneratedRows:
     game: Game
     generators: tuple[Arrays, ...]
     classes: Floats
-
-    @property
-    def kind(self) -> str:
-        return f"{type(self).__module__}:{type(self).__name__}"
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
         """(rows, D). Raises DataError where a generator gives numbers that are not finite."""
@@ -62,7 +58,7 @@ class GeneratedRows:
         game = attrgetter(name)(import_module(module))(layout, **own)
         if not isinstance(game, Game):
             raise TypeError(f"{module}:{name} makes no Game")
-        generators = tuple(_part(arrays, f"{number}/") for number in range(count))
+        generators = tuple(under(arrays, f"{number}/") for number in range(count))
         for one in generators:
             generator_of(game, layout, one)
         return cls(layout, game, generators, np.asarray(arrays["classes"], dtype=np.float64))
@@ -72,7 +68,3 @@ def combined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
     """All generators of ``parts``, of one game, with the last one's frequencies of labels."""
     last = parts[-1]
     return GeneratedRows(last.layout, last.game, tuple(one for part in parts for one in part.generators), last.classes)
-
-
-def _part(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): np.asarray(value) for name, value in arrays.items() if name.startswith(prefix)}

@@ -45,8 +45,7 @@ def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
 
 def merged_sizes(merged: Ints, table: Table) -> Ints:
     """(A,) how many cells are left of each column."""
-    found: Ints = np.maximum.reduceat(merged, table.starts) + 1
-    return found
+    return np.maximum.reduceat(merged, table.starts) + 1
 
 
 def added(values: Floats, merged: Ints) -> Floats:

@@ -17,6 +17,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
 from polyclinic.synthesis.marginals.estimation import Clusters
+from polyclinic.synthesis.methods.draws import picked
 from polyclinic.types import Arrays, Floats, Ints
 
 
@@ -59,7 +60,7 @@ class NetworkSynthesizer:
             case = np.zeros(rows, dtype=np.int64)
             for parent in above:
                 case = case * sizes[parent] + cells[:, parent]
-            cells[:, own] = _draw(conditional, case, rng)
+            cells[:, own] = picked(conditional[case], rng)
         return cells
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
@@ -69,7 +70,7 @@ class NetworkSynthesizer:
         own = zip(split(self.merged, self.table.sizes), split(self.fine, self.table.sizes), strict=True)
         for place, (numbers, frequencies) in enumerate(own):
             among = np.where(numbers == np.arange(numbers.max() + 1)[:, None], frequencies, 0.0)
-            cells[:, place] = _draw(among, coarse[:, place], rng)
+            cells[:, place] = picked(among[coarse[:, place]], rng)
         return self.table.rows(cells, rng)
 
     def arrays(self) -> Arrays:
@@ -157,12 +158,3 @@ def _within(table: Table, merged: Ints, frequencies: Floats) -> Floats:
             np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1.0 / np.bincount(numbers)[numbers])
         )
     return np.concatenate(found)
-
-
-def _draw(frequencies: Floats, case: Ints, rng: np.random.Generator) -> Ints:
-    """(n,) cells by the row of ``frequencies`` that ``case`` names."""
-    cumulative = np.cumsum(frequencies, axis=1)
-    level = rng.random(len(case)) * cumulative[case, -1]
-    below = (cumulative[case] <= level[:, None]).sum(axis=1)
-    found: Ints = np.minimum(below, frequencies.shape[1] - 1)
-    return found

@@ -107,8 +107,7 @@ class Basis:
         z = np.array(u, dtype=np.float64)
         for at, block in self.blocks:
             z[..., at] = u[..., at] @ np.linalg.inv(block).T
-        found: Floats = z / self.scale
-        return found
+        return z / self.scale
 
     def turned_square(self, moments: Floats) -> Floats:
         """(P, P) second moments of z - centre, from those of u."""

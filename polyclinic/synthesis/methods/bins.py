@@ -53,8 +53,7 @@ class Bins:
     @property
     def used(self) -> Bools:
         """(Q, most) which bins there are."""
-        found: Bools = np.arange(self.most) < self.counts[:, None]
-        return found
+        return np.arange(self.most) < self.counts[:, None]
 
     def histograms(self, z: Floats) -> Floats:
         """(n, Q, most) one-hot bins of each row's numbers; all zero where one is missing."""
@@ -68,16 +67,14 @@ class Bins:
 
     def distribution(self, values: Floats) -> Floats:
         """(..., Q, most) the nearest distributions over the bins that there are."""
-        found: Floats = on_simplex(np.where(self.used, values, -1e9), 1.0)
-        return found
+        return on_simplex(np.where(self.used, values, -1e9), 1.0)
 
     def of_normal(self, mean: Floats, deviation: Floats) -> Floats:
         """(K, Q, most) chances of each bin under (K, Q) normals; those beyond the bounds count to the outermost bins."""
         edges = self.low[:, None] + np.arange(1, self.most) * self.width[:, None]
         upto = ndtr((edges - mean[..., None]) / deviation[..., None])
         upto = np.where(np.arange(1, self.most) < self.counts[:, None], upto, 1.0)
-        found: Floats = np.diff(upto, axis=-1, prepend=0.0, append=1.0)
-        return found
+        return np.diff(upto, axis=-1, prepend=0.0, append=1.0)
 
     def quantiles(self, chance: Floats, distributions: Floats) -> Floats:
         """(n, Q) numbers at (n, Q) chances, under (Q, most) distributions that are even within bins."""

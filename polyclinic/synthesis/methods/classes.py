@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
-from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
-from polyclinic.synthesis.methods.draws import drawn_classes, picked, within
+from polyclinic.synthesis.methods.draws import RowsByClass, picked
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -98,49 +95,26 @@ def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True, eq=False)
-class LatentClasses:
+class LatentClasses(RowsByClass):
     """Draws a class, and in it every column for itself, a set's codes given how many they are. numbers: of ``distributions``."""
 
-    layout: Layout
-    numbers: Arrays
     most: int
 
-    @property
-    def classes(self) -> Floats:
-        """(K,) frequencies of the label's classes."""
-        found: Floats = self.numbers["classes"]
-        return found
-
-    @classmethod
-    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> LatentClasses:
-        return cls(layout, dict(arrays), int(options["most"]))
-
-    def arrays(self) -> Arrays:
-        return self.numbers
-
-    def options(self) -> dict[str, Any]:
-        return {"most": self.most}
-
-    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
-        layout, found, hot, basis = self.layout, self.numbers, Hot.of(self.layout, self.most), Basis.of(self.layout)
-        y = drawn_classes(self.classes, rows, rng) if labels is None else labels
+    def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
+        rows, found, hot, basis = len(y), self.numbers, Hot.of(self.layout, self.most), Basis.of(self.layout)
         of_label = hot.chances(found["frequencies"], len(hot.groups) - 1)[:, :-1]
         latent = picked((found["shares"][:, None] * of_label).T[y], rng)
-        z = np.zeros((rows, layout.width))
         z[:, hot.places] = hot.drawn(found["frequencies"], latent, rng, sets=False)
-        u = np.zeros((rows, layout.label.start))
+        u = np.zeros((rows, len(basis.numeric)))
         u[:, basis.numeric] = found["mean"][latent] + np.sqrt(found["variance"][latent]) * rng.standard_normal(
             (rows, int(basis.numeric.sum()))
         )
-        z[:, : layout.label.start] += np.where(basis.numeric, basis.turned(u) + basis.centre, 0.0)
+        z[:, : len(basis.numeric)] += np.where(basis.numeric, basis.turned(u) + basis.centre, 0.0)
         for number, at in enumerate(hot.sets):
             count = picked(found["counts"][latent, number], rng)
             for first in range(0, rows, _ROWS):
                 part = slice(first, first + _ROWS)
                 z[part, hot.places[at]] = chosen_codes(found["frequencies"][:, at], latent[part], count[part], rng)
-        z[:, layout.label] = np.eye(layout.classes)[y]
-        return within(layout, z)
 
 
 def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.Generator) -> Floats:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyclinic.types import Floats
+from polyclinic.types import Floats, Ints
+
+
+def pairs(width: int) -> tuple[Ints, Ints, Floats]:
+    """The upper triangle, and what its products are multiplied by: their length is then that of the square matrix."""
+    rows, columns = np.triu_indices(width)
+    return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
 def denoised(matrix: Floats, noise: float) -> Floats:
@@ -39,8 +45,7 @@ def on_simplex(values: Floats, total: float) -> Floats:
     falling = -np.sort(-values, axis=-1)
     above = (np.cumsum(falling, axis=-1) - total) / np.arange(1, values.shape[-1] + 1)
     last = np.maximum((falling > above).sum(axis=-1, keepdims=True) - 1, 0)
-    found: Floats = np.maximum(values - np.take_along_axis(above, last, axis=-1), 0.0)
-    return found
+    return np.maximum(values - np.take_along_axis(above, last, axis=-1), 0.0)
 
 
 def class_means(means: Floats, shares: Floats, noise: float) -> Floats:
@@ -81,5 +86,4 @@ def _difference(matrix: Floats, noise: float) -> Floats:
     excess = float(((matrix - middle) ** 2).sum()) / max(noise**2 * size * (size + 1) / 2, 1e-300) - 1.0
     # By noise alone the excess has a deviation of 2 / size.
     shape = float(np.clip(excess * size / 6.0, 0.0, 1.0))
-    found: Floats = shape * (denoised(matrix, noise) - middle) + keep * middle
-    return found
+    return shape * (denoised(matrix, noise) - middle) + keep * middle

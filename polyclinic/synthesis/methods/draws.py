@@ -1,11 +1,55 @@
-"""What all synthesizers of sums end in: classes by their frequencies, and rows that lie within the schema's bounds."""
+"""What all synthesizers of sums have in common: rows of each class by released numbers, within the schema's bounds."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from polyclinic.synthesis.layout import Layout
-from polyclinic.types import Floats, Ints
+from polyclinic.types import Arrays, Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class RowsByClass(ABC):
+    """Draws rows by ``numbers``, of which ``classes`` are (K,) frequencies; further fields are whole numbers, its options."""
+
+    layout: Layout
+    numbers: Arrays
+
+    @property
+    def classes(self) -> Floats:
+        """(K,) frequencies of the classes."""
+        return self.numbers["classes"]
+
+    @classmethod
+    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
+        """What ``arrays`` and ``options`` gave. Raises KeyError for an option that is missing."""
+        return cls(layout, dict(arrays), *(int(options[field.name]) for field in fields(cls)[2:]))
+
+    def arrays(self) -> Arrays:
+        return self.numbers
+
+    def options(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+
+    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
+        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
+        y = drawn_classes(self.classes, rows, rng) if labels is None else labels
+        z = np.zeros((rows, self.layout.width))
+        self._fill(z, y, rng)
+        z[:, self.layout.label] = np.eye(self.layout.classes)[y]
+        low, high = self.layout.bounds
+        z = np.clip(z, low, high)
+        z[:, np.flatnonzero(self.layout.nullable)] *= z[:, self.layout.missing] <= 0.5
+        return z
+
+    @abstractmethod
+    def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
+        """Write the numbers before the label into the zeros of (n, D) ``z``, given (n,) classes ``y``."""
 
 
 def drawn_classes(frequencies: Floats, rows: int, rng: np.random.Generator) -> Ints:
@@ -18,12 +62,4 @@ def picked(weights: Floats, rng: np.random.Generator) -> Ints:
     upto = np.cumsum(weights, axis=1)
     at = rng.random(len(weights)) * upto[:, -1]
     found: Ints = np.minimum((upto <= at[:, None]).sum(axis=1), weights.shape[1] - 1).astype(np.int64)
-    return found
-
-
-def within(layout: Layout, z: Floats) -> Floats:
-    """(n, D) ``z`` within the bounds, and 0 where its indicator says that the cell is missing."""
-    low, high = layout.bounds
-    found: Floats = np.clip(z, low, high)
-    found[:, np.flatnonzero(layout.nullable)] *= found[:, layout.missing] <= 0.5
     return found

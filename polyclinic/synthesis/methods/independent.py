@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import class_means
-from polyclinic.synthesis.methods.draws import drawn_classes, within
+from polyclinic.synthesis.methods.draws import RowsByClass
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number, check_switch
 from polyclinic.synthesis.sums import mean_of_rows
@@ -53,9 +52,7 @@ class Independent:
         vectors = np.concatenate([binned, self._hot.values(z)], axis=1) / self._length
         if self._blocks == 1:
             return mean_of_rows(vectors, patient, patients)
-        blocks = np.zeros((len(z), self._blocks, vectors.shape[1]))
-        blocks[np.arange(len(z)), self.layout.labels(z)] = vectors
-        return mean_of_rows(blocks.reshape(len(z), self.size(round, question)), patient, patients)
+        return mean_of_rows(self.layout.by_class(z, vectors), patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         return {**state, "mean": mean, "noise": np.array([noise])}
@@ -98,40 +95,17 @@ class Independent:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class Columns(RowsByClass):
     """Draws independent columns. numbers: ``classes`` (K,); ``histograms`` (K or 1, Q, bins); ``frequencies`` (K or 1, H)."""
 
-    layout: Layout
-    numbers: Arrays
     bins: int
     most: int
 
-    @property
-    def classes(self) -> Floats:
-        """(K,) frequencies of the classes."""
-        found: Floats = self.numbers["classes"]
-        return found
-
-    @classmethod
-    def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Columns:
-        return cls(layout, dict(arrays), int(options["bins"]), int(options["most"]))
-
-    def arrays(self) -> Arrays:
-        return self.numbers
-
-    def options(self) -> dict[str, Any]:
-        return {"bins": self.bins, "most": self.most}
-
-    def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
-        layout, bins, hot = self.layout, Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
-        y = drawn_classes(self.classes, rows, rng) if labels is None else labels
-        block = y if len(self.numbers["frequencies"]) > 1 else np.zeros(rows, dtype=np.int64)
-        z = np.zeros((rows, layout.width))
+    def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
+        bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
+        block = y if len(self.numbers["frequencies"]) > 1 else np.zeros(len(y), dtype=np.int64)
         z[:, hot.places] = hot.drawn(self.numbers["frequencies"], block, rng)
-        chance = rng.random((rows, len(bins.places)))
+        chance = rng.random((len(y), len(bins.places)))
         for one in np.unique(block):
             at = np.flatnonzero(block == one)
             z[np.ix_(at, bins.places)] = bins.quantiles(chance[at], self.numbers["histograms"][one])
-        z[:, layout.label] = np.eye(layout.classes)[y]
-        return within(layout, z)

@@ -16,7 +16,7 @@ import numpy as np
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, distributions, evidence
-from polyclinic.synthesis.methods.covariance import denoised
+from polyclinic.synthesis.methods.covariance import denoised, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import mean_of_rows
@@ -74,7 +74,7 @@ class Latent:
         features = self._features(z)
         if round == 2:
             chosen = features[:, question["watched"]]
-            rows, columns, twice = _pairs(chosen.shape[1])
+            rows, columns, twice = pairs(chosen.shape[1])
             return mean_of_rows(twice * chosen[:, rows] * chosen[:, columns] / self._watched_square, patient, patients)
         vectors = np.concatenate([np.full((len(z), 1), self._one), features * self._scale], axis=1)
         if round == 1:
@@ -179,13 +179,12 @@ class Latent:
         hot = np.clip(self._split(pooled[None]).hot[0], 0.0, 1.0)
         numeric = np.arange(self._widths[2]) + sum(self._widths[:2])
         varying = np.argsort(-hot * (1.0 - hot), kind="stable")
-        found: Ints = np.concatenate([numeric, varying])[: self.watched].astype(np.int64)
-        return found
+        return np.concatenate([numeric, varying])[: self.watched].astype(np.int64)
 
     def _beginning(self, state: Arrays) -> tuple[Floats, Floats]:
         """Bias and weights that part patients at random along the largest directions of what is correlated."""
         watched = state["watched"]
-        rows, columns, twice = _pairs(len(watched))
+        rows, columns, twice = pairs(len(watched))
         square = np.zeros((len(watched), len(watched)))
         square[rows, columns] = square[columns, rows] = state["moments"] / twice * self._watched_square
         pooled = state["pooled"][1:] / self._scale
@@ -212,10 +211,4 @@ class Latent:
         absent[:, np.flatnonzero(layout.nullable)] = frequencies[:, here[layout.missing]]
         for at in layout.trajectories:
             absent[:, at] = absent[:, at].mean(axis=1, keepdims=True)
-        found: Floats = np.clip(absent[:, self._numeric], 0.0, 0.9)
-        return found
-
-
-def _pairs(width: int) -> tuple[Ints, Ints, Floats]:
-    rows, columns = np.triu_indices(width)
-    return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
+        return np.clip(absent[:, self._numeric], 0.0, 0.9)

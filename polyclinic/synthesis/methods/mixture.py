@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +13,8 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.draws import drawn_classes, picked
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.synthesizer import Synthesizer
-from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.synthesis.synthesizer import Synthesizer, described, made_again
+from polyclinic.types import Arrays, Floats, Ints, under
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +58,7 @@ class Mixture:
     @property
     def classes(self) -> Floats:
         """(K,) frequencies of the classes; of a part that does not tell its own, even ones."""
-        found: Floats = self.weights @ self._classes
-        return found
+        return self.weights @ self._classes
 
     @property
     def _classes(self) -> Floats:
@@ -72,13 +70,9 @@ class Mixture:
         """Raises ValueError for parts of any other package."""
         parts = []
         for number, one in enumerate(options["parts"]):
-            module, _, name = str(one["kind"]).partition(":")
-            if not module.startswith("polyclinic."):
+            if not str(one["kind"]).startswith("polyclinic."):
                 raise ValueError(f"a part of a mixture is of kind {one['kind']!r}")
-            own = {
-                key.partition(".")[2]: value for key, value in arrays.items() if key.partition(".")[0] == str(number)
-            }
-            parts.append(getattr(import_module(module), name).load(layout, own, one["options"]))
+            parts.append(made_again(layout, one, under(arrays, f"{number}.")))
         return cls(layout, tuple(parts), np.asarray(arrays["weights"]))
 
     def arrays(self) -> Arrays:
@@ -87,10 +81,7 @@ class Mixture:
         return {"weights": self.weights, **found}
 
     def options(self) -> dict[str, Any]:
-        kinds = [f"{type(part).__module__}:{type(part).__name__}" for part in self.parts]
-        return {
-            "parts": [{"kind": kind, "options": part.options()} for kind, part in zip(kinds, self.parts, strict=True)]
-        }
+        return {"parts": [described(part) for part in self.parts]}
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
         """(rows, D); a row of a given class comes from a part as likely as such patients are there."""

@@ -17,9 +17,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins
-from polyclinic.synthesis.methods.covariance import class_covariances, class_means
-from polyclinic.synthesis.methods.gaussian import Gaussian
-from polyclinic.synthesis.methods.normal import Places, one_class
+from polyclinic.synthesis.methods.covariance import class_covariances, class_means, pairs
+from polyclinic.synthesis.methods.normal import Gaussian, Places, one_class
 from polyclinic.synthesis.methods.options import check_number, check_switch
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
@@ -86,9 +85,7 @@ class Moments:
         if self.copula:
             parts.append(each * self._bins.histograms(z).reshape(len(z), self._parts[2]))
         vectors = np.concatenate(parts, axis=1)
-        blocks = np.zeros((len(z), self.layout.classes, vectors.shape[1]))
-        blocks[np.arange(len(z)), self.layout.labels(z)] = vectors
-        return mean_of_rows(blocks.reshape(len(z), self.size(round, question)), patient, patients)
+        return mean_of_rows(self.layout.by_class(z, vectors), patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         if round == self.rounds:
@@ -152,9 +149,7 @@ class Moments:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Floats]:
-        """The upper triangle, and what its products are multiplied by: their length is then that of the square matrix."""
-        rows, columns = np.triu_indices(self._width)
-        return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
+        return pairs(self._width)
 
     @property
     def _parts(self) -> tuple[int, int, int]:

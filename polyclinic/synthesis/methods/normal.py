@@ -1,4 +1,6 @@
-"""Rows from a Gaussian beneath: scaled numbers, and 0/1 numbers that are 1 as often as they should be."""
+"""Rows of each class from a Gaussian or a Gaussian copula beneath: scaled numbers, and 0/1 numbers that are 1 as often as they
+should be.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import positive
-from polyclinic.types import Arrays, Bools, Floats
+from polyclinic.synthesis.methods.draws import RowsByClass
+from polyclinic.types import Arrays, Bools, Floats, Ints
 
 # Frequencies are kept this far from 0 and 1; a correlation with a rare 0/1 number is raised at most so often.
 _RARE, _MOST_RAISED = 1e-4, 3.0
@@ -133,3 +137,43 @@ def drawn(
         best = np.argmax(np.concatenate([normals[:, at] + biases[at], other], axis=1), axis=1)
         z[:, at] = np.eye(at.stop - at.start + 1)[best][:, :-1]
     return z
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(RowsByClass):
+    """Draws what ``Moments`` found. numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the
+    correlations beneath, cuts and biases of 0/1 numbers, and, of a copula, histograms of ``bins`` bins.
+    """
+
+    bins: int
+
+    def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
+        for label in np.unique(y):
+            of_class = np.flatnonzero(y == label)
+            z[of_class, : self.layout.label.start] = self._rows(int(label), len(of_class), rng)
+
+    def _rows(self, label: int, rows: int, rng: np.random.Generator) -> Floats:
+        mean, deviation, root, cut, biases, none = (
+            self.numbers[name][label] for name in ("mean", "deviation", "root", "cuts", "biases", "none")
+        )
+        normals = rng.standard_normal((rows, len(mean))) @ root
+        values = mean + deviation * normals
+        if "histograms" in self.numbers:
+            bins = Bins.of(self.layout, self.bins)
+            at = bins.places
+            normal = bins.of_normal(mean[None, at], deviation[None, at])[0]
+            values[:, at] = mean[at] + deviation[at] * bent(normals[:, at], normal, self.numbers["histograms"][label])
+        return drawn(Places.of(self.layout), normals, values, cut, biases, none, rng)
+
+
+def bent(normals: Floats, expected: Floats, found: Floats) -> Floats:
+    """(n, Q) standard normals moved so that (Q, bins) chances ``expected`` of bins become ``found``; within bins in their order.
+
+    Where both are the same they stay what they are, however wide the bins.
+    """
+    moved = np.empty_like(normals)
+    for column, (before, after) in enumerate(zip(expected, found, strict=True)):
+        new, old = (np.concatenate([[0.0], np.cumsum(chances)]) for chances in (after, before))
+        chance = np.interp(ndtr(normals[:, column]), new, old)
+        moved[:, column] = ndtri(np.clip(chance, 1e-9, 1.0 - 1e-9))
+    return moved

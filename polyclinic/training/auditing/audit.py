@@ -1,16 +1,198 @@
-"""The whole audit of a subject: canaries where the task takes the model, and every check beside them."""
+"""The whole audit of a subject: canaries where the task takes the model, and checks beside them.
+
+The checks are of sensitivity, noise, sampling and steps of a task's own ``train``, each measured from outside.
+Canaries see gross faults only; checks see a noise that is a few percent too small, or a batch that is no Poisson sample.
+Each alarms falsely with a probability of about one in a million.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.training.auditing.canaries import Guessing, guess
-from polyclinic.training.auditing.checks import findings, refusal, sensitivity, takes_steps
-from polyclinic.training.auditing.finding import Finding
-from polyclinic.training.auditing.fixed import Fixed
-from polyclinic.training.auditing.releases import is_release
-from polyclinic.training.auditing.subject import Subject
+from polyclinic.privacy.audit import mean_square_interval
+from polyclinic.privacy.events import merged
+from polyclinic.privacy.streams import generator
+from polyclinic.training.auditing.canaries import Contributions, Guessing, guess, noiseless, told_apart
+from polyclinic.training.auditing.fixed import Fixed, label_counts
+from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding, counts, covariance
+from polyclinic.training.auditing.made_up import moves, neighbours, nobody
+from polyclinic.training.auditing.releases import independence, is_release, release_findings
+from polyclinic.training.auditing.subject import Subject, noisy_sums, train
+from polyclinic.training.auditing.views import View
+from polyclinic.types import Arrays, Builder, Reals
+
+_WIDE = 2000
+_ROUNDS, _SITES = 10, 20
+_NOISE_ROUNDS = 4
+_REFERENCES = 100
+
+
+def takes_steps(subject: Subject) -> bool:
+    """Whether the task says that a round is noisy sums of clipped gradients: its event is Gaussians, sampled or not.
+
+    A task whose steps are of another kind says so itself, with ``takes_steps = False``.
+    """
+    own = subject.task
+    if is_release(subject) or not getattr(own, "takes_steps", True):
+        return False
+    return all(_precision(part) > 0 for part, _ in merged(own.event(subject.settings)))
+
+
+def refusal(subject: Subject) -> str | None:
+    """Why the task refuses to train the model; None when it does not."""
+    build, arrays = subject.model()
+    try:
+        subject.task.check(build, arrays, subject.features, subject.settings.engine)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def findings(subject: Subject) -> list[Finding]:
+    """What all checks found of a model that the task takes."""
+    if is_release(subject):
+        return release_findings(subject)
+    found = [sensitivity(subject), *noise(subject), steps(subject), *sampling(subject)]
+    return [*found, label_counts(subject)] if isinstance(subject, Fixed) else found
+
+
+def sensitivity(subject: Subject) -> Finding:
+    """The most that one patient, typical or extreme, moves a sum, in clip norms: at most 1 when it is added or removed."""
+    if isinstance(subject, Fixed) and subject.parts:
+        return max((sensitivity(replace(part, parts=())) for part in subject.parts), key=lambda one: one.measured)
+    build, arrays = subject.model()
+    pairs, settings = neighbours(subject), noiseless(subject.settings)
+    hospitals = [
+        subject.hospital(rows, settings, "neighbours", name, side)
+        for name, both in pairs.items()
+        for side, rows in enumerate(both)
+    ]
+    sums = noisy_sums(subject, build, arrays, hospitals, settings)
+    worst = {
+        view.named(name): moved / settings.max_grad_norm
+        for view, seen in zip(subject.views(), sums, strict=True)
+        for name, moved in moves(pairs, seen[0]).items()
+    }
+    name = max(worst, key=worst.__getitem__)
+    return Finding("sensitivity", f"most that a patient moves a sum, over C: {name}", worst[name], 0.0, 1.0 + ROUNDING)
+
+
+def noise(subject: Subject) -> list[Finding]:
+    """The size of the noise that empty batches get, over what is claimed, and whether sites, rounds or sums share any."""
+    settings, rounds = subject.settings, min(_NOISE_ROUNDS, subject.rounds)
+    wide, sites = (0, _as_many(subject)) if isinstance(subject, Fixed) else (_WIDE, _SITES)
+    build, arrays = subject.model(extra=wide)
+    hospitals = [subject.hospital(nobody(subject, wide), settings, "empty", site) for site in range(sites)]
+    found, all_draws = [], []
+    for view, sums in zip(
+        subject.views(), noisy_sums(subject, build, arrays, hospitals, settings, rounds), strict=True
+    ):
+        # Noise that is correlated over the rounds as the process says is independent again after this.
+        mixing = np.linalg.cholesky(covariance(view.settings, rounds))
+        unmixed = np.linalg.solve(mixing, sums.reshape(rounds, -1) / view.settings.noise_scale)
+        draws = unmixed.reshape(rounds * sites, -1)
+        low, high = np.sqrt(mean_square_interval(draws.size, SIGNIFICANCE))
+        size = float(np.sqrt(np.mean(draws**2)))
+        found.append(Finding(view.named("noise size"), "noise of empty batches, over what is claimed", size, float(low),
+                             float(high)))  # fmt: skip
+        all_draws.append(draws)
+    return [*found, independence(np.concatenate(all_draws), "largest correlation of two sites or rounds")]
+
+
+def _as_many(subject: Fixed) -> int:
+    """Sites whose noise tells as much as that of ``_SITES`` with wide models, or nearly."""
+    return min(max(4, -(-_SITES * _WIDE // subject.numbers)), 10 * _SITES)
+
+
+def steps(subject: Subject) -> Finding:
+    """The steps that a round takes, counted by what canaries add, and the steps that the ledger is charged for."""
+    build, arrays = subject.model(extra=2)
+    rows, known = told_apart(subject, build, arrays, 2)
+    settings, seen = replace(noiseless(subject.settings), local_steps=subject.settings.local_steps), subject.views()
+    hospital = subject.hospital(rows, settings, "steps")
+    # A sum with more noise counts as the share of a step that it costs.
+    shares = [
+        ((subject.settings.noise_multiplier or 0.0) / (view.settings.noise_multiplier or 1.0)) ** 2 for view in seen
+    ]
+    sums = noisy_sums(subject, build, arrays, [hospital], settings)
+    taken = sum(share * float(known.counts(one[0]).max()) for share, one in zip(shares, sums, strict=True))
+    untold = sum(share for share, view in zip(shares, seen, strict=True) if not view.reported)
+    reported = untold + train(subject, build, arrays, [hospital], settings, 1.0, [{}])[0].steps
+    charged = _charged(subject)
+    wrong = max(taken, reported, key=lambda number: abs(number - charged))
+    return Finding("steps", "steps that a round takes, and reports", wrong, charged - 0.01, charged + 0.01)
+
+
+def _charged(subject: Subject) -> float:
+    """The steps of a round that are paid for, round by round, or all at once when the run begins."""
+    settings = subject.settings
+    if settings.noise is not None:  # a hospital may have left rounds out
+        return len(subject.views()) * min(settings.local_steps, settings.noise.steps / subject.rounds)
+    parts = merged(subject.task.event(settings))
+    # Plain Gaussians are merged to one, whose precision is that of so many steps.
+    return sum(count * (_precision(part) * (settings.noise_multiplier or 0.0) ** 2) for part, count in parts)
+
+
+def _precision(event: DpEvent) -> float:
+    """One over the variance of a Gaussian, sampled or not; Poisson samples stay apart in a composition."""
+    inner = event.event if isinstance(event, PoissonSampledDpEvent) else event
+    return 1.0 / float(inner.noise_multiplier) ** 2 if isinstance(inner, GaussianDpEvent) else 0.0
+
+
+def sampling(subject: Subject) -> list[Finding]:
+    """How often each of some canaries is in a round, against counts drawn from the law that is claimed."""
+    settings = replace(subject.settings, noise_multiplier=0.0, noise=None)
+    # So many that a round is expected to have a few of them.
+    patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 300)
+    build, arrays = subject.model(extra=patients)
+    rows, known = several(subject, build, arrays, patients)
+    hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]
+    sums = noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS)
+    return [
+        finding
+        for view, seen in zip(subject.views(settings), sums, strict=True)
+        for finding in as_claimed(view, np.rint(known.counts(seen)))
+    ]
+
+
+def several(subject: Subject, build: Builder, arrays: Arrays, wanted: int) -> tuple[Rows, Contributions]:
+    """As many canaries as are wanted, or where none has a column of its own as the model tells apart."""
+    while isinstance(subject, Fixed) and wanted > 2:
+        try:
+            return told_apart(subject, build, arrays, wanted, exact=True)
+        except ConfigError:
+            wanted //= 2
+    return told_apart(subject, build, arrays, wanted)
+
+
+def as_claimed(view: View, found: Reals) -> Iterator[Finding]:
+    """Statistics of the (rounds, sites, patients) counts against those of draws from the view's law."""
+    draw = generator(0, "audit", "counts")
+    law = np.array([_moments(counts(view.settings, found.shape, draw)) for _ in range(_REFERENCES)])
+    middle, width = law.mean(axis=0), 6.0 * law.std(axis=0) + ROUNDING
+    names = {
+        "sample rate": "mean steps of a patient in a round",
+        "batch sizes": "variance of a round's patients",
+        "patients' turns": "variance of a patient's steps",
+        "pairs": "mean square covariance of two patients",
+    }
+    for (name, what), measured, mid, far in zip(names.items(), _moments(found), middle, width, strict=True):
+        yield Finding(view.named(name), what, float(measured), float(mid - far), float(mid + far))
+
+
+def _moments(found: Reals) -> Reals:
+    """(4,) statistics of (rounds, sites, patients) counts, which tell one way of sampling from another."""
+    mean = found.mean()
+    apart = (found - mean).reshape(-1, found.shape[2])
+    covariance = apart.T @ apart / len(apart)
+    pairs = covariance[np.triu_indices(len(covariance), k=1)]
+    return np.array([mean, apart.sum(axis=1).var(), found.sum(axis=0).var(), np.mean(pairs**2)])
 
 
 @dataclass(frozen=True)

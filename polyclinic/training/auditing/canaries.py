@@ -16,14 +16,13 @@ import numpy as np
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import correct_guesses, largest_lower
-from polyclinic.training.auditing.faults import Builder
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import covariance, scores
 from polyclinic.training.auditing.made_up import canaries, joined, nobody, strangers
 from polyclinic.training.auditing.releases import from_releases, is_release
 from polyclinic.training.auditing.subject import Subject, noisy_sums, train
 from polyclinic.training.task import TrainSettings, own_arrays
-from polyclinic.types import Arrays, Bools, Reals
+from polyclinic.types import Arrays, Bools, Builder, Reals
 
 # How far out canaries lie: far enough to be clipped and told apart, not so far that a model saturates.
 _SCALES = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -149,10 +148,7 @@ def _apart(subject: Fixed, included: Bools) -> Reals:
 
 def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], list[Contributions]]:
     """Patients of extreme cells, many rows or rare labels, and what each alone adds; those who add most."""
-    zero = np.zeros(1, dtype=np.int64)
-    rows = [
-        Rows(np.asarray(x), zero.repeat(len(x)) + label, zero.repeat(len(x)), 1) for _, x, label in strangers(subject)
-    ]
+    rows = [one for _, one in strangers(subject)]
     settings = noiseless(subject.settings)
     alone = [subject.hospital(one, settings, "alone", i) for i, one in enumerate(rows)]
     each = noisy_sums(subject, build, arrays, alone, settings)[0][0]
@@ -202,10 +198,7 @@ def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, 
     """(count, P): what each of the first patients alone adds to a sum: a round of one step, without noise, of all patients."""
     settings = noiseless(subject.settings)
     alone = [
-        subject.hospital(
-            Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1), settings, "alone", i
-        )
-        for i in range(count)
+        subject.hospital(rows.of_patients(np.arange(rows.patients) == i), settings, "alone", i) for i in range(count)
     ]
     return np.asarray(noisy_sums(subject, build, arrays, alone, settings)[0][0])
 

@@ -19,12 +19,13 @@ from polyclinic.models.flows import ConditionalFlow
 from polyclinic.privacy.clipping import clipped_sum, poisson_samples
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.flows.recipe import Recipe
-from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train
+from polyclinic.training.auditing.faults import Train
 from polyclinic.training.auditing.fixed import Fixed
+from polyclinic.training.auditing.subject import Claim
 from polyclinic.training.density import DensityTask
 from polyclinic.training.modules import flat_parameters, load, split_flat
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Builder, Floats
 
 # A flow begins where only its last layers have gradients; a guarantee holds for any arrays that a round begins from.
 _AWAY = 0.3
@@ -83,18 +84,13 @@ class Density(Fixed):
         return build, {name: value + _AWAY * draw.normal(size=value.shape) for name, value in first.items()}
 
 
-def of_density(
-    recipe: Recipe, settings: TrainSettings, rounds: int, patients: Rows, epsilon: float, delta: float,
-    seed: int | None = None, fault: Fault = NO_FAULT,
-) -> Density:  # fmt: skip
+def of_density(recipe: Recipe, claim: Claim) -> Density:
     """Rounds of a flow whose cells nothing spreads. The fault "batch-norm" is that of the published flow: between its steps."""
     task: Any = DensityTask(recipe, noise=lambda site: _Still(np.random.PCG64(0)))
-    if fault.name == "batch-norm":
-        fault = replace(fault, build=lambda build, width: lambda: _published(build), train=_as_published(task))
-    return Density(
-        task, lambda features: recipe.module, settings, rounds, patients, recipe.layout.schema.num_classes, epsilon, delta,
-        seed, fault, layout=recipe.layout,
-    )  # fmt: skip
+    if claim.fault.name == "batch-norm":
+        fault = replace(claim.fault, build=lambda build, width: lambda: _published(build), train=_as_published(task))
+        claim = replace(claim, fault=fault)
+    return Density(**vars(claim), task=task, build=lambda features: recipe.module, layout=recipe.layout)
 
 
 class _Still(np.random.Generator):

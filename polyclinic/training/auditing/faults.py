@@ -20,9 +20,8 @@ from polyclinic.training.local import Penalty, Sites, Trained
 from polyclinic.training.one_by_one import train_one
 from polyclinic.training.sites import TrainedSites
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Ints, Reals
+from polyclinic.types import Arrays, Builder, Ints, Reals
 
-Builder = Callable[[], nn.Module]
 Train = Callable[[Builder, Arrays, Sequence[SiteWork], TrainSettings], list[SiteUpdate]]
 
 # How many times the claimed clip norm a patient may have when clipping is off.

@@ -23,14 +23,14 @@ from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game, Published
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
-from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault, Train, unchecked
-from polyclinic.training.auditing.finding import ROUNDING, Finding
+from polyclinic.training.auditing.faults import Train, unchecked
+from polyclinic.training.auditing.law import ROUNDING, Finding
 from polyclinic.training.auditing.made_up import moves, neighbours
-from polyclinic.training.auditing.subject import Subject, privatised
+from polyclinic.training.auditing.subject import Claim, Subject, privatised
 from polyclinic.training.preparation import class_contributions
 from polyclinic.training.synthesis import ROUND, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Builder
 
 _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batches, of which a sum takes none"}
 
@@ -71,18 +71,17 @@ class Fixed(Subject):
         return _different
 
 
-def of_sums(
-    method: SumsMethod, settings: TrainSettings, patients: Rows, epsilon: float, delta: float, seed: int | None = None,
-    fault: Fault = NO_FAULT,
-) -> Fixed:  # fmt: skip
+def of_sums(method: SumsMethod, claim: Claim) -> Fixed:
     """All rounds of a method, whose questions are those that the patients' own sums would lead to.
 
     Raises ConfigError for a fault that a sum has no place for.
     """
-    if fault.name in _NO_PLACE:
-        raise ConfigError(f"The fault {fault.name!r} is of {_NO_PLACE[fault.name]}.")
+    fault, patients = claim.fault.name, claim.patients
+    if fault in _NO_PLACE:
+        raise ConfigError(f"The fault {fault!r} is of {_NO_PLACE[fault]}.")
     layout, z = method.layout, method.layout.rows(patients.x, patients.y)
     parts = []
+    alone = vars(replace(claim, rounds=1))
     state: Arrays = {
         "classes": class_frequencies(np.bincount(layout.labels(z), minlength=layout.classes).astype(np.float64)),
         "patients": np.array([float(patients.patients)]),
@@ -90,25 +89,20 @@ def of_sums(
     for round in range(1, method.rounds + 1):
         question = method.question(round, state)
         task: Any = SumsTask(method, {ROUND: np.array([round]), **question})
-        parts.append(
-            Fixed(task, lambda features: nn.Sequential, settings, 1, patients, layout.schema.num_classes, epsilon, delta, seed,
-                  fault, layout=layout, number=round)
-        )  # fmt: skip
+        parts.append(Fixed(**alone, task=task, build=lambda features: nn.Sequential, layout=layout, number=round))
         total = clipped_total(method, round, question, z, patients.patient, patients.patients)
         state = method.absorb(round, state, total / patients.patients, 1e-9)
     return replace(parts[-1], parts=tuple(parts), rounds=method.rounds)
 
 
-def of_game(
-    game: Game, layout: Layout, settings: TrainSettings, rounds: int, patients: Rows, epsilon: float, delta: float,
-    seed: int | None = None, fault: Fault = NO_FAULT,
-) -> Fixed:  # fmt: skip
+def of_game(game: Game, layout: Layout, claim: Claim) -> Fixed:
     """Rounds of a game against a generator that draws nothing."""
     game = replace(game, core=lambda at: _Still(at.label.start), begin=lambda at: {})
     task: Any = GameTask(game, layout, clips=False).asked({})
+    if claim.fault.train:
+        claim = replace(claim, fault=replace(claim.fault, train=_in_pairs(task)))
     return Fixed(
-        task, lambda features: lambda: _steady(game.critic(layout)), settings, rounds, patients, layout.schema.num_classes,
-        epsilon, delta, seed, replace(fault, train=_in_pairs(task)) if fault.train else fault, layout=layout,
+        **vars(claim), task=task, build=lambda features: lambda: _steady(game.critic(layout)), layout=layout,
         published=game.published,
     )  # fmt: skip
 

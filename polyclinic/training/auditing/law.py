@@ -1,12 +1,36 @@
-"""What rounds ought to show: how often a patient is in each of them, and the covariance of the noise of their sums."""
+"""What rounds ought to show: how often a patient is in each of them, and the covariance of the noise of their sums; and what a
+check says of what they do show.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from polyclinic.privacy.audit import cyclic_scores, poisson_scores
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Reals
+
+#: About the probability with which a check alarms falsely.
+SIGNIFICANCE = 1e-6
+#: How far above its bound a sensitivity may lie by rounding.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check measured, and between which values it may lie."""
+
+    name: str
+    what: str
+    measured: float
+    least: float
+    most: float
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.least <= self.measured <= self.most)
 
 
 def scores(sums: Reals, spread: Reals, settings: TrainSettings) -> Reals:

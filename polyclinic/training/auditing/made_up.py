@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,8 @@ def _one_column_each(features: int, classes: int, count: int, scale: float, stre
 
 def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
     """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``."""
-    rows, extra = len(patients.y), canaries.x.shape[1] - patients.x.shape[1]
-    return Rows(
-        np.concatenate([np.hstack([patients.x, np.zeros((rows, extra))]), canaries.x[included]]),
-        np.concatenate([patients.y, canaries.y[included]]),
-        np.concatenate([patients.patient, patients.patients + np.arange(int(included.sum()))]),
-        patients.patients + int(included.sum()),
-    )
+    extra = np.zeros((len(patients.y), canaries.x.shape[1] - patients.x.shape[1]))
+    return Rows.joined([replace(patients, x=np.hstack([patients.x, extra])), canaries.of_patients(included)])
 
 
 def nobody(subject: Subject, extra: int = 0) -> Rows:
@@ -52,9 +48,13 @@ def nobody(subject: Subject, extra: int = 0) -> Rows:
 
 def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
     """Pairs of hospitals by what tells them apart, one patient who is in the first alone."""
-    company = _some(subject.patients)
-    return {**{f"patient {i + 1}": (company, _without(company, i)) for i in range(min(4, company.patients - 1))},
-            **{name: (_with(company, x, y), company) for name, x, y in strangers(subject)}}  # fmt: skip
+    # The first few patients, all of one class: their gradients do not cancel, if another patient shifts them all.
+    company = subject.patients.of_patients(np.arange(subject.patients.patients) < _COMPANY)
+    company = replace(company, y=np.zeros_like(company.y))
+    number = np.arange(company.patients)
+    without = {f"patient {i + 1}": company.of_patients(number != i) for i in range(min(4, company.patients - 1))}
+    return {**{name: (company, rest) for name, rest in without.items()},
+            **{name: (Rows.joined([company, one]), company) for name, one in strangers(subject)}}  # fmt: skip
 
 
 def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, float]:
@@ -64,8 +64,8 @@ def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, floa
     return dict(zip(pairs, np.where(np.isfinite(moved), moved, np.inf).tolist(), strict=True))
 
 
-def strangers(subject: Subject) -> Iterator[tuple[str, Reals, int]]:
-    """Patients to add: (name, rows, class)."""
+def strangers(subject: Subject) -> Iterator[tuple[str, Rows]]:
+    """Patients to add, each by a name."""
     row = np.nan_to_num(subject.patients.x[:1])
     for label in range(min(2, subject.classes)):
         for name, x in (
@@ -75,25 +75,9 @@ def strangers(subject: Subject) -> Iterator[tuple[str, Reals, int]]:
             ("an infinite one", np.full_like(row, np.inf)),
             (f"one with {_MANY} rows", np.repeat(3.0 * row + 1.0, _MANY, axis=0)),
         ):
-            yield f"{name}, class {label}", x, label
+            yield f"{name}, class {label}", one_patient(x, label)
 
 
-def _some(patients: Rows) -> Rows:
-    """The first few patients, all of one class: their gradients do not cancel, if another patient shifts them all."""
-    kept = patients.patient < _COMPANY
-    return Rows(
-        patients.x[kept], np.zeros_like(patients.y[kept]), patients.patient[kept], min(_COMPANY, patients.patients)
-    )
-
-
-def _with(patients: Rows, x: Reals, label: int) -> Rows:
-    return Rows(
-        np.concatenate([patients.x, x]), np.concatenate([patients.y, np.full(len(x), label)]),
-        np.concatenate([patients.patient, np.full(len(x), patients.patients)]), patients.patients + 1,
-    )  # fmt: skip
-
-
-def _without(patients: Rows, gone: int) -> Rows:
-    kept = patients.patient != gone
-    number = patients.patient[kept]
-    return Rows(patients.x[kept], patients.y[kept], number - (number > gone), patients.patients - 1)
+def one_patient(x: Reals, label: int) -> Rows:
+    """A patient with the rows ``x`` of one class."""
+    return Rows(np.asarray(x), np.full(len(x), label), np.zeros(len(x), dtype=np.int64), 1)

@@ -13,12 +13,12 @@ import numpy as np
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.audit import correlation_limit, mean_length_interval, mean_square_interval
 from polyclinic.privacy.perturbation import TOLERANCE, determinant_epsilon, least_strength
-from polyclinic.training.auditing.faults import Builder, Silent
-from polyclinic.training.auditing.finding import ROUNDING, SIGNIFICANCE, Finding
+from polyclinic.training.auditing.faults import Silent
+from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding
 from polyclinic.training.auditing.made_up import canaries, joined, moves, neighbours, nobody
 from polyclinic.training.auditing.subject import Hospital, Subject, train
 from polyclinic.training.convex import ConvexTask
-from polyclinic.types import Arrays, Bools, Reals
+from polyclinic.types import Arrays, Bools, Builder, Reals
 
 _SCALE = 100.0
 _LEAST_LENGTH = 1e-6

@@ -7,34 +7,32 @@ sees all that a hospital makes of its records. Nothing here scores or judges.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream, torch_seed
-from polyclinic.training.auditing.faults import NO_FAULT, Builder, Fault
+from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.views import View, Watched, views
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
-from polyclinic.types import Arrays, Reals
+from polyclinic.types import Arrays, Builder, Reals
 
 # A step this small leaves every gradient as it was, and is still far above the rounding of float64.
 _SMALL = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A task, its model for any number of features, a round's settings, and the patients among whom canaries hide.
+class Claim:
+    """What training claims at a hospital, a round's settings, and the patients of ``classes`` among whom canaries hide.
 
     epsilon, delta: what ``rounds`` rounds of ``settings`` claim to spend on each patient (add/remove one). seed: None
     draws from the operating system, as a hospital does. fault: what is planted between the audit and the task.
     """
 
-    task: Task
-    build: Callable[[int], Builder]
     settings: TrainSettings
     rounds: int
     patients: Rows
@@ -43,6 +41,14 @@ class Subject:
     delta: float
     seed: int | None = None
     fault: Fault = NO_FAULT
+
+
+@dataclass(frozen=True, eq=False)
+class Subject(Claim):
+    """A task, its model for any number of features, and what they claim."""
+
+    task: Task = field(kw_only=True)
+    build: Callable[[int], Builder] = field(kw_only=True)
 
     @property
     def features(self) -> int:

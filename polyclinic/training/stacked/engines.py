@@ -7,6 +7,7 @@ torch.func, all sites at once (per_example.py). ``opacus``: site by site with Op
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, Protocol, cast, get_args
 
 from torch import Tensor, nn
@@ -15,9 +16,8 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.training.local import Penalty
 from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Batch
-from polyclinic.training.stacked.layers import plan
+from polyclinic.training.stacked.layers import Masks, plan
 from polyclinic.training.stacked.linear import linear_sums
-from polyclinic.training.stacked.masks import Masks
 from polyclinic.training.stacked.per_example import fits, functional_sums
 
 Engine = Literal["linear", "functional", "opacus"]
@@ -26,7 +26,7 @@ Engine = Literal["linear", "functional", "opacus"]
 class Sums(Protocol):
     """Sums of the patients' gradients."""
 
-    def __call__(self, theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, theta: Tensor, batch: Batch, *, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
         """(S, P) sums of the (clipped) gradients at (S, P) models, and (S,) of the losses."""
         ...
 
@@ -75,18 +75,7 @@ def sums(
         layers = plan(module)
         if isinstance(layers, str):
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
-        masks = Masks(seeds)
-
-        def closed(theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
-            if penalty is not None:
-                raise ConfigError("The engine 'linear' has no closed form of a loss with a penalty; take 'functional'.")
-            return linear_sums(layers, theta, batch, max_norm, loss, masks)
-
-        return closed
+        return partial(linear_sums, layers, max_norm=max_norm, loss=loss, masks=Masks(seeds))
     if engine == "functional":
-
-        def by_rows(theta: Tensor, batch: Batch, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
-            return functional_sums(module, theta, batch, max_norm, rows_at_once, loss, penalty)
-
-        return by_rows
+        return partial(functional_sums, module, max_norm=max_norm, rows_at_once=rows_at_once, loss=loss)
     raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

@@ -1,19 +1,205 @@
-"""Plain stacks of layers: which modules are one that has a closed form, and where each layer lies among flat parameters.
+"""Plans of modules whose gradients have a closed form: which modules have one, and where each layer lies among flat parameters.
 
-Linear layers and convolutions, and between them what works cell by cell or row by row and has no parameters; and
-autoregressive flows.
+A plan is a stack of linear layers and convolutions, and between them what works cell by cell or row by row and has no
+parameters, dropout with masks of each site's own; or an autoregressive flow, whose masked layers have closed forms and what lies
+between works number by number. S sites, B rows, P parameters; N pictures, C channels, L positions.
 """
 
 from __future__ import annotations
 
-from torch import nn
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from zuko.flows.autoregressive import MaskedAutoregressiveTransform
+from zuko.nn import MaskedLinear, MaskedMLP
+from zuko.utils import unpack
 
 from polyclinic.models.flows import ConditionalFlow
 from polyclinic.models.gan import Leading, Planes, Products
-from polyclinic.training.stacked.affine import Affine
-from polyclinic.training.stacked.convolution import convolution
-from polyclinic.training.stacked.flows import FlowPlan, flow_plan
-from polyclinic.training.stacked.masks import Dropped
+from polyclinic.privacy.streams import generator, system_stream
+from polyclinic.training.stacked.products import rows_product
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear layer's place among a model's P flat parameters."""
+
+    start: int
+    inputs: int
+    outputs: int
+    bias: bool
+
+    def weight(self, flat: Tensor) -> Tensor:
+        """(K, outputs, inputs) view of (K, P)."""
+        end = self.start + self.inputs * self.outputs
+        return flat[:, self.start : end].view(-1, self.outputs, self.inputs)
+
+    def offset(self, flat: Tensor) -> Tensor:
+        """(K, outputs) view of (K, P)."""
+        start = self.start + self.inputs * self.outputs
+        return flat[:, start : start + self.outputs]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRows:
+    """A layer's input (S, B, inputs) and the loss' gradient at its output (S, B, outputs).
+
+    Of a convolution with L positions: (S, B, L, inputs), the patches, and (S, B, L, outputs).
+    """
+
+    layer: Affine
+    input: Tensor
+    output: Tensor
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Convolution(Affine):
+    """``inputs`` is the size of a patch, C * kernel; ``padding``: cells added left, right, above, below."""
+
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+    padding: tuple[int, int, int, int]
+
+    def patches(self, pictures: Tensor) -> tuple[Tensor, Pair]:
+        """(N, L, inputs) of (N, C, height, width), and the height and width of what comes out."""
+        padded = functional.pad(pictures, self.padding)
+        across = zip((2, 3), self.kernel, self.stride, self.dilation, strict=True)
+        for dim, size, step, apart in across:
+            padded = padded.unfold(dim, (size - 1) * apart + 1, step)[..., ::apart]
+        n, _, height, width = padded.shape[:4]
+        return padded.permute(0, 2, 3, 1, 4, 5).reshape(n, height * width, self.inputs), (height, width)
+
+    def folded(self, patches: Tensor, shape: Pair) -> Tensor:
+        """(N, C, height, width): what stands at each cell of (N, L, inputs), added up; the transpose of ``patches``."""
+        left, right, above, below = self.padding
+        height, width = shape
+        padded = functional.fold(
+            patches.mT, (height + above + below, width + left + right), self.kernel, self.dilation, 0, self.stride
+        )
+        return padded[:, :, above : above + height, left : left + width]
+
+
+def convolution(part: nn.Conv2d, start: int) -> Convolution | str:
+    """The layer at ``start`` of the flat parameters; or, where it cannot be taken, what is in the way."""
+    if part.groups != 1 or part.padding_mode != "zeros":
+        return "a convolution has groups, or pads with something else than zeros"
+    kernel, stride, dilation = (cast(Pair, tuple(pair)) for pair in (part.kernel_size, part.stride, part.dilation))
+    padding = cast(tuple[int, int, int, int], tuple(part._reversed_padding_repeated_twice))
+    inputs = part.in_channels * kernel[0] * kernel[1]
+    return Convolution(start, inputs, part.out_channels, part.bias is not None, kernel, stride, dilation, padding)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Affine):
+    """A linear layer whose weights count where ``mask``, (outputs, inputs), is 1 and not where it is 0."""
+
+    mask: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step of a flow: ``layers`` make of a row and its context what ``univariate`` maps each number by, of ``shapes``."""
+
+    layers: tuple[Any, ...]
+    univariate: Callable[..., Any]
+    shapes: Sequence[Sequence[int]]
+    total: int
+
+    def mapped(self, x: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """(S, B, features) numbers by the layers' (S, B, features * total), and (S, B) the log of the change of volume."""
+        parts = unpack(phi.view(*x.shape, self.total), self.shapes)
+        u, slope = self.univariate(*parts).call_and_ladj(x)
+        return u, slope.sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowPlan:
+    """The steps of a flow of ``features`` numbers, and its (P,) mask: 1 for what is trained, 0 for weights that never count.
+
+    base: the (features,) mean and (features, features) inverse root of a normal base that is not standard.
+    """
+
+    features: int
+    steps: tuple[Step, ...]
+    mask: Tensor
+    base: tuple[Tensor, Tensor] | None = None
+
+    def surprise(self, x: Tensor, apart: bool) -> tuple[Tensor, Tensor]:
+        """(S, B) minus the log-density of (S, B, features) numbers under the base, and its gradient at them."""
+        if self.base is None:
+            return 0.5 * (x.square() + math.log(2 * math.pi)).sum(-1), x
+        mean, whiten = self.base
+        times = (lambda rows, weight: rows_product(rows, weight[None])) if apart else torch.matmul
+        white = times(x - mean, whiten.mT)
+        far = 0.5 * (white.square() + math.log(2 * math.pi)).sum(-1) - whiten.diagonal().log().sum()
+        return far, times(white, whiten)
+
+
+def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPlan | str:
+    """The flow's steps; or what has no closed form here. elementwise: the activations that may lie between masked layers."""
+    steps, masks, start = [], [], 0
+    step: Any
+    for step in module.steps:
+        if type(step) is not MaskedAutoregressiveTransform or type(step.hyper) is not MaskedMLP:
+            return f"a step of the flow is {type(step).__name__}"
+        layers: list[Any] = []
+        for part in step.hyper:
+            if type(part) is MaskedLinear and part.bias is not None:
+                mask = part.mask.to(part.weight.dtype)
+                layers.append(Masked(start, part.in_features, part.out_features, True, mask))
+                masks += [mask.flatten(), torch.ones_like(part.bias)]
+                start += part.weight.numel() + part.bias.numel()
+            elif type(part) in elementwise:
+                layers.append(part)
+            else:
+                return f"{type(part).__name__} is not a masked layer or an elementwise activation"
+        steps.append(Step(tuple(layers), step.univariate, step.shapes, step.total))
+    base = (cast(Tensor, module.mean), cast(Tensor, module.whiten)) if module.based else None
+    return FlowPlan(module.features, tuple(steps), torch.cat(masks).detach(), base)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Dropout at ``rate`` in (0, 1], as a layer of a plan."""
+
+    rate: float
+
+
+class Masks:
+    """The masks that sites of these ``seeds`` draw in one call of training; None takes seeds of the system's entropy."""
+
+    def __init__(self, seeds: Sequence[int] | None) -> None:
+        self._seeds = seeds
+        self._draws: dict[tuple[int, int], np.random.Generator] = {}
+
+    def mask(self, layer: int, rate: float, like: Tensor, real: Tensor) -> Tensor:
+        """What to multiply ``like`` (S, B, ...) with: 0, or 1 / (1 - rate). Zero where a row is not ``real`` (S, B)."""
+        if self._seeds is None:
+            self._seeds = [int(seed) for seed in system_stream().uniform(len(like)) * 2**53]
+        scale = 0.0 if rate == 1 else 1.0 / (1.0 - rate)
+        rows = real.cpu().numpy()
+        mask = np.zeros(like.shape, dtype=np.float32)
+        for site, here in enumerate(rows):
+            drawn = self._generator(site, layer).random((int(here.sum()), *like.shape[2:]), dtype=np.float32)
+            mask[site, here] = drawn >= rate
+        return torch.from_numpy(mask).to(like).mul_(scale)
+
+    def _generator(self, site: int, layer: int) -> np.random.Generator:
+        if (site, layer) not in self._draws:
+            assert self._seeds is not None
+            self._draws[site, layer] = generator(self._seeds[site], "dropout", layer)
+        return self._draws[site, layer]
+
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 # Without parameters, a row at a time; beside each, how many dimensions a row has before and after it.

@@ -13,12 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.training.losses import losses_and_gradients
-from polyclinic.training.stacked.affine import Affine, LayerRows
 from polyclinic.training.stacked.batches import Batch
-from polyclinic.training.stacked.convolution import Convolution
-from polyclinic.training.stacked.flows import FlowPlan
-from polyclinic.training.stacked.layers import ROW_BY_ROW, Layers, Plan
-from polyclinic.training.stacked.masks import Dropped, Masks
+from polyclinic.training.stacked.layers import (
+    ROW_BY_ROW,
+    Affine,
+    Convolution,
+    Dropped,
+    FlowPlan,
+    LayerRows,
+    Layers,
+    Masks,
+    Plan,
+)
 from polyclinic.training.stacked.products import rows_product
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,10 +22,9 @@ from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.optimizers import OptimizerState, apply_step, dump_state, restore_state
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Bools, Ints, Reals
+from polyclinic.types import Arrays, Bools, Builder, Ints, Reals
 
 MEMORY_LIMIT = 1 << 30
 CACHE = 1 << 24
@@ -37,7 +35,7 @@ GPU_SHARE = 8
 
 
 def train_stacked(
-    build: Callable[[], nn.Module], arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings,
+    build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings,
     engine: Engine, memory_limit: int = MEMORY_LIMIT,
 ) -> list[SiteUpdate]:  # fmt: skip
     """Each site's update after ``settings.local_steps`` steps from ``arrays``, in the order of ``work``.
@@ -127,46 +125,25 @@ class _Stacked(TrainedSites):
         cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int,
     ) -> None:  # fmt: skip
         super().__init__(module, arrays, work, settings)
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        self._shapes, self._dtype = [p.shape for p in parameters], parameters[0].dtype
         self._compute, self._cut = compute, cut
         # Passes that take turns draw from one stream, so that none may draw ahead of the others.
         self._memory_limit = memory_limit if len(self._passes) == 1 else 0
-        self._table = build_table(work, self._dtype, settings.device)
+        self._table = build_table(work, self.model.dtype, settings.device)
 
-    def _begin(self, running: Running) -> _State:
-        sizes = [shape.numel() for shape in self._shapes]
-        optimizer = restore_state(running.kept, sizes, running.settings, self._dtype)
-        steps = _draws(running, self.work, sum(sizes), self._dtype, self._memory_limit)
-        return _State(optimizer, steps)
+    def _begin(self, running: Running) -> Iterator[tuple[Bools, Tensor | None]]:
+        return _draws(running, self.work, self.model.shape[1], self.model.dtype, self._memory_limit)
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
-        chosen, noise = next(running.state.steps)
+        chosen, noise = next(running.state)
         parts = self._cut(self._table, chosen)
-        gradient, loss = self._compute(models, next(parts), penalty)
+        gradient, loss = self._compute(models, next(parts), penalty=penalty)
         for part in parts:
-            more, more_loss = self._compute(models, part, penalty)
+            more, more_loss = self._compute(models, part, penalty=penalty)
             gradient, loss = gradient.add_(more), loss + more_loss
         if noise is not None:
             gradient.add_(noise.to(gradient.device), alpha=running.settings.noise_scale)
         sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
         return gradient, loss.double().cpu().numpy(), sampled
-
-    def _stepped(self, running: Running, models: Tensor, gradient: Tensor) -> Tensor:
-        after = models.clone()
-        apply_step(after, gradient, running.state.optimizer, running.settings)
-        return after
-
-    def _optimizers(self, running: Running) -> list[Arrays]:
-        return dump_state(running.state.optimizer, self._shapes, running.settings)
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """The optimizers of S hospitals, and what each next step samples and adds."""
-
-    optimizer: OptimizerState
-    steps: Iterator[tuple[Bools, Tensor | None]]
 
 
 def _draws(

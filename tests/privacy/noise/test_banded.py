@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from scipy.signal import lfilter
 
 from polyclinic.privacy.noise import Participation, error, noise_process
-from polyclinic.privacy.noise.banded import Banded
-from polyclinic.privacy.noise.design import log_loss
+from polyclinic.privacy.noise.factorisations import Banded, SquareRoot, log_loss
 from polyclinic.privacy.noise.sensitivity import gram_sensitivity
-from polyclinic.privacy.noise.toeplitz import SquareRoot
 from polyclinic.privacy.streams import keyed_stream
 
 CASES = [(1, 1), (16, 1), (16, 4), (64, 8), (40, 40)]

@@ -8,8 +8,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import check_grad
 
 from polyclinic.privacy.noise import Participation, error, noise_process
-from polyclinic.privacy.noise.buffered import Buffered
-from polyclinic.privacy.noise.design import log_loss
+from polyclinic.privacy.noise.factorisations import Buffered, log_loss
 from polyclinic.privacy.noise.sensitivity import toeplitz
 from polyclinic.privacy.streams import keyed_stream
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from polyclinic.privacy.noise import Participation, error, noise_process
+from polyclinic.privacy.noise.factorisations import SquareRoot
 from polyclinic.privacy.noise.sensitivity import toeplitz
-from polyclinic.privacy.noise.toeplitz import SquareRoot
 
 ONCE = Participation(1, 1)
 

@@ -1,0 +1,45 @@
+"""The section of the convex tasks, which release one minimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from polyclinic.config.keys import Keys
+from polyclinic.config.programs.kinds import Kind
+
+if TYPE_CHECKING:
+    from polyclinic.config.run import RunConfig
+
+#: What output and objective perturbation take where nothing is given.
+DEFAULTS: dict[str, dict[str, object]] = {
+    "output-perturbation": {"rounds": 1, "privacy.max-grad-norm": 2.0, "training.weight-decay": 0.1},
+    "objective-perturbation": {"rounds": 1, "privacy.max-grad-norm": 2.0, "training.weight-decay": 0.03},
+}
+
+
+def check_convex(config: RunConfig) -> None:
+    """Raises ValueError for a minimiser that one patient could move anywhere."""
+    if config.training.weight_decay == 0:
+        raise ValueError(
+            f"training.weight-decay is 0 but task is {config.task!r}: without a regulariser one patient may move the minimiser "
+            "anywhere; give training.weight-decay a value above 0, such as 0.1"
+        )
+
+
+def convex_kind(given: Mapping[str, Any]) -> Kind:
+    """The kind of a convex task; ``given`` are flat keys."""
+    return Kind(
+        "convex", frozenset({"convex", "evaluation", "hidden"}), DEFAULTS[given["task"]], check_convex, steps=False
+    )
+
+
+class Convex(Keys):
+    """Tasks output-perturbation and objective-perturbation."""
+
+    perturbation: Literal["gaussian", "gamma"] = Field(
+        "gaussian",
+        description="Noise of the release; gamma has a pure epsilon.",
+    )

@@ -1,0 +1,292 @@
+"""A hospital's own columns, units and categories as those of the public schema, by a mapping file of the hospital.
+
+The file says for each of the schema's columns from which own column it comes and how: renamed, converted, recoded, or
+missing. A source reads the own columns (``own_schema``), and ``apply_mapping`` makes each chunk of them the schema's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyclinic.ehr.checks import texts
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.sources.chunks import Chunk
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.toml import first_problem, read_toml
+
+_NUMERIC = ("continuous", "integer", "trajectory")
+
+
+class Origin(BaseModel):
+    """Where one column of the schema comes from.
+
+    from: the own column's name, the schema's if it is not given; of a trajectory the part before ``_00``. unit: the own
+    unit, which becomes the schema's; substance: whose concentration it is, where a mass becomes an amount. factor, offset:
+    a number becomes ``number * factor + offset``, where no unit is named. values: own categories or codes and the schema's;
+    an empty one is missing, and what is not listed stays as it is. missing: the hospital lacks the column, and every cell is
+    missing. default: it lacks the column, and every cell is this.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("", alias="from")
+    unit: str = ""
+    substance: str = ""
+    factor: float | None = Field(None, allow_inf_nan=False)
+    offset: float | None = Field(None, allow_inf_nan=False)
+    values: dict[str, str] = Field(default_factory=dict)
+    missing: bool = False
+    default: str | float | None = None
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether the hospital has no such column."""
+        return self.missing or self.default is not None
+
+    @property
+    def converts(self) -> bool:
+        return bool(self.unit) or self.factor is not None or self.offset is not None
+
+    def numbers(self, column: Column) -> tuple[float, float]:
+        """(factor, offset) of the conversion. Raises ConfigError for units that do not convert."""
+        if self.unit:
+            return conversion(self.unit, column.unit, self.substance)
+        return 1.0 if self.factor is None else self.factor, self.offset or 0.0
+
+
+class ColumnMapping(BaseModel):
+    """A mapping file: ``[columns.NAME]`` for each column of the schema that the hospital has otherwise.
+
+    Columns that are not named are read under the schema's own names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    columns: dict[str, Origin] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path, schema: Schema) -> ColumnMapping:
+        """The mapping in a TOML file, checked against the schema. Raises ConfigError naming the file, line and key."""
+        values = read_toml(path, "mapping file")
+        try:
+            mapping = cls.model_validate(values)
+        except ValidationError as problems:
+            key, words = first_problem(problems, cls)
+            raise ConfigError(f"{_place(path, key)}: {words}") from None
+        for name, origin in mapping.columns.items():
+            if (problem := _problem(name, origin, schema)) is not None:
+                raise ConfigError(f"{_place(path, ('columns', name, *problem[0]))}: {problem[1]}")
+        own_schema(mapping, schema)
+        return mapping
+
+    def origin(self, column: Column) -> Origin:
+        """Where a column comes from."""
+        return self.columns.get(column.name, _SAME)
+
+
+_SAME = Origin()
+
+
+def _place(path: str | Path, key: tuple[str, ...]) -> str:
+    """File, line and key: the line of the key, or of its table's heading where it has none of its own."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    heading = next((n for n, line in enumerate(lines, 1) if _heads(line, key[:2])), None)
+    inside = (
+        n
+        for n, line in enumerate(lines, 1)
+        if heading and n > heading and re.match(rf"\s*\"?{re.escape(key[-1])}\"?\s*=", line)
+    )
+    found = next(inside, None) if len(key) > 2 else None
+    line = found or heading
+    return f"{path}{f', line {line}' if line else ''}, key {'.'.join(key)!r}"
+
+
+def _heads(line: str, key: tuple[str, ...]) -> bool:
+    named = line.partition("#")[0].strip()
+    return named.startswith("[") and [part.strip(' "') for part in named.strip("[]").split(".", 1)] == list(key)
+
+
+def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...], str] | None:
+    """The key within a column's table that is impossible, and why; None where all is well."""
+    column = next((column for column in schema.columns if column.name == name and column.is_read), None)
+    if column is None:
+        known = [column.name for column in schema.columns if column.is_read]
+        return (), f"the schema {schema.name!r} has no such column.{nearest(name, known)}"
+    numeric, identifies = (
+        column.kind in _NUMERIC and column.role == "feature",
+        column.role in ("patient_id", "site", "time"),
+    )
+    if origin.missing and origin.default is not None:
+        return ("default",), "a column is missing or has a default, not both."
+    if origin.is_lacking and (origin.name or origin.converts or origin.values):
+        return ("missing" if origin.missing else "default",), "a column that the hospital lacks has no other key."
+    if origin.missing and (column.role == "label" or identifies or not (column.nullable or column.kind == "code_set")):
+        return ("missing",), "the schema's column is not nullable, so that it cannot be missing."
+    if origin.default is not None and (column.role == "label" or column.role == "patient_id"):
+        return ("default",), f"the {column.role} of every row cannot be the same."
+    if origin.unit and (origin.factor is not None or origin.offset is not None):
+        return ("unit",), "give a unit, or factor and offset, not both."
+    if origin.converts and not numeric:
+        return ("unit" if origin.unit else "factor" if origin.factor is not None else "offset",), (
+            f"only numbers convert, and the schema's column is of kind {column.kind!r} and role {column.role!r}."
+        )
+    if origin.factor == 0:
+        return ("factor",), "the factor is 0, which would make every cell the same."
+    if origin.substance and not origin.unit:
+        return ("substance",), "a substance goes with a unit."
+    if origin.unit:
+        try:
+            origin.numbers(column)
+        except ConfigError as error:
+            return ("unit",), str(error)
+    if origin.values and (numeric or identifies):
+        return ("values",), f"only categories are recoded, and the schema's column is of kind {column.kind!r}."
+    if strange := [
+        new
+        for new in origin.values.values()
+        if column.categories and not column.other and new not in ("", *column.categories)
+    ]:
+        return ("values",), f"{strange[0]!r} is no category of the schema; it has {', '.join(column.categories[:8])}."
+    return None
+
+
+def own_schema(mapping: ColumnMapping, schema: Schema) -> Schema:
+    """The schema by which a source reads the hospital's own columns: their names, and their categories with the schema's.
+
+    Raises ConfigError where two columns of the schema would come from one. For reading only: cells are checked when they are
+    the schema's.
+    """
+    columns = []
+    for column in schema.columns:
+        origin = mapping.origin(column)
+        if origin.is_lacking:
+            continue
+        own = {"name": origin.name or column.name}
+        if origin.values:
+            more = tuple(value for value in origin.values if value and value not in column.categories)
+            own["categories"] = (*column.categories, *more)  # type: ignore[assignment]
+        columns.append(column.model_copy(update=own))
+    names = [name for column in columns if column.is_read for name in column.record_names]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"The mapping reads the own column {repeated[0]!r} twice; every column is of one own column.")
+    return schema.model_copy(update={"columns": tuple(columns)})
+
+
+def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -> pd.DataFrame:
+    """The rows of ``frame``, in the hospital's own columns, with exactly the columns that the schema reads.
+
+    Numbers are converted (and rounded, where the schema's are whole), categories recoded, columns that the hospital lacks
+    filled as the mapping says. A cell that is no number stays as it is, for the schema's checks to refuse.
+    """
+    found: dict[str, pd.Series] = {}
+    for column in (column for column in schema.columns if column.is_read):
+        origin = mapping.origin(column)
+        own = column.model_copy(update={"name": origin.name or column.name})
+        for name, its in zip(column.record_names, own.record_names, strict=True):
+            if origin.is_lacking:
+                cell = None if origin.missing else _text(origin.default)
+                found[name] = pd.Series([cell] * len(frame), index=frame.index, dtype=object, name=name)
+                continue
+            cells = frame[its].rename(name)
+            if origin.converts:
+                cells = _converted(cells, *origin.numbers(column), whole=column.kind == "integer")
+            if origin.values:
+                cells = _recoded(cells, origin.values, several=column.kind == "code_set")
+            found[name] = cells
+    return pd.DataFrame(found, index=frame.index)
+
+
+def mapped(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
+    """The chunks with the schema's columns; as they are where the mapping says nothing."""
+    for chunk in chunks:
+        yield replace(chunk, records=apply_mapping(chunk.records, mapping, schema)) if mapping.columns else chunk
+
+
+def _text(value: str | float | None) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _converted(cells: pd.Series, factor: float, offset: float, whole: bool) -> pd.Series:
+    numbers = pd.to_numeric(cells.astype(object), errors="coerce").astype("float64") * factor + offset
+    numbers = numbers.round() if whole else numbers
+    known = numbers.notna() | cells.isna()
+    return numbers if known.all() else numbers.astype(object).where(known, cells)
+
+
+def _recoded(cells: pd.Series, values: dict[str, str], several: bool) -> pd.Series:
+    def new(cell: str) -> str | None:
+        if not several:
+            return values.get(cell, cell) or None
+        codes = [values.get(code.strip(), code.strip()) for code in cell.split(";")]
+        return ";".join(dict.fromkeys(code for code in codes if code)) or None
+
+    return pd.Series([new(cell) for cell in texts(cells)], index=cells.index, dtype=object, name=cells.name)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit: ``value`` of it is ``value * factor + offset`` of its dimension's base."""
+
+    dimension: str
+    factor: float
+    offset: float = 0.0
+
+
+_MASS, _AMOUNT = "mass concentration", "amount concentration"  # bases g/L and mol/L
+UNITS: dict[str, Unit] = {
+    "g/L": Unit(_MASS, 1.0), "g/dL": Unit(_MASS, 10.0), "mg/dL": Unit(_MASS, 0.01), "mg/L": Unit(_MASS, 1e-3),
+    "ug/dL": Unit(_MASS, 1e-5), "ug/L": Unit(_MASS, 1e-6), "ng/mL": Unit(_MASS, 1e-6), "ng/dL": Unit(_MASS, 1e-8),
+    "mol/L": Unit(_AMOUNT, 1.0), "mmol/L": Unit(_AMOUNT, 1e-3), "umol/L": Unit(_AMOUNT, 1e-6), "nmol/L": Unit(_AMOUNT, 1e-9),
+    "degC": Unit("temperature", 1.0), "degF": Unit("temperature", 5 / 9, -160 / 9), "K": Unit("temperature", 1.0, -273.15),
+    "mmHg": Unit("pressure", 0.133322387415), "kPa": Unit("pressure", 1.0), "cmH2O": Unit("pressure", 0.0980665),
+    "kg": Unit("mass", 1.0), "g": Unit("mass", 1e-3), "lb": Unit("mass", 0.45359237), "oz": Unit("mass", 0.028349523125),
+    "m": Unit("length", 1.0), "cm": Unit("length", 0.01), "mm": Unit("length", 1e-3), "in": Unit("length", 0.0254),
+    "ft": Unit("length", 0.3048),
+    "L": Unit("volume", 1.0), "dL": Unit("volume", 0.1), "mL": Unit("volume", 1e-3),
+    "s": Unit("time", 1.0), "min": Unit("time", 60.0), "h": Unit("time", 3600.0), "days": Unit("time", 86_400.0),
+    "weeks": Unit("time", 604_800.0),
+    "%": Unit("share", 0.01), "fraction": Unit("share", 1.0),
+}  # fmt: skip
+_SPELLINGS = {unit.lower(): unit for unit in UNITS} | {
+    "µg/dl": "ug/dL", "µg/l": "ug/L", "µmol/l": "umol/L", "°c": "degC", "°f": "degF", "c": "degC", "f": "degF", "k": "K",
+    "mm hg": "mmHg", "hours": "h", "hour": "h", "minutes": "min", "seconds": "s", "day": "days", "lbs": "lb", "cmh2o": "cmH2O",
+}  # fmt: skip
+#: Molar masses in g/mol (CIAAW 2021 atomic weights). Urea as nitrogen counts its two atoms of nitrogen, triglycerides as
+#: triolein, haemoglobin its monomer.
+SUBSTANCES: dict[str, float] = {
+    "cholesterol": 386.65, "triglycerides": 885.4, "glucose": 180.16, "creatinine": 113.12, "urea": 60.06,
+    "urea nitrogen": 28.014, "bilirubin": 584.67, "calcium": 40.078, "magnesium": 24.305, "phosphorus": 30.974,
+    "uric acid": 168.11, "lactate": 90.08, "haemoglobin": 16_114.5, "iron": 55.845, "sodium": 22.990, "potassium": 39.098,
+}  # fmt: skip
+
+
+def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]:
+    """(factor, offset) of a number in ``unit`` to one ``into`` another; ``substance`` names whose mass or amount it is.
+
+    Raises ConfigError for an unknown unit or substance, and for units that do not convert.
+    """
+    one, other = _named(unit), _named(into)
+    factor = one.factor / other.factor
+    if {one.dimension, other.dimension} == {_MASS, _AMOUNT}:
+        if substance not in SUBSTANCES:
+            raise ConfigError(
+                f"{unit} becomes {into} only for a known substance, not {substance!r}; known are {', '.join(SUBSTANCES)}."
+                f"{nearest(substance, SUBSTANCES)}"
+            )
+        molar = SUBSTANCES[substance]
+        return (factor / molar if one.dimension == _MASS else factor * molar), 0.0
+    if one.dimension != other.dimension:
+        raise ConfigError(f"{unit} is a {one.dimension} and {into} a {other.dimension}: neither becomes the other.")
+    return factor, (one.offset - other.offset) / other.factor
+
+
+def _named(unit: str) -> Unit:
+    if (found := _SPELLINGS.get(unit.strip().lower())) is None:
+        raise ConfigError(f"The unit {unit!r} is not known; known are {', '.join(UNITS)}.{nearest(unit, UNITS)}")
+    return UNITS[found]

@@ -1,0 +1,1 @@
+"""Questions to hospitals that are answered with noise."""

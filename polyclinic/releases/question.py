@@ -1,0 +1,161 @@
+"""The protocol of everything that hospitals are asked and answer with noise: question, price, answer, conclusion.
+
+A question is public, and so are the schema and the terms of a hospital's ledger. From these alone a hospital plans its
+answer. It charges what the plan costs, and only then reads a record. What follows from the answers of all hospitals is
+post-processing, which costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Shard
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.privacy_text import composition
+from polyclinic.privacy.accounting import Accountant, Relation, epsilon
+from polyclinic.privacy.ledger_file import finite
+from polyclinic.privacy.mechanisms import M, calibrated
+from polyclinic.privacy.streams import Stream
+from polyclinic.types import Arrays
+
+_LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """The terms by which a hospital's ledger measures what an event costs."""
+
+    delta: float
+    accountant: Accountant = "pld"
+    relation: Relation = "add-remove"
+
+    def cost(self, event: DpEvent) -> float:
+        """The epsilon of an event by itself."""
+        return epsilon(event, self.delta, self.accountant, self.relation)
+
+    def calibrated(self, make: Callable[[float], M], target: float, least: float = 0.0) -> M:
+        """What ``make`` gives for the least noise multiplier, ``least`` or more, whose event costs at most ``target``."""
+        return calibrated(make, target, self.delta, self.accountant, self.relation, least)
+
+
+class Plan(Protocol):
+    """How a hospital answers: decided before a record is read, as is the event that it costs."""
+
+    @property
+    def event(self) -> DpEvent: ...
+
+    @property
+    def policy_noise(self) -> float | None:
+        """The noise multiplier that is compared with a policy's smallest one; None is exact."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What leaves a hospital: noised arrays, and public names of what they are of where the schema does not say."""
+
+    arrays: Arrays
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HospitalAnswer:
+    """One hospital's answer with its bill.
+
+    event: what the answer cost. spent, budget: the ledger's epsilon now, and what it may be (None is unlimited).
+    elsewhere: in how many other hospitals one of its patients may also be, at most.
+    """
+
+    site: str
+    answer: Answer
+    pricing: Pricing
+    event: DpEvent
+    spent: float
+    budget: float | None
+    elsewhere: int = 0
+
+    @property
+    def cost(self) -> float:
+        """The epsilon of this answer by itself."""
+        return self.pricing.cost(self.event)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "cost": finite(self.cost), "epsilon": finite(self.spent), "delta": self.pricing.delta, "budget": self.budget,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from all answers, as plain values: ``figures`` of all hospitals together, ``by_site`` of each in order.
+
+    product: objects that were made of the answers, by name.
+    """
+
+    figures: dict[str, Any]
+    by_site: list[dict[str, Any]]
+    product: dict[str, Any] = field(default_factory=dict)
+
+
+class Question(Protocol):
+    """One kind of question. Its fields are what travels to hospitals.
+
+    task: the policy's word for it. everyone: held-out patients are asked too, and their ledger is charged as well.
+    """
+
+    task: ClassVar[str]
+    everyone: ClassVar[bool]
+
+    @property
+    def epsilon(self) -> float | None:
+        """What an answer may cost a hospital; None asks for exact numbers."""
+
+    @property
+    def purpose(self) -> str:
+        """The ledger's word for an answer."""
+
+    def plan(self, schema: Schema, pricing: Pricing) -> Any:
+        """The ``Plan`` with the least noise whose event costs at most ``epsilon``.
+
+        Raises ConfigError, before any charge, for a question that the schema cannot answer.
+        """
+
+    def answer(self, plan: Any, shard: Shard, stream: Stream) -> Answer:
+        """The hospital's answer, to be called only after ``plan.event`` was charged."""
+
+    def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
+        """What follows from the hospitals' answers together."""
+
+
+def check_epsilon(epsilon: float | None) -> None:
+    """Raises ConfigError unless a question may cost so much, or is exact (None)."""
+    if epsilon is not None and not _LEAST_EPSILON <= epsilon <= _MOST_EPSILON:
+        raise ConfigError(f"epsilon must lie between {_LEAST_EPSILON} and {_MOST_EPSILON}, got {epsilon}.")
+
+
+def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnswer]) -> dict[str, Any]:
+    """What was asked, what followed and what it cost, as plain values: the keys are a contract (docs/reference/json.md)."""
+    found = question.conclude(schema, answers)
+    sites = {one.site: own | one.summary() for one, own in zip(answers, found.by_site, strict=True)}
+    return {**found.figures, **found.product, "sites": sites, "privacy": cost_together(answers, schema.unit)}
+
+
+def cost_together(answers: Sequence[HospitalAnswer], unit: str) -> dict[str, Any]:
+    """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas."""
+    first, delta = answers[0].pricing, max(one.pricing.delta for one in answers)
+    cost = max(one.cost for one in answers)
+    overlap = min(max(1 + one.elsewhere for one in answers), len(answers))
+    if overlap > 1:
+        # Every kind of event as often as a patient can have met it: never less than they did.
+        counts = Counter(one.event for one in answers)
+        events = [SelfComposedDpEvent(event, min(count, overlap)) for event, count in counts.items()]
+        cost = max(cost, epsilon(ComposedDpEvent(events), delta, first.accountant, first.relation))
+    return {
+        "epsilon": finite(cost), "delta": delta, "overlap": overlap, "composition": composition(overlap, unit), "unit": unit,
+        "relation": first.relation, "accountant": first.accountant,
+    }  # fmt: skip

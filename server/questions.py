@@ -1,0 +1,69 @@
+"""A question to all hospitals, and what follows from their answers. What each answers is already noised and paid for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from polyclinic.arrays import from_record
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
+from polyclinic.messages import ASK, RECORD, AskRequest
+from polyclinic.privacy.accounting import Accountant, Relation, event_from_json
+from polyclinic.releases.question import Answer, HospitalAnswer, Pricing, Question, statement
+from polyclinic.server.enrolment import enrol, enrol_request
+from polyclinic.server.sites import Site, SiteGrid
+
+
+def put(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:
+    """The answer of all hospitals behind ``grid`` to a question, as ``releases.question.statement`` has it.
+
+    request: holds the question, and goes to every hospital with its own ``site``. A hospital that refuses is left out and
+    named among the ``dropouts``.
+
+    Raises ConfigError for an impossible question, BudgetRefused when every hospital's policy or budget refuses,
+    PolyclinicError when none answers for another reason.
+    """
+    sites, absent = enrol(grid, enrol_request(request.run, request.home, trains=False), 1, timeout)
+    _check_alike(sites)
+    schema = sites[0].schema
+    for pricing in {_pricing(site, request) for site in sites}:
+        question.plan(schema, pricing)
+    view = SiteGrid(grid, sites, lambda site: request.model_copy(update={"site": site.index}), {})
+    exchange = view.exchange([Message(RecordDict(), site.id, ASK) for site in sites], timeout)
+    if not exchange.replies:
+        reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
+        raise (BudgetRefused if exchange.refused == len(exchange.dropped) else PolyclinicError)(reasons)
+    dropped = absent + [(site.name, reason) for site, reason in exchange.dropped]
+    return statement(question, schema, [_read(site, reply) for site, reply in exchange.replies]) | {
+        "dropouts": [{"site": site, "reason": reason} for site, reason in dropped]
+    }
+
+
+def _pricing(site: Site, request: AskRequest) -> Pricing:
+    relation = request.relation if site.simulated else site.relation
+    return Pricing(site.delta, cast(Accountant, site.accountant), cast(Relation, relation))
+
+
+def _check_alike(sites: Sequence[Site]) -> None:
+    for site in sites:
+        if site.relation != sites[0].relation:
+            raise ConfigError(
+                f"Hospitals {sites[0].name!r} and {site.name!r} have different relations, {sites[0].relation!r} and "
+                f"{site.relation!r}, so one epsilon cannot hold for both; ask them apart."
+            )
+
+
+def _read(site: Site, reply: Message) -> HospitalAnswer:
+    """One hospital's answer, and what it says of its cost."""
+    arrays = from_record(reply.content.array_records["arrays"])
+    told: Any = reply.content.config_records["query"]
+    spent: Any = reply.content.config_records[RECORD]
+    pricing = Pricing(float(spent["delta"]), cast(Accountant, told["accountant"]), cast(Relation, told["relation"]))
+    return HospitalAnswer(
+        site.name, Answer(arrays, tuple(told["names"])), pricing, event_from_json(json.loads(str(told["event"]))),
+        float(spent["epsilon"]), float(told["budget"]) or None, site.elsewhere,
+    )  # fmt: skip

@@ -35,18 +35,12 @@ UTILITY = """
 <p>On held-out patients of {{ judged_at }} {{ "hospital" if judged_at == 1 else "hospitals" }}, with 95 % intervals of
 {{ evaluation.resamples | count }} bootstrap resamples of the patients: how much another sample of such patients would change the
 figures of this very model.</p>
-<div class="scroll" role="region" tabindex="0" aria-label="Metrics">
-<table class="sortable">
-<thead><tr><th>Metric</th><th class="num">Pooled</th><th class="num">Mean over hospitals</th>
-<th class="num">Worst hospital</th><th class="num">Gap of hospitals</th></tr></thead>
-<tbody>
+{% call table(["Metric"], ["Pooled", "Mean over hospitals", "Worst hospital", "Gap of hospitals"], "Metrics") %}
 {% for key, name in metrics.items() %}{% set worst = evaluation.worst[key] %}{% set gap = evaluation.gap[key] %}
 <tr><th scope="row">{{ name }}</th>{{ estimated(evaluation.pooled[key]) }}{{ estimated(evaluation.macro[key]) }}
 {% call estimated(worst) %}{% if worst %}<small>{{ worst.name }}</small>{% endif %}{% endcall %}
 {% call estimated(gap) %}{% if gap %}<small>{{ gap.highest }}, {{ gap.lowest }}</small>{% endif %}{% endcall %}</tr>
-{% endfor %}
-</tbody></table>
-</div>
+{% endfor %}{% endcall %}
 <p class="small muted">A value without an interval rests on too few patients for one, or on none that differ.
 <strong>Calibration error</strong> stands beside what a perfectly calibrated model stays below in 95 of 100 such samples.
 <strong>Calibration in the large</strong>: mean probability less the share that came about; above 0, risk is overstated.
@@ -57,21 +51,14 @@ alone.</p>
 {% if groups.undefined %}
 <p>Undefined: {{ groups.undefined }}.</p>
 {% else %}
-<div class="scroll" role="region" tabindex="0" aria-label="Groups of patients">
-<table class="sortable">
-<thead><tr><th>{{ groups.column }}</th><th class="num">Held-out patients, about</th>
-{% for key in of_groups %}<th class="num">{{ metrics[key] }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for name, one in groups.groups.items() %}
-<tr><th scope="row">{{ name }}</th>{% if one.metrics %}<td class="num">{{ one.about | count }}</td>
-{% for key in of_groups %}{{ estimated(one.metrics[key]) }}{% endfor %}
-{% else %}<td class="num">below 10</td>
-{% for key in of_groups %}<td class="num undefined">undefined</td>{% endfor %}{% endif %}</tr>
-{% endfor %}
-</tbody>
+{% call table([groups.column], ["Held-out patients, about"] + names, "Groups of patients") %}
+{% for name, one in groups.groups.items() %}<tr><th scope="row">{{ name }}</th>
+{% if one.metrics %}{{ cell(one.about | count) }}{% for key in of_groups %}{{ estimated(one.metrics[key]) }}{% endfor %}
+{% else %}{{ cell("below 10") }}{{ cells(["undefined"] * (of_groups | length)) }}{% endif %}</tr>
+{% endfor %}</tbody>
 <tbody class="totals"><tr><th scope="row">Gap</th><td></td>
-{% for key in of_groups %}{{ estimated(groups.gap[key]) }}{% endfor %}</tr></tbody>
-</table></div>
+{% for key in of_groups %}{{ estimated(groups.gap[key]) }}{% endfor %}</tr>
+{% endcall %}
 <p class="small muted">Of all hospitals together; hospitals differ in whom they treat, so that a gap between groups may be one
 between hospitals. Of fewer than 10 patients nothing is told.</p>
 {% endif %}
@@ -91,6 +78,7 @@ def utility(summary: Summary) -> dict[str, Any] | None:
         "groups": evaluation.get("groups"),
         "metrics": NAMES,
         "of_groups": OF_GROUPS,
+        "names": [NAMES[key] for key in OF_GROUPS],
     }
 
 

@@ -26,30 +26,28 @@ _RESULT = """<header>
 </header>
 <div class="notice">{% for sentence in verdict %}<p>{{ sentence }}</p>{% endfor %}</div>
 <h2>Scores from 0, certainly not real, to 10, certainly real</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Scores">
-<table><thead><tr><th>Reviewer</th><th class="num">Real: mean (sd)</th><th class="num">Synthetic: mean (sd)</th>
-<th class="num">Difference</th><th class="num">Real above synthetic</th><th class="num">Mann-Whitney p</th></tr></thead>
+{% call table(["Reviewer"], ["Real: mean (sd)", "Synthetic: mean (sd)", "Difference", "Real above synthetic", "Mann-Whitney p"],
+"Scores", kind="") %}
 {% for kind, rows in (("", reviewers), ("totals", [{"reviewer": "Pooled", "scores": pooled.scores}])) %}
-<tbody class="{{ kind }}">{% for one in rows %}
+{% if kind %}</tbody><tbody class="{{ kind }}">{% endif %}{% for one in rows %}
 <tr><th scope="row">{{ one.reviewer }}</th>
-{% for side in (one.scores.real, one.scores.synthetic) %}<td class="num nowrap">{{ side.mean | metric }} ({{ side.sd | metric }})
-<small>{{ side.patients }} patients</small></td>{% endfor %}
+{% for side in (one.scores.real, one.scores.synthetic) %}{% call cell((side.mean | metric) ~ " (" ~ (side.sd | metric) ~ ")") %}
+<small>{{ side.patients }} patients</small>{% endcall %}{% endfor %}
 {{ estimated(one.scores.difference) }}{{ estimated(one.scores.auc) }}{{ metric(one.scores.p) }}</tr>{% endfor %}
-</tbody>{% endfor %}</table></div>
+{% endfor %}{% endcall %}
 <p class="small muted">Difference: of means, real less synthetic, with Welch's 95 % interval. Real above synthetic: the chance
 that a real patient has the higher score, ties half (0.5: none), with a 95 % bootstrap interval over patients. Pooled: each
 patient's mean over reviewers.</p>
 {{ pictures(figures) }}
 <h2>Guesses</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Guesses">
-<table><thead><tr><th>Reviewer</th><th class="num">Right</th><th class="num">p against one half</th>
-<th class="num">Synthetic called synthetic</th><th class="num">Real called real</th></tr></thead>
+{% call table(["Reviewer"], ["Right", "p against one half", "Synthetic called synthetic", "Real called real"],
+"Guesses", kind="") %}
 {% for kind, rows in (("", reviewers), ("totals", [{"reviewer": "Pooled", "guesses": pooled.guesses}])) %}
-<tbody class="{{ kind }}">{% for one in rows %}
+{% if kind %}</tbody><tbody class="{{ kind }}">{% endif %}{% for one in rows %}
 <tr><th scope="row">{{ one.reviewer }}</th>{{ estimated(one.guesses.accuracy) }}
-{% if kind and one.guesses.p is none %}<td class="num">–</td>{% else %}{{ metric(one.guesses.p) }}{% endif %}
+{% if kind and one.guesses.p is none %}{{ cell("–") }}{% else %}{{ metric(one.guesses.p) }}{% endif %}
 {{ estimated(one.guesses.sensitivity) }}{{ estimated(one.guesses.specificity) }}</tr>{% endfor %}
-</tbody>{% endfor %}</table></div>
+{% endfor %}{% endcall %}
 <p class="small muted">With 95 % intervals: Wilson's for a reviewer, a bootstrap over patients for all of several.</p>
 {% if agreement.pairs %}
 <h2>Agreement between reviewers</h2>

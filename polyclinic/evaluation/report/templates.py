@@ -149,6 +149,47 @@ noise; how few patients were held out adds to it. <strong>Undefined</strong>: th
 {% endif %}
 """
 
+UTILITY = """
+<h2>How good it is</h2>
+{% if evaluation.undefined %}
+<p>There are no intervals, curves or groups: {{ evaluation.undefined }}.</p>
+{% else %}
+{% set judged_at = evaluation.sites | length %}
+<p>On held-out patients of {{ judged_at }} {{ "hospital" if judged_at == 1 else "hospitals" }}, with 95 % intervals of
+{{ evaluation.resamples | count }} bootstrap resamples of the patients: how much another sample of such patients would change the
+figures of this very model.</p>
+{% call table(["Metric"], ["Pooled", "Mean over hospitals", "Worst hospital", "Gap of hospitals"], "Metrics") %}
+{% for key, name in metrics.items() %}{% set worst = evaluation.worst[key] %}{% set gap = evaluation.gap[key] %}
+<tr><th scope="row">{{ name }}</th>{{ estimated(evaluation.pooled[key]) }}{{ estimated(evaluation.macro[key]) }}
+{% call estimated(worst) %}{% if worst %}<small>{{ worst.name }}</small>{% endif %}{% endcall %}
+{% call estimated(gap) %}{% if gap %}<small>{{ gap.highest }}, {{ gap.lowest }}</small>{% endif %}{% endcall %}</tr>
+{% endfor %}{% endcall %}
+<p class="small muted">A value without an interval rests on too few patients for one, or on none that differ.
+<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays below in 95 of 100 such samples.
+<strong>Calibration in the large</strong>: mean probability less the share that came about; above 0, risk is overstated.
+<strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
+alone.</p>
+{% if groups %}
+<h3>Groups by {{ groups.column }}</h3>
+{% if groups.undefined %}
+<p>Undefined: {{ groups.undefined }}.</p>
+{% else %}
+{% call table([groups.column], ["Held-out patients, about"] + names, "Groups of patients") %}
+{% for name, one in groups.groups.items() %}<tr><th scope="row">{{ name }}</th>
+{% if one.metrics %}{{ cell(one.about | count) }}{% for key in of_groups %}{{ estimated(one.metrics[key]) }}{% endfor %}
+{% else %}{{ cell("below 10") }}{{ cells(["undefined"] * (of_groups | length)) }}{% endif %}</tr>
+{% endfor %}</tbody>
+<tbody class="totals"><tr><th scope="row">Gap</th><td></td>
+{% for key in of_groups %}{{ estimated(groups.gap[key]) }}{% endfor %}</tr>
+{% endcall %}
+<p class="small muted">Of all hospitals together; hospitals differ in whom they treat, so that a gap between groups may be one
+between hospitals. Of fewer than 10 patients nothing is told.</p>
+{% endif %}
+{% endif %}
+{{ pictures(figures.utility) }}
+{% endif %}
+"""
+
 POSTERIOR = """{% if posterior %}
 <h2>Posterior</h2>
 {% if posterior.finished %}

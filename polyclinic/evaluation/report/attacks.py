@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import DASHES, MUTED, PALETTE, SMALL, label_axes, legend, panels
 from polyclinic.evaluation.figures.utility import plot_intervals
 from polyclinic.evaluation.page import embedded, render
+from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE = "attacks.json"
 Found = Mapping[str, Any]
 _LEAST_ERROR = 1e-4
 
@@ -90,9 +89,9 @@ one below it shows none.</p>
 """
 
 
-def attack_section(run_dir: Path) -> str:
+def attack_section(run: Run) -> str:
     """The section as escaped HTML; empty where the run was not attacked. Raises DataError for a damaged file."""
-    path = run_dir / FILE
+    path = run.attacks_file
     if not path.is_file():
         return ""
     try:

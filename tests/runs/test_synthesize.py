@@ -16,12 +16,13 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import sha256
+from polyclinic.runs.folder import Run
+from polyclinic.runs.synthesize import file_names, synthesize
 from polyclinic.synthesis import certificate as certificates
 from polyclinic.synthesis import conditions
 from polyclinic.synthesis.certificate import privacy_of, verify
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import file_names, synthesize
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, save
+from polyclinic.synthesis.synthesizer import save
 from polyclinic.types import Arrays, Floats, Ints
 
 SCHEMA = Schema(
@@ -104,7 +105,7 @@ def run_folder(path: Path, summary: dict[str, Any] = PRIVATE, task: str = "synth
     (path / "ledger.json").write_text('{"sites": {}}')
     SCHEMA.to_toml(path / "schema.toml")
     layout = Layout.of(SCHEMA)
-    save(Noise(**{"layout": layout, "centre": np.zeros(layout.width)} | changed), path / SYNTHESIZER)
+    save(Noise(**{"layout": layout, "centre": np.zeros(layout.width)} | changed), path / "synthesizer.safetensors")
     return path
 
 
@@ -250,7 +251,7 @@ def test_a_folder_that_cannot_be_drawn_from_is_refused(run: Path, tmp_path: Path
     (run / "summary.json").unlink()
     with pytest.raises(ConfigError, match="has not finished"):
         synthesize(run, 10, tmp_path / "rows.csv")
-    for name in (SYNTHESIZER, "ledger.json", "schema.toml"):
+    for name in ("synthesizer.safetensors", "ledger.json", "schema.toml"):
         folder = run_folder(tmp_path / f"no {name}")
         (folder / name).unlink()
         with pytest.raises(DataError, match=name):
@@ -305,7 +306,10 @@ def test_the_certificate_says_what_the_rows_are(run: Path, tmp_path: Path) -> No
     assert "Drawing rows costs no further privacy: post-processing." in found["statement"][1]
     assert "simulation" in found["statement"][2]
     assert found["warnings"] == [certificates.UNDER_COVER_PRIVACY]
-    assert found["sha256"] == {"synthesizer": sha256(run / SYNTHESIZER), "ledger": sha256(run / "ledger.json")}
+    assert found["sha256"] == {
+        "synthesizer": sha256(run / "synthesizer.safetensors"),
+        "ledger": sha256(run / "ledger.json"),
+    }
     assert found["schema"]["sha256"] == SCHEMA.digest() and found["run"]["name"] == "run"
     assert str(tmp_path) not in path.read_text() and "/somewhere" not in path.read_text()
 
@@ -342,14 +346,14 @@ def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:
 
 def test_verifying_finds_what_was_changed(run: Path, tmp_path: Path) -> None:
     path = synthesize(run, 10, tmp_path / "rows.csv", sets=3)
-    states = [one["state"] for one in verify(path, run)["checked"]]
+    states = [one["state"] for one in verify(path, Run(run).certified)["checked"]]
     assert states == ["intact"] * 5 and verify(tmp_path / "rows-02.csv")["intact"]
     (tmp_path / "rows-02.csv").write_text(
         (tmp_path / "rows-02.csv").read_text().replace("synthetic-000004", "synthetic-000005")
     )
     (tmp_path / "rows-03.csv").unlink()
     (run / "ledger.json").write_text("{}")
-    found = verify(path, run)
+    found = verify(path, Run(run).certified)
     assert [one["state"] for one in found["checked"]] == ["intact", "changed", "missing", "intact", "changed"]
     assert not found["intact"] and not verify(tmp_path / "rows-02.csv")["intact"]
     assert verify(tmp_path / "rows-01.csv")["intact"]

@@ -16,11 +16,27 @@ from typing import Any
 
 from polyclinic.errors import DataError
 from polyclinic.files import flush
-from polyclinic.server.json_text import json_text
+from polyclinic.runs.json_text import json_text
 
 Record = dict[str, Any]
+#: The sites of rows that are of all hospitals: over all held-out patients, and the mean over hospitals.
+OVERALL = ("pooled", "macro")
 #: What a history has records of.
 KINDS = ("row", "strategy", "dropout")
+
+
+def records_in(content: bytes) -> dict[str, list[Record]]:
+    """The records by their kind; a line that was cut short, or is none of a history, is passed over."""
+    records: dict[str, list[Record]] = {kind: [] for kind in KINDS}
+    for line in content.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        for kind in KINDS:
+            if isinstance(entry, dict) and isinstance(entry.get(kind), dict):
+                records[kind].append(entry[kind])
+    return records
 
 
 @dataclass(frozen=True)
@@ -60,8 +76,7 @@ class History:
                 "restore it before the run goes on."
             )
         os.truncate(path, extent.size)
-        lines = [json.loads(line) for line in content.splitlines()]
-        records = {kind: [line[kind] for line in lines if kind in line] for kind in KINDS}
+        records = records_in(content)
         counts = Counter({kind: len(found) for kind, found in records.items()})
         return cls(path, counts, extent.size, digest), records
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,38 +15,16 @@ import pandas as pd
 
 from polyclinic.ehr.rules import Violations, violations
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.errors import ConfigError, DataError, several
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import sha256, write_outputs
 from polyclinic.privacy.streams import generator
+from polyclinic.runs.folder import Run
 from polyclinic.synthesis.certificate import certificate, certificate_path
 from polyclinic.synthesis.conditions import Condition, conditions_of, draw, draw_where
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, Synthesizer, load
-from polyclinic.toml import read_toml
 from polyclinic.types import Floats
 
-LEDGER = "ledger.json"
 ENDINGS = (".parquet", ".csv")
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What a finished run of task synthesis left: its generator, its summary, and the digests of generator and ledger."""
-
-    folder: Path
-    synthesizer: Synthesizer
-    summary: dict[str, Any]
-    digests: dict[str, str]
-
-    @classmethod
-    def read(cls, folder: Path) -> Source:
-        """Raises ConfigError for a folder of no finished run of task synthesis, DataError for a damaged one."""
-        folder = run_in(folder)
-        summary = _summary(folder)
-        hospitals = _hospitals(folder, summary)
-        digests = {"synthesizer": sha256(folder / SYNTHESIZER), "ledger": sha256(folder / LEDGER)}
-        layout = Layout.of(Schema.from_toml(folder / "schema.toml"), hospitals)
-        return cls(folder, load(folder / SYNTHESIZER, layout), summary, digests)
 
 
 def synthesize(
@@ -69,8 +47,13 @@ def synthesize(
     for name, value, least in (("rows", rows, 1), ("sets", sets, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise ConfigError(f"--{name} is {value}; it must be {least} or more.")
-    source = Source.read(Path(folder))
-    layout = source.synthesizer.layout
+    run = Run.open(folder)
+    summary = run.summary()
+    if lacking := {"privacy", "metrics"} - summary.model_fields_set:
+        raise DataError(f"{run.summary_file} has no {max(lacking)!r}, without which nothing can be certified.")
+    layout = run.layout()
+    sources = {name: sha256(path) for name, path in run.certified.items()}
+    synthesizer = run.synthesizer()
     conditions = conditions_of(condition, layout)
     rows = _rows(rows, conditions)
     digests: dict[str, str] = {}
@@ -78,14 +61,16 @@ def synthesize(
 
     def write(number: int, name: str, path: Path) -> None:
         rng = generator(seed, "synthesize", number)
-        by_value = (draw_where(source.synthesizer, one, rng) for one in conditions)
-        pieces = chain.from_iterable(by_value) if conditions else draw(source.synthesizer, rows, rng)
+        by_value = (draw_where(synthesizer, one, rng) for one in conditions)
+        pieces = chain.from_iterable(by_value) if conditions else draw(synthesizer, rows, rng)
         _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
 
     def certify(path: Path) -> None:
+        told = summary.synthesis or {}
         drawn = {
-            "method": _method(source), "rows": rows, "sets": sets, "seed": seed,
+            "method": {"name": told.get("model") or told.get("method"), "class": type(synthesizer).__name__},
+            "rows": rows, "sets": sets, "seed": seed,
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],
@@ -93,7 +78,7 @@ def synthesize(
             "rules": [asdict(one) | {"share": one.share} for one in broken],
             "files": [{"file": name, "rows": rows, "sha256": digest} for name, digest in digests.items()],
         }  # fmt: skip
-        found = certificate(source.summary, source.folder.resolve().name, source.digests, drawn)
+        found = certificate(run.summary_json(), run.name, sources, drawn)
         path.write_text(json.dumps(found, indent=2, allow_nan=False), encoding="utf-8")
 
     names = file_names(out, sets)
@@ -110,45 +95,6 @@ def file_names(out: Path, sets: int) -> list[Path]:
     return [out.with_name(f"{out.stem}-{number:0{width}d}{out.suffix}") for number in range(1, sets + 1)]
 
 
-def run_in(folder: Path) -> Path:
-    """The run's folder: ``folder``, or the only run in it. Raises ConfigError where it holds none, or several."""
-    if (folder / "config.toml").is_file():
-        return folder
-    runs = sorted(config.parent for config in folder.glob("*/config.toml"))
-    if len(runs) > 1:
-        raise ConfigError(f"{folder} holds {len(runs)} runs; name one: {several(str(run) for run in runs)}.")
-    if not runs:
-        raise ConfigError(f"{folder} is not a run's folder: it holds no config.toml.")
-    return runs[0]
-
-
-def _hospitals(folder: Path, summary: Mapping[str, Any]) -> int:
-    """How many hospitals the run's rows tell apart, 1 where they do not. Raises ConfigError for a run that draws no rows."""
-    config = read_toml(folder / "config.toml", "configuration file", DataError)
-    if summary.get("synthesis", {}) is None:
-        raise ConfigError(
-            f"{folder} is a run of task {config.get('task')!r}, which has no generator; rows are drawn from a run of task "
-            "'synthesis'."
-        )
-    return max(int(config.get("synthesis", {}).get("condition-hospitals", 0)), 1)
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """Raises ConfigError where the run has not finished, DataError where what it left is damaged."""
-    path = folder / "summary.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if lacking := [name for name in ("privacy", "metrics") if not isinstance(found.get(name), dict)]:
-            raise DataError(f"{path} has no {lacking[0]!r}, without which nothing can be certified.")
-        return found
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{folder} has no summary.json: the run has not finished; resume it with `run --resume`."
-        ) from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from None
-
-
 def _rows(rows: int | None, conditions: tuple[Condition, ...]) -> int:
     wanted = sum(one.rows for one in conditions)
     if rows is None and not conditions:
@@ -158,14 +104,6 @@ def _rows(rows: int | None, conditions: tuple[Condition, ...]) -> int:
             f"--rows is {rows}, but the conditions ask for {wanted}; give that number, or leave --rows out."
         )
     return wanted if rows is None else rows
-
-
-def _method(source: Source) -> dict[str, Any]:
-    told = source.summary.get("synthesis") or {}
-    return {
-        "name": told.get("model") or told.get("method"),
-        "class": type(source.synthesizer).__name__,
-    }
 
 
 def _written(schema: Schema) -> tuple[Column, ...]:

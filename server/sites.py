@@ -190,6 +190,14 @@ class SiteGrid(PassingGrid):
         return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))
 
 
+def put(
+    grid: Grid, sites: Sequence[Site], kind: str, request: Request, timeout: float, content: RecordDict | None = None
+) -> Exchange:
+    """One request to all sites, each with its own index, beside the same ``content``."""
+    view = SiteGrid(grid, sites, lambda site: request.model_copy(update={"site": site.index}), {})
+    return view.exchange([Message(content or RecordDict(), site.id, kind) for site in sites], timeout)
+
+
 def _speak_for_itself(reply: Message) -> None:
     """Take back a claim to be merged with others, which no real hospital's reply is."""
     for told in reply.content.config_records.values():

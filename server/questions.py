@@ -44,7 +44,7 @@ def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
 
 def _pricing(site: Site, request: AskRequest) -> Pricing:
     relation = request.relation if site.simulated else site.relation
-    return Pricing(site.delta, cast(Accountant, site.accountant), cast(Relation, relation))
+    return Pricing(site.delta, site.accountant, relation)
 
 
 def _check_alike(sites: Sequence[Site]) -> None:

@@ -19,6 +19,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.messages import RECORD, REFUSED, Request
 from polyclinic.passing import PassingGrid
+from polyclinic.privacy.accounting import Accountant, Relation
 
 NO_REPLY = 504
 _LONGEST, _LONGEST_NUMBER = 500, 25
@@ -40,8 +41,8 @@ class Site:
     schema: Schema
     delta: float
     budget: float | None
-    relation: str
-    accountant: str
+    relation: Relation
+    accountant: Accountant
     elsewhere: int = 0
     knows_others: bool = False
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)

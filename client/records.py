@@ -7,9 +7,9 @@ from pathlib import Path
 
 from polyclinic.client.policy import HospitalFile
 from polyclinic.ehr.cohorts import Cohort, Flow
-from polyclinic.ehr.mapping import ColumnMapping, mapped, own_schema
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, of_cohort
+from polyclinic.ehr.sources.columns import ColumnMapping, mapped, own_schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import open_source
 

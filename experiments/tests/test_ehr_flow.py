@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.synthetic.cutoff import fowlkes_mallows_cutoff
+from polyclinic.evaluation.synthetic.classifiers import fowlkes_mallows_cutoff
 from polyclinic.experiments import Asked, reproduce
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic_studies.ehr_flow import published as ehr_published

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import to_png
 from polyclinic.evaluation.intervals import Interval
-from polyclinic.evaluation.synthetic.transfer import Judged
+from polyclinic.evaluation.synthetic.classifiers import Judged
 from polyclinic_studies.generators.figures import plot_judged, plot_pictures, plot_spent, plot_trajectories
 from tests.evaluation.test_synthetic_plots import legends, texts_stay_inside
 

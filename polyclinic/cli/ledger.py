@@ -101,10 +101,10 @@ def _file(path: Path) -> Path:
     """The ledger's file: ``path``, or the one in a hospital's folder or a run's. Raises ConfigError where a folder has none."""
     if not path.is_dir():
         return path
-    from polyclinic.synthesis.release import run_in
+    from polyclinic.runs.folder import Run
 
     places = [path / "ledger.sqlite", path / "home" / "ledger.sqlite"]
-    return next((place for place in places if place.is_file()), None) or run_in(path) / "sites" / "ledger.sqlite"
+    return next((place for place in places if place.is_file()), None) or Run.open(path).ledger
 
 
 def _ledgers(path: Path, site: str | None) -> list[Ledger]:

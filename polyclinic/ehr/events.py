@@ -125,18 +125,12 @@ def _taken(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Mea
     values, events, row = values[known], events[known], row[known]
     if measure.take in _NUMERIC:
         return values.astype(np.float64).groupby(row).agg(measure.take).reindex(range(size))
-    order, timeless = np.arange(len(row)), np.zeros(len(row), dtype=bool)
-    if "time" in events.columns:
-        order = np.argsort(events["time"].to_numpy(), kind="stable")
-        timeless = events["time"].isna().to_numpy()
+    time = events["time"].to_numpy() if "time" in events.columns else 0
+    table = pd.DataFrame({"value": values.reset_index(drop=True), "row": row, "time": time})
     if measure.take == "last":
-        order = order[::-1]
-    order = np.concatenate([order[~timeless[order]], order[timeless[order]]])
-    ordered = pd.Series(values.to_numpy()[order], dtype=values.dtype).groupby(row[order])
-    picked = ordered.nth(measure.position)
-    out = pd.Series(picked.to_numpy(), index=row[order][picked.index.to_numpy()], dtype=values.dtype).reindex(
-        range(size)
-    )
+        table = table[::-1]
+    table = table.sort_values("time", ascending=measure.take != "last", kind="stable", na_position="last")
+    out = table.groupby("row").nth(measure.position).set_index("row")["value"].reindex(range(size))
     return _years(patients, out, source, measure.name) if measure.take == "years" else out
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +46,7 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
         >>> [round(end, 4) for end in wilson(81, 263).ends]
         [0.308, 0.2553, 0.3662]
     """
-    from scipy.special import ndtri  # scipy takes a while to load
-
-    _check_counts(successes, trials)
-    if trials == 0:
-        return Interval(None)
-    z = -float(ndtri((1 - level) / 2))
-    share = successes / trials
-    centre = (successes + z**2 / 2) / (trials + z**2)
-    half = z / (trials + z**2) * math.sqrt(trials * share * (1 - share) + z**2 / 4)
-    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
+    return _share(successes, trials, level, "wilson")
 
 
 def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interval:
@@ -66,15 +58,7 @@ def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interv
         >>> [round(end, 4) for end in clopper_pearson(0, 20).ends]
         [0.0, 0.0, 0.1684]
     """
-    from scipy.stats import beta
-
-    _check_counts(successes, trials)
-    if trials == 0:
-        return Interval(None)
-    tail = (1 - level) / 2
-    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.isf(tail, successes + 1, trials - successes)) if successes < trials else 1.0
-    return Interval(successes / trials, low, high)
+    return _share(successes, trials, level, "exact")
 
 
 def difference(first: Interval, second: Interval) -> Interval:
@@ -210,6 +194,12 @@ def _classes(unit: Ints, labels: Ints) -> Floats:
     return has
 
 
-def _check_counts(successes: int, trials: int) -> None:
+def _share(successes: int, trials: int, level: float, method: Literal["wilson", "exact"]) -> Interval:
+    from scipy.stats import binomtest  # scipy takes a while to load
+
     if not 0 <= successes <= trials:
         raise ValueError(f"0 <= successes <= trials must hold, got {successes} and {trials}.")
+    if trials == 0:
+        return Interval(None)
+    ends = binomtest(successes, trials).proportion_ci(level, method)
+    return Interval(successes / trials, float(ends.low), float(ends.high))

@@ -27,7 +27,7 @@ import pandas as pd
 from tests.chaos.wire import Wire, to_port, to_socket
 from tests.deployment.conftest import ROOT, Cli, records
 from tests.deployment.federation import Federation, free_ports, wait_for
-from tests.ehr.postgres import Server, running_server
+from tests.ehr.sources.postgres import Server, running_server
 
 NAMES = ("north", "south", "west")
 BUDGET, EPSILON, DELTA = 5.0, 2.0, 1e-3

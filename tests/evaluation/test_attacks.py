@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
-from polyclinic.evaluation.attacks.tables import Table, distances, first_rows, nearest
+from polyclinic.evaluation.attacks.identification import Table, distances, first_rows, nearest
 from polyclinic.evaluation.intervals import Interval, clopper_pearson, difference, excess, wilson
 from polyclinic.models.tabular import mlp
 from polyclinic.privacy.streams import generator

@@ -26,6 +26,10 @@ def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
     )
 
 
+def budgets(rounds: pd.DataFrame, value: float) -> dict[str, float | None]:
+    return dict.fromkeys(rounds["site"], value)
+
+
 def texts(figure: Figure) -> list[Text]:
     legend = figure.axes[0].get_legend()
     assert legend is not None
@@ -71,7 +75,7 @@ def test_many_hospitals_name_only_the_highest_the_lowest_and_pooled() -> None:
 def test_very_many_hospitals_are_a_distribution_and_the_file_stays_small(rounds: int) -> None:
     many = table(2000, rounds, apart=1e-4)
     many["epsilon"] = many["epsilon"] + many["auroc"]  # no two spend alike
-    for figure in (plot_auroc(many), plot_loss(many), plot_epsilon(many, budget=4.0)):
+    for figure in (plot_auroc(many), plot_loss(many), plot_epsilon(many, budgets(many, 4.0))):
         assert len(figure.axes[0].lines) < 10 and figure.axes[0].collections
         assert "90 %, of 2,000 hospitals" in figure.texts[1].get_text() and len(figure.texts[1].get_text()) < 110
         assert len(to_svg(figure)) < 50_000
@@ -81,12 +85,16 @@ def test_very_many_hospitals_are_a_distribution_and_the_file_stays_small(rounds:
 
 def test_bands_hold_half_and_nine_tenths_of_the_hospitals() -> None:
     sites = read_series(table(101, rounds=3, apart=0.01), "auroc")
-    rounds, quantiles = quantile_bands([course for name, course in sites.items() if name != "pooled"])
-    assert rounds.tolist() == [1, 2, 3] and quantiles[-1] - 0.76 == pytest.approx((0.05, 0.25, 0.75, 0.95))
+    quantiles = quantile_bands(sites.drop(columns="pooled"))
+    assert quantiles.index.tolist() == [1, 2, 3]
+    assert quantiles.iloc[-1].to_numpy() - 0.76 == pytest.approx((0.05, 0.25, 0.75, 0.95))
 
 
 def test_floor_and_budget_are_drawn_dashed() -> None:
-    for figure, height in ((plot_auroc(table(2), floor=0.5), 0.5), (plot_epsilon(table(2), budget=4.0), 4.0)):
+    for figure, height in (
+        (plot_auroc(table(2), floor=0.5), 0.5),
+        (plot_epsilon(table(2), budgets(table(2), 4.0)), 4.0),
+    ):
         dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
         assert [float(line.get_ydata()[0]) for line in dashed] == [height]
         low, high = figure.axes[0].get_ylim()
@@ -94,16 +102,16 @@ def test_floor_and_budget_are_drawn_dashed() -> None:
 
 
 def test_hospitals_that_spend_alike_share_one_line() -> None:
-    assert labels(plot_epsilon(table(5), budget=4.0)) == ["budget  4.00", "all 5 hospitals  3.00"]
+    assert labels(plot_epsilon(table(5), budgets(table(5), 4.0))) == ["budget  4.00", "all 5 hospitals  3.00"]
 
 
 def test_budgets_of_each_hospital_are_told_apart() -> None:
-    found = labels(plot_epsilon(table(3), budget={"hospital-00": 4.0, "hospital-01": 4.0, "hospital-02": 5.0}))
+    found = labels(plot_epsilon(table(3), {"hospital-00": 4.0, "hospital-01": 4.0, "hospital-02": 5.0}))
     assert {"budget, 2 hospitals  4.00", "budget, hospital-02  5.00"} <= {text.replace("…", "") for text in found}
 
 
 def test_budget_far_above_is_named_and_not_drawn() -> None:
-    figure = plot_epsilon(table(2), budget=1000.0)
+    figure = plot_epsilon(table(2), budgets(table(2), 1000.0))
     assert figure.axes[0].get_ylim()[1] < 10
     assert any("1000" in text.get_text() for text in figure.texts)
 

@@ -8,8 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.synthetic.code_prediction import fit, predict, predictions
-from polyclinic.evaluation.synthetic.codes import co_occurrence, per_patient, probabilities
+from polyclinic.evaluation.synthetic.codes import co_occurrence, per_patient, predictions, probabilities
 
 
 def patients(rows: int = 600, seed: int = 0, width: int = 12) -> np.ndarray:
@@ -66,21 +65,6 @@ def test_independent_codes_keep_frequencies_and_lose_all_excess() -> None:
 def test_nothing_together_is_undefined() -> None:
     assert co_occurrence(np.eye(3), np.ones((3, 3))).l1 is None
     assert co_occurrence(np.ones((3, 1)), np.ones((3, 1))).l1 is None
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_regressions_fitted_together_are_scikit_learns_fitted_one_by_one(seed: int) -> None:
-    train, test = patients(500, seed) > 0, patients(400, seed + 10) > 0
-    targets = np.array([3, 0, 11])
-    weights, offset = fit(train, targets)
-    predicted = predict(test, weights, offset, targets)
-    for k, target in enumerate(targets):
-        others = np.delete(np.arange(12), target)
-        model = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(train[:, others], train[:, target])
-        assert weights[others, k] == pytest.approx(model.coef_[0], abs=5e-3)
-        assert weights[target, k] == 0
-        assert offset[k] == pytest.approx(model.intercept_[0], abs=5e-3)
-        assert (predicted[:, k] == model.predict(test[:, others])).mean() > 0.995
 
 
 def test_f1_is_scikit_learns_and_shuffled_codes_teach_nothing() -> None:

@@ -18,10 +18,13 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.report.quality import quality, quality_rows
-from polyclinic.evaluation.synthetic.cutoff import cutoff_on, fowlkes_mallows_cutoff, fowlkes_mallows_index
-from polyclinic.evaluation.synthetic.quality import judge
-from polyclinic.evaluation.synthetic.sample import Sample, one_row_each
-from polyclinic.evaluation.synthetic.two_sample import two_sample
+from polyclinic.evaluation.synthetic.classifiers import (
+    cutoff_on,
+    fowlkes_mallows_cutoff,
+    fowlkes_mallows_index,
+    two_sample,
+)
+from polyclinic.evaluation.synthetic.quality import Sample, judge, one_row_each
 
 GENERATE = {"trial": (SCHEMA, generate_trial), "icu": (ICU, generate_icu)}
 

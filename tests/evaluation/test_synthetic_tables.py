@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from polyclinic.errors import DataError
-from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, pairs
-from polyclinic.evaluation.synthetic.correlations import correlations, pearson
+from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, correlations, pairs, pearson
 
 
 def frame(rows: int = 300, seed: int = 0) -> pd.DataFrame:

@@ -13,8 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.intervals import bootstrap, percentiles, resamples, weighted_auroc
 from polyclinic.evaluation.metrics import auroc
-from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, scores, transfer
-from polyclinic.evaluation.synthetic.two_sample import two_sample
+from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, scores, transfer, two_sample
 from polyclinic.privacy.streams import generator
 
 SLOPES = np.array([2.0, 1.0, -1.0, 0.5, 0.0])

@@ -4,7 +4,7 @@ Rows with tests of their own elsewhere: an own start, clipping at clients, None 
 hospitals, queries, an optimizer's state, evaluate_fn (test_flowers_meaning); strategies of Flower's pages
 (test_from_flowers_pages); objects in place of names (tests/front/test_naming); foreign apps (tests/sim/test_simulation);
 `flwr run` with files beside it and wrong values (tests/flower/test_flower); mods (tests/client/test_mods); partitioners
-(tests/ehr/test_own_partitioners).
+(tests/ehr/partition/test_own_partitioners).
 """
 
 import json

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_values, encode
 from polyclinic.ehr.imputation import chained, pooled
-from polyclinic.evaluation.synthetic.cutoff import fowlkes_mallows_cutoff
+from polyclinic.evaluation.synthetic.classifiers import fowlkes_mallows_cutoff
 from polyclinic.types import Floats
 from polyclinic_studies.ehr_flow.cohort import COLUMNS, HYPERTENSIVE, SCHEMA, Cohort, mean_pressure
 

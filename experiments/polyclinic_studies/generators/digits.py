@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.synthetic.transfer import REAL, Judged, transfer
+from polyclinic.evaluation.synthetic.classifiers import REAL, Judged, transfer
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.plugins import dataset_named
 from polyclinic_studies.generators import stated

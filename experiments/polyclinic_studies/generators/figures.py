@@ -12,7 +12,7 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import panels
 from polyclinic.evaluation.figures.rounds import Course, plot_lines
 from polyclinic.evaluation.figures.synthetic import plot_courses, plot_transfer
-from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, Judged
+from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, Judged
 
 METRIC_NAMES = {"accuracy": "Accuracy", "auroc": "AUROC", "f1": "F1"}
 

@@ -14,8 +14,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polyclinic.ehr.shard import Shard
-from polyclinic.evaluation.synthetic.correlations import correlations
-from polyclinic.evaluation.synthetic.transfer import transfer
+from polyclinic.evaluation.synthetic.classifiers import transfer
+from polyclinic.evaluation.synthetic.columns import correlations
 from polyclinic.experiments import Asked, Target, markdown
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from polyclinic.evaluation.figures.canvas import INK, MUTED, PALETTE, label_axes, legend, panels
 from polyclinic.evaluation.figures.synthetic import plot_probabilities
-from polyclinic.evaluation.synthetic.code_prediction import predictions
-from polyclinic.evaluation.synthetic.codes import co_occurrence, per_patient, probabilities
+from polyclinic.evaluation.synthetic.codes import co_occurrence, per_patient, predictions, probabilities
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout

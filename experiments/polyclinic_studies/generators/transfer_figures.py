@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from polyclinic.evaluation.figures.synthetic import plot_correlations
-from polyclinic.evaluation.synthetic.correlations import pearson
+from polyclinic.evaluation.synthetic.columns import pearson
 from polyclinic.federation import RunResult
 from polyclinic.types import Floats
 from polyclinic_studies.generators.figures import plot_judged, plot_spent, plot_trajectories

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from polyclinic.evaluation.intervals import Interval
-from polyclinic.evaluation.synthetic.correlations import correlations
-from polyclinic.evaluation.synthetic.transfer import CLASSIFIERS, REAL, Judged, transfer
+from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, REAL, Judged, transfer
+from polyclinic.evaluation.synthetic.columns import correlations
 from polyclinic.experiments import markdown
 from polyclinic_studies.generators.patients import Patients, hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic_studies.parts import Parts

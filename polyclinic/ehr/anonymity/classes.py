@@ -1,12 +1,18 @@
-"""Equivalence classes: rows that agree in every quasi-identifier, and how many patients each class holds.
+"""Equivalence classes, rows that agree in every quasi-identifier, and measures of what they give away, each by its paper.
 
 A patient counts once in a class however many rows it has there. A missing cell is a value of its own.
+
+The measures of a sensitive column take a ``Spread``: how it is spread over classes. Where several columns are sensitive, each has
+measures of its own. None of them is a guarantee against what an outsider knows beyond the quasi-identifiers, and none is
+differential privacy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.errors import DataError
-from polyclinic.types import Bools, Ints
+from polyclinic.types import Bools, Floats, Ints
 
 #: Sets of quasi-identifiers that ``uniqueness`` looks at, at most: all subsets of ten columns.
 MOST_SETS = 1023
@@ -150,3 +156,197 @@ def uniqueness(
         found.append({"columns": list(names), "k": classes.k, "classes": len(classes.patients),
                       "unique": int(alone.sum()), "share": float(alone.mean()) if len(alone) else 0.0})  # fmt: skip
     return found
+
+
+_AT_ONCE = 4_000_000  # cells of a (classes, values) block
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A sensitive column over classes: one entry for each class and each value that occurs in it, in order of class.
+
+    of_class, value: (entries,) int64. share: (entries,) float64, the weight of the value in its class, summing to 1 in
+    each class. holders: (entries,) int64, the class's patients who have the value. overall: (values,) float64, the
+    weights in the whole table. patients: (classes,) int64. ordered: whether the values are numbers or ranks.
+    A patient with several values in a class is spread evenly over them.
+    """
+
+    of_class: Ints
+    value: Ints
+    share: Floats
+    holders: Ints
+    overall: Floats
+    patients: Ints
+    ordered: bool
+
+    @cached_property
+    def values_in_class(self) -> Ints:
+        """(classes,) int64 distinct values of each class."""
+        return np.bincount(self.of_class, minlength=len(self.patients)).astype(np.int64)
+
+    @property
+    def gain(self) -> Floats:
+        """(entries,) float64 relative gain (q - p) / p."""
+        p = self.overall[self.value]
+        return (self.share - p) / p
+
+
+def value_numbers(values: pd.Series) -> tuple[Ints, bool]:
+    """(rows,) int64 numbers of the cells, and whether they are in order: of numbers and ordered categories they are.
+
+    A missing cell is the last value.
+    """
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        found, ordered = values.cat.codes.to_numpy(dtype=np.int64), bool(values.cat.ordered)
+    else:
+        ordered = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        found = np.asarray(pd.factorize(values, sort=ordered)[0], dtype=np.int64)
+    found = np.where(found < 0, found.max(initial=-1) + 1, found)
+    return compact(found)[0], ordered
+
+
+def spread_of(classes: Classes, value: Ints, ordered: bool, patient: Ints | None) -> Spread:
+    """The spread of ``value`` (rows,) over the classes; patient: (rows,) int64, or None where each row is one."""
+    width = int(value.max(initial=0)) + 1
+    of_class, what, weight = _once(classes.of_row, value, patient)
+    found, place = distinct(of_class * width + what, len(classes.patients) * width)
+    overall = overall_shares(value, patient, width)
+    holders = np.bincount(place, minlength=len(found)).astype(np.int64)
+    in_class = found // width
+    share = np.bincount(place, weights=weight, minlength=len(found)) / classes.patients[in_class]
+    return Spread(in_class, found % width, share, holders, overall, classes.patients, ordered)
+
+
+def overall_shares(value: Ints, patient: Ints | None, width: int) -> Floats:
+    """(width,) float64 shares of the values 0..width-1 among all rows, each patient spread evenly over its values."""
+    _, found, weight = _once(np.zeros_like(value), value, patient)
+    total: Floats = np.bincount(found, weights=weight, minlength=width).astype(np.float64)
+    return total / max(float(weight.sum()), 1.0)
+
+
+def _once(of_row: Ints, value: Ints, patient: Ints | None) -> tuple[Ints, Ints, Floats]:
+    """Class and value of each distinct (class, patient, value), and 1 over the patient's number of values in the class."""
+    if patient is None:
+        return of_row, value, np.ones(len(value))
+    width = int(value.max(initial=0)) + 1
+    member = compact(of_row * (int(patient.max(initial=0)) + 1) + patient)[0]
+    found, first = np.unique(member * width + value, return_index=True)
+    return of_row[first], value[first], 1.0 / np.bincount(found // width)[found // width]
+
+
+def spread(records: pd.DataFrame, quasi: Sequence[str], sensitive: str, unit: str | None = None) -> Spread:
+    """The spread of the column ``sensitive``. Raises DataError for a column that is not there."""
+    require(records, [sensitive], "sensitive")
+    value, ordered = value_numbers(records[sensitive])
+    return spread_of(equivalence_classes(records, quasi, unit), value, ordered, patient_numbers(records, unit))
+
+
+def alpha(found: Spread) -> float:
+    """The largest share of a class's patients who have one value: (alpha, k)-anonymity for every value.
+
+    Wong, Li, Fu and Wang 2006.
+    """
+    return float((found.holders / found.patients[found.of_class]).max(initial=0.0))
+
+
+def l_by_class(found: Spread) -> Ints:
+    """(classes,) int64 distinct values of each class; 1 where all of its patients have one value in common."""
+    common = found.holders == found.patients[found.of_class]
+    values = found.values_in_class.copy()
+    values[found.of_class[common]] = 1
+    return values
+
+
+def l_diversity(found: Spread) -> int:
+    """Distinct values of the class that has fewest. Machanavajjhala, Kifer, Gehrke, Venkitasubramaniam 2007."""
+    return int(l_by_class(found).min()) if len(found.patients) else 0
+
+
+def entropy_l_diversity(found: Spread) -> float:
+    """exp of the smallest entropy of a class, a real number. Machanavajjhala et al. 2007."""
+    entropy = np.bincount(found.of_class, weights=-found.share * np.log(found.share), minlength=len(found.patients))
+    return float(np.exp(entropy.min(initial=math.inf)))
+
+
+def recursive_c(found: Spread, l: int) -> float:  # noqa: E741
+    """The c that recursive (c, l)-diversity must exceed: the largest r_1 / (r_l + ... + r_m) of a class.
+
+    r_1 is the commonest value's share, then in falling order; infinite where a class has fewer than l values.
+    Machanavajjhala et al. 2007.
+    """
+    order = np.lexsort((-found.share, found.of_class))
+    of_class, share = found.of_class[order], found.share[order]
+    start = np.cumsum(found.values_in_class) - found.values_in_class
+    rank = np.arange(len(share)) - start[of_class]
+    tail = np.bincount(of_class, weights=np.where(rank >= l - 1, share, 0.0), minlength=len(found.patients))
+    with np.errstate(divide="ignore"):
+        return float((share[start] / tail).max(initial=0.0))
+
+
+def basic_beta(found: Spread) -> float:
+    """The largest relative gain (q - p) / p of a value in a class. Cao and Karras 2012."""
+    return float(found.gain.max(initial=0.0))
+
+
+def enhanced_beta(found: Spread) -> float:
+    """The least beta for which every gain is at most min(beta, -ln p); infinite where a gain exceeds -ln p.
+
+    Cao and Karras 2012.
+    """
+    gain = found.gain
+    excess = gain > -np.log(found.overall[found.value]) + 1e-12
+    return math.inf if (excess & (gain > 0)).any() else float(gain.max(initial=0.0))
+
+
+def t_by_class(found: Spread, overall: Floats | None = None) -> Floats:
+    """(classes,) float64 earth mover's distance of each class to ``overall`` (default: the whole table).
+
+    overall: (values,) shares; a value of share 0 is none of the table's, and no class that counts may hold it.
+    Ordered values: neighbours are 1 / (m - 1) apart; others: any two are 1 apart. Li, Li and Venkatasubramanian 2007.
+    """
+    p = found.overall if overall is None else overall
+    there = p > 0
+    entries = there[found.value]
+    of_class, share = found.of_class[entries], found.share[entries]
+    value, p = (np.cumsum(there) - 1)[found.value[entries]], p[there]
+    classes, m = len(found.patients), len(p)
+    if not found.ordered:
+        over = np.maximum(share - p[value], 0.0)
+        return np.bincount(of_class, weights=over, minlength=classes).astype(np.float64)
+    out = np.zeros(classes)
+    step = max(1, _AT_ONCE // max(m, 1))
+    for begin in range(0, classes if m > 1 else 0, step):
+        low, high = np.searchsorted(of_class, [begin, begin + step])
+        block = np.zeros((min(step, classes - begin), m))
+        block[of_class[low:high] - begin, value[low:high]] = share[low:high]
+        out[begin : begin + step] = np.abs(np.cumsum(block - p, axis=1)).sum(axis=1) / (m - 1)
+    return out
+
+
+def t_closeness(found: Spread) -> float:
+    """The largest distance of a class's values to the whole table's, in [0, 1]. Li et al. 2007."""
+    return float(t_by_class(found).max(initial=0.0))
+
+
+def delta_disclosure(found: Spread) -> float:
+    """The largest abs(ln(q / p)) of a value in a class; infinite where a class lacks a value.
+
+    Brickell and Shmatikov 2008.
+    """
+    if (found.values_in_class < len(found.overall)).any():
+        return math.inf
+    return float(np.abs(np.log(found.share / found.overall[found.value])).max(initial=0.0))
+
+
+def measures(found: Spread) -> dict[str, float | int | None]:
+    """All of a sensitive column's measures by name; ``None`` where a measure is infinite.
+
+    Keys: alpha, l, entropy_l, recursive_c (at this l), basic_beta, enhanced_beta, t, delta.
+    """
+    l = l_diversity(found)  # noqa: E741
+    values: dict[str, float] = {
+        "alpha": alpha(found), "entropy_l": entropy_l_diversity(found), "recursive_c": recursive_c(found, l),
+        "basic_beta": basic_beta(found), "enhanced_beta": enhanced_beta(found), "t": t_closeness(found),
+        "delta": delta_disclosure(found),
+    }  # fmt: skip
+    return {"l": l} | {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The two methods that make a table reach a target, each with the least loss that it can find.
+"""What a release must reach, and the two methods by which a table reaches it, each with the least loss that it can find.
 
 ``best_levels``, full-domain generalisation: one level for each quasi-identifier, the least lossy of all combinations. The
 combinations form a lattice. Where one misses the target, so do all below it, so a binary search on a path to the top
@@ -15,38 +15,168 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.anonymity.classes import combined
+from polyclinic.ehr.anonymity.classes import (
+    Classes,
+    Spread,
+    combined,
+    l_by_class,
+    overall_shares,
+    patients_of,
+    spread_of,
+    t_by_class,
+)
 from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder
-from polyclinic.ehr.anonymity.target import Demand
 from polyclinic.ehr.labels import range_name
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Target:
+    """k: patients in every class. l: distinct values of each sensitive column in every class. t: its distance to the table.
+
+    suppression: the share of patients who may lose a row. Raises ConfigError for what is out of range.
+    """
+
+    k: int
+    l: int = 1  # noqa: E741
+    t: float | None = None
+    suppression: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"k is {self.k}; it must be 1 or greater.")
+        if self.l < 1:
+            raise ConfigError(f"l is {self.l}; it must be 1 or greater.")
+        if self.t is not None and not 0.0 <= self.t <= 1.0:
+            raise ConfigError(f"t is {self.t:g}; it must lie between 0 and 1.")
+        if not 0.0 <= self.suppression < 1.0:
+            raise ConfigError(f"suppression is {self.suppression:g}; it must lie between 0 and 1, the latter excluded.")
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitive:
+    """A sensitive column: value (rows,) int64 numbers of its cells, in order where ``ordered``."""
+
+    value: Ints
+    ordered: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """The target for one table: its patients ((rows,) int64, or None where each row is one) and sensitive columns."""
+
+    target: Target
+    rows: int
+    patient: Ints | None
+    sensitive: tuple[Sensitive, ...]
+
+    @property
+    def patients(self) -> int:
+        """The number of patients."""
+        return self.rows if self.patient is None else int(self.patient.max(initial=-1)) + 1
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether coarser classes never need more suppression: so for k; where each patient has one row for l, and for t
+        if nothing may be suppressed.
+        """
+        by_row = self.patient is None
+        for_l = self.target.l == 1 or by_row
+        for_t = self.target.t is None or (by_row and self.target.suppression == 0)
+        return not self.sensitive or (for_l and for_t)
+
+    def too_many(self, kept: Bools) -> bool:
+        """Whether more patients lose a row than the target allows, or no row is left."""
+        lost = self.rows - int(kept.sum()) if self.patient is None else len(np.unique(self.patient[~kept]))
+        return lost > math.floor(self.target.suppression * self.patients + 1e-9) or not kept.any()
+
+    def kept(self, of_row: Ints) -> Bools:
+        """(rows,) bool: the rows that stay when every class that misses the target goes.
+
+        t is measured against the table that stays, so classes go until none is too far from it.
+        """
+        classes = Classes(of_row, patients_of(of_row, self.patient))
+        good: Bools = classes.patients >= self.target.k
+        if self.target.l > 1 or self.target.t is not None:
+            spreads = [spread_of(classes, one.value, one.ordered, self.patient) for one in self.sensitive]
+            for found in spreads:
+                good &= l_by_class(found) >= self.target.l
+            while self.target.t is not None and (far := self._far(good, of_row, spreads)).any():
+                good &= ~far
+        staying: Bools = good[of_row]
+        return staying
+
+    def _far(self, good: Bools, of_row: Ints, spreads: Sequence[Spread]) -> Bools:
+        """(classes,) bool: the good classes that are too far from the table of good classes."""
+        far = np.zeros(len(good), dtype=np.bool_)
+        kept = good[of_row]
+        patient = None if self.patient is None else self.patient[kept]
+        for one, found in zip(self.sensitive, spreads, strict=True) if kept.any() else ():
+            overall = overall_shares(one.value[kept], patient, len(found.overall))
+            far |= good & (t_by_class(found, overall) > (self.target.t or 0.0) + 1e-12)
+        return far
+
+    def is_enough(self, rows: Ints) -> bool:
+        """Whether these rows may be a class of the whole table, nothing of which goes."""
+        patient = None if self.patient is None else self.patient[rows]
+        patients = len(rows) if patient is None else len(np.unique(patient))
+        if patients < self.target.k:
+            return False
+        if not self.sensitive or (self.target.l == 1 and self.target.t is None):
+            return True
+        held = Classes(np.zeros(len(rows), dtype=np.int64), np.array([patients], dtype=np.int64))
+        for column, overall in zip(self.sensitive, self._overall, strict=True):
+            found = spread_of(held, column.value[rows], column.ordered, patient)
+            if l_by_class(found)[0] < self.target.l:
+                return False
+            if self.target.t is not None and t_by_class(found, overall)[0] > self.target.t + 1e-12:
+                return False
+        return True
+
+    @cached_property
+    def _overall(self) -> tuple[Floats, ...]:
+        return tuple(overall_shares(one.value, self.patient, int(one.value.max()) + 1) for one in self.sensitive)
+
+    def hopeless(self) -> DataError:
+        """What to raise where not even one class of all rows reaches the target."""
+        target = self.target
+        wanted = [f"k = {target.k}", *([f"l = {target.l}"] if target.l > 1 else []),
+                  *([f"t = {target.t:g}"] if target.t is not None else [])]  # fmt: skip
+        return DataError(
+            f"{', '.join(wanted)} cannot be reached: {self.patients:,} patients in one class miss it; ask for less, or "
+            "name other sensitive columns."
+        )
+
 
 MOST_NODES = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """levels: of each quasi-identifier. of_row: (rows,) class of each row. kept: (rows,) bool rows that stay.
+class Outcome:
+    """What a method makes of a table.
 
-    loss: mean over rows and quasi-identifiers, 1 for a suppressed row. is_least: whether no other combination loses less.
-    looked_at: combinations that were tried. of: all there are.
+    cells: by column the labels of each quasi-identifier that changes, as objects. kept: (rows,) bool rows that stay. loss: mean
+    over rows and quasi-identifiers, 1 for a suppressed row. levels: one of each quasi-identifier; None where classes have labels
+    of their own. is_least: whether no other combination of levels loses less. looked_at: combinations that were tried. of: all
+    there are.
     """
 
-    levels: tuple[int, ...]
-    of_row: Ints
+    cells: dict[str, pd.Series]
     kept: Bools
     loss: float
-    is_least: bool
-    looked_at: int
-    of: int
+    levels: tuple[int, ...] | None = None
+    is_least: bool = False
+    looked_at: int = 0
+    of: int = 0
 
 
-def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Choice:
+def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Outcome:
     """The combination of levels that reaches the demand and loses least.
 
     Raises ConfigError for a lattice of more than ``MOST_NODES``, DataError where not even ``*`` everywhere reaches it.
@@ -67,8 +197,9 @@ def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Choice:
     while (place := search.next()) is not None:
         search.climb(tuple(search.nodes[place].tolist()), top)
     assert search.best is not None
-    levels, of_row, kept, loss = search.best
-    return Choice(levels, of_row, kept, loss, demand.is_monotone, len(search.tried), len(nodes))
+    levels, kept, loss = search.best
+    cells = {ladder.name: ladder.cells(level) for ladder, level in zip(ladders, levels, strict=True) if level > 0}
+    return Outcome(cells, kept, loss, levels, demand.is_monotone, len(search.tried), len(nodes))
 
 
 class _Search:
@@ -76,12 +207,12 @@ class _Search:
         self.ladders, self.demand, self.nodes, self.bound = ladders, demand, nodes, bound
         self.open = np.ones(len(nodes), dtype=np.bool_)
         self.tried: dict[tuple[int, ...], bool] = {}
-        self.best: tuple[tuple[int, ...], Ints, Bools, float] | None = None
+        self.best: tuple[tuple[int, ...], Bools, float] | None = None
 
     def next(self) -> int | None:
         """The first combination that is still open and may lose less than the best."""
         place = int(np.argmax(self.open))
-        less = self.best is None or self.bound[place] < self.best[3] - 1e-12
+        less = self.best is None or self.bound[place] < self.best[2] - 1e-12
         return place if self.open[place] and less else None
 
     def climb(self, start: tuple[int, ...], top: tuple[int, ...]) -> None:
@@ -105,8 +236,8 @@ class _Search:
             return False
         self.open &= ~(self.nodes == levels).all(axis=1)
         loss = _loss(self.ladders, levels, kept)
-        if self.best is None or _rank(loss, levels) < _rank(self.best[3], self.best[0]):
-            self.best = (levels, of_row, kept, loss)
+        if self.best is None or _rank(loss, levels) < _rank(self.best[2], self.best[0]):
+            self.best = (levels, kept, loss)
         return True
 
 
@@ -133,16 +264,7 @@ def _path(start: tuple[int, ...], top: tuple[int, ...]) -> list[tuple[int, ...]]
     return path
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """of_row: (rows,) class of each row. cells: each quasi-identifier's labels. loss: mean over rows and columns."""
-
-    of_row: Ints
-    cells: tuple[pd.Series, ...]
-    loss: float
-
-
-def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand) -> Partition:
+def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand) -> Outcome:
     """Classes that reach the demand. numeric: which columns are told as ranges.
 
     Raises DataError where all rows together miss it.
@@ -154,7 +276,9 @@ def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand
         (_ranges if ranged else _shared)(ladder, of_row, order, begin)
         for ladder, ranged in zip(ladders, numeric, strict=True)
     ]
-    return Partition(of_row, tuple(cells for cells, _ in told), float(np.mean([loss.mean() for _, loss in told])))
+    cells = {ladder.name: labels for ladder, (labels, _) in zip(ladders, told, strict=True)}
+    kept = np.ones(demand.rows, dtype=np.bool_)
+    return Outcome(cells, kept, float(np.mean([loss.mean() for _, loss in told])))
 
 
 def _halved(ranks: Sequence[Ints], demand: Demand) -> Ints:

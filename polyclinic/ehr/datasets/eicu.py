@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files, hospital_names
 from polyclinic.ehr.schema import Schema
 
 FILES = Files(
@@ -29,18 +28,7 @@ FILES = Files(
         "apachePredVar.csv.gz": "99d5a4ab2c5cd07b6ee0a540c86a576e5975ed3b93df8525e3d287d5babf3eae",
     },
 )
-#: hospitalid of every hospital; the demo took ten patients of each.
-_NUMBERS = """
-    56 58 59 60 61 63 66 67 68 69 71 73 79 83 92 93 95 108 110 112 115 120 122 123 125 131 133 138 140 141 142 143 144
-    146 148 152 154 155 157 158 164 165 167 171 174 175 176 179 180 181 182 183 184 188 194 195 196 197 198 199 200
-    201 202 203 204 205 206 207 208 209 210 215 217 220 224 226 227 243 244 245 246 248 249 250 251 252 253 254 256
-    258 259 262 263 264 266 267 268 269 271 272 273 275 277 279 280 281 282 283 300 301 303 307 310 312 318 328 331
-    336 337 338 342 345 350 352 353 355 356 357 358 360 363 364 365 381 382 383 384 386 387 388 389 390 391 392 393
-    394 396 397 398 399 400 402 403 404 405 407 408 411 412 413 416 417 419 420 421 422 423 424 425 428 429 433 434
-    435 436 437 438 439 440 443 444 445 449 452 458 459
-"""
-SITES = tuple(f"hospital-{int(number):03d}" for number in _NUMBERS.split())
-
+SITES = hospital_names("eicu")
 SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
 # Where cells outside of the bounds are errors of entry.
 _MEASURED_ONCE = ("age_years", "admissionheight", "admissionweight")

@@ -32,7 +32,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
     def read(place: Place, schema: Schema) -> Iterator[Chunk]:
         place.allow("mapping", *CREDENTIALS)
         mapping = Mapping.read(place.path("mapping"), schema)
-        tables = Tabled(Database.at(place)) if "://" in place.text else Folder(place.folder / place.text)
+        tables = Database.at(place) if "://" in place.text else Folder(place.folder / place.text)
         return mapped(tables, layout, mapping, schema)
 
     return read
@@ -259,18 +259,3 @@ class Folder:
         if not found:
             raise DataError(f"{self.path}: there is no table {table!r}; it must be a {', '.join(SUFFIXES)} file here.")
         return found
-
-
-@dataclass(frozen=True)
-class Tabled:
-    """Tables in a database."""
-
-    event: ClassVar[str] = ""
-    database: Database
-
-    @property
-    def name(self) -> str:
-        return self.database.name
-
-    def frames(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        return self.database.select(table, columns)

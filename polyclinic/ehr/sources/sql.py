@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import pandas as pd
@@ -54,7 +54,7 @@ def sql(place: Place, schema: Schema) -> Iterator[Chunk]:
     query = place.options.get("query") or _text(place.path("query-file"))
     database = Database.at(place)
     columns = tuple(column for column in schema.columns if column.is_read)
-    for chunk in numbered(database.frames(query), database.name):
+    for chunk in numbered(database.results(query), database.name):
         require_columns(chunk.records, columns, database.name)
         yield chunk
 
@@ -69,8 +69,12 @@ _PATIENCE = {
 
 @dataclass(frozen=True)
 class Database:
-    """A database that is only read. ``name`` is how messages call it: no host, user or password."""
+    """A database that is only read. ``name`` is how messages call it: no host, user or password.
 
+    It is one of the ``Tables`` of ``sources.mapped``.
+    """
+
+    event: ClassVar[str] = ""
     url: URL
     name: str
 
@@ -98,14 +102,14 @@ class Database:
             url = url.update_query_dict({key: value for key, value in _PATIENCE.items() if key not in url.query})
         return cls(url if (secret := _password(place)) is None else url.set(password=secret), name)
 
-    def select(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+    def frames(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """The named columns of one table, in chunks. Raises DataError."""
         import sqlalchemy
 
         chosen: Any = sqlalchemy.select(*[sqlalchemy.column(name) for name in columns])
-        return self.frames(chosen.select_from(sqlalchemy.table(table)))
+        return self.results(chosen.select_from(sqlalchemy.table(table)))
 
-    def frames(self, query: str | Select[Any], rows: int = ROWS) -> Iterator[pd.DataFrame]:
+    def results(self, query: str | Select[Any], rows: int = ROWS) -> Iterator[pd.DataFrame]:
         """The result of a query, at most ``rows`` rows at a time (an empty one as one frame without rows).
 
         Raises DataError, without the database's own words: they can quote a cell.

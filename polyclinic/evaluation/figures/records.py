@@ -5,11 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.evaluation.figures.canvas import DASHES, FAINT, INK, MUTED, PALETTE, SMALL, label_axes, legend, panels
-from polyclinic.types import Floats, Ints
+from polyclinic.types import Ints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,22 +59,13 @@ def plot_class_sizes(before: Ints, after: Ints, k: int) -> Figure:
     """
     caption = f"Lower is better: the share of patients in classes of at most so many. None below k = {k} after."
     figure, (axes,) = panels("Patients who look alike", caption)
-    largest = max(int(before.max()), int(after.max()))
     for name, sizes, colour in (("before", before, PALETTE[1]), ("after", after, PALETTE[0])):
-        axes.step(*_shares(sizes, largest), where="post", color=colour, linewidth=2, label=name)
+        axes.ecdf(sizes, weights=sizes, color=colour, linewidth=2, label=name)
     axes.axvline(k, color=MUTED, linewidth=1.1, linestyle=DASHES, label=f"k = {k}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    axes.set_ylim(0, 102)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axes.set_ylim(0, 1.02)
     label_axes(axes, "patients in the class")
     legend(axes)
     return figure
-
-
-def _shares(sizes: Ints, largest: int) -> tuple[Floats, Floats]:
-    """Sizes from 1 to the largest of both tables, and the percentage of patients in classes of at most that size."""
-    at, count = np.unique(sizes, return_counts=True)
-    share = 100.0 * np.cumsum(at * count) / max(int(sizes.sum()), 1)
-    x = np.concatenate([[0.8], at, [largest * 1.2]]).astype(np.float64)
-    return x, np.concatenate([[0.0], share, [100.0]])

@@ -48,40 +48,38 @@ def plot_loss(rounds: pd.DataFrame) -> Figure:
     series = read_series(rounds, "loss")
     figure, (axes,) = panels("Loss on held-out patients", _caption(series, "Lower is better."))
     _draw_sites(axes, series)
-    training = read_series(rounds, "train_loss").get(POOLED)
-    if series and training is not None:
-        draw_line(axes, training, "pooled, training", MUTED, linestyle="--")
+    training = read_series(rounds, "train_loss")
+    if len(series) and POOLED in training:
+        draw_line(axes, course_of(training[POOLED]), "pooled, training", MUTED, linestyle="--")
     return _finish(figure)
 
 
-def plot_epsilon(rounds: pd.DataFrame, budget: float | Mapping[str, float | None] | None = None) -> Figure:
-    """Epsilon spent by each site up to each round, with the budget as a dashed line.
+def plot_epsilon(rounds: pd.DataFrame, budgets: Mapping[str, float | None] | None = None) -> Figure:
+    """Epsilon spent by each site up to each round, with the budgets as dashed lines.
 
-    rounds: columns round, site, epsilon (cumulative).  budget: one for all sites, or one for each site by name.
+    rounds: columns round, site, epsilon (cumulative).  budgets: of sites by name.
     Sites with the same course share a line. A budget over four times the largest epsilon is named, not drawn,
     so that the course stays readable.
     """
-    series = {name: xy for name, xy in read_series(rounds, "epsilon").items() if name != POOLED}
-    same: dict[tuple[bytes, bytes], list[str]] = {}
-    for name, (x, y) in series.items():
-        same.setdefault((x.tobytes(), y.tobytes()), []).append(name)
-    groups = list(same.values())
-    largest = max(groups, key=lambda names: series[names[0]][1][-1], default=[])
-    top = max((xy[1].max() for xy in series.values()), default=0.0)
-    budgets = _budget_lines(budget, list(series))
-    near = {name: value for name, value in budgets.items() if value / 4 <= top}
-    beyond = [f"{name} of {value:g} is above the chart" for name, value in budgets.items() if name not in near]
+    series = read_series(rounds, "epsilon").drop(columns=POOLED, errors="ignore")
+    same: dict[bytes, list[str]] = {}
+    for name, values in series.items():
+        same.setdefault(values.to_numpy().tobytes(), []).append(str(name))
+    groups, last = list(same.values()), _last(series)
+    largest = max(groups, key=lambda names: float(last[names[0]]), default=[])
+    lines = _budget_lines(budgets or {}, list(series))
+    near = {name: value for name, value in lines.items() if value / 4 <= np.nanmax(series, initial=0.0)}
+    beyond = [f"{name} of {value:g} is above the chart" for name, value in lines.items() if name not in near]
     shaded, crowded = len(groups) > MOST_LINES, len(groups) > len(PALETTE)
-    words = (
-        f"grey: {SHADING} {len(series):,} hospitals" if shaded else "the hospital refuses what would pass its budget"
-    )
+    sites = series.shape[1]
+    words = f"grey: {SHADING} {sites:,} hospitals" if shaded else "the hospital refuses what would pass its budget"
     figure, (axes,) = panels("Privacy spent (epsilon)", "; ".join([f"Adds up over rounds; {words}", *beyond]) + ".")
     if shaded:
-        _draw_bands(axes, list(series.values()))
+        _draw_bands(axes, series)
     for number, names in enumerate([largest] if shaded else groups):
         named = names is largest or not crowded
-        label, colour = (_group_name(names, len(series)), PALETTE[number % len(PALETTE)]) if named else ("", FAINT)
-        draw_line(axes, series[names[0]], label, colour, linewidth=2.0)
+        label, colour = (_group_name(names, sites), PALETTE[number % len(PALETTE)]) if named else ("", FAINT)
+        draw_line(axes, course_of(series[names[0]]), label, colour, linewidth=2.0)
     return _finish(figure, near, bottom=0.0)
 
 
@@ -142,15 +140,12 @@ def plot_privacy_utility(points: Sequence[Point], name: str) -> Figure:
         colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
         own = sorted((p for p in points if p.kind == kind), key=lambda p: p.epsilon or np.inf)
         shift = (far / low) ** (0.008 * (number - (len(kinds) - 1) / 2))
-        x = np.array([(point.epsilon or far) * shift for point in own])
-        y = np.array([point.value for point in own])
-        for at, point in zip(x, own, strict=True):
-            if point.low is not None and point.high is not None:
-                axes.vlines(at, point.low, point.high, color=colour, linewidth=1.2, alpha=0.7)
+        x = [(point.epsilon or far) * shift for point in own]
+        y, low_end, high_end = np.array([[p.value, p.low, p.high] for p in own], dtype=np.float64).T
+        axes.vlines(x, low_end, high_end, color=colour, linewidth=1.2, alpha=0.7)
         axes.plot(x, y, marker, markersize=5, color=colour, zorder=3, label=short(kind))
-        places = np.unique(x)
-        means = [y[x == place].mean() for place in places]
-        axes.plot(places, means, color=colour, linewidth=1.4)
+        means = pd.Series(y).groupby(x).mean()
+        axes.plot(means.index, means, color=colour, linewidth=1.4)
     axes.set_xscale("log")
     ticks = sorted(set(spent)) if len(set(spent)) <= 8 else list(np.geomspace(low, high, 6))
     labels = [f"{tick:.3g}" for tick in ticks]
@@ -166,19 +161,25 @@ def plot_privacy_utility(points: Sequence[Point], name: str) -> Figure:
     return figure
 
 
-def read_series(rounds: pd.DataFrame, metric: str) -> dict[str, Course]:
-    """Finite values of ``metric`` by round for each site that has any, sites sorted, the pooled row last."""
+def read_series(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """(rounds, sites) finite values of ``metric``, else NaN, of each site that has any, sites sorted, the pooled one last."""
     if metric not in rounds.columns:
-        return {}
-    x, y = (
-        pd.to_numeric(rounds[name], errors="coerce").to_numpy(np.float64, na_value=np.nan) for name in ("round", metric)
-    )
-    site, names = pd.factorize(rounds["site"].astype(str), sort=True)
-    finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    order = finite[np.lexsort((x[finite], site[finite]))]
-    parts = np.split(order, np.flatnonzero(np.diff(site[order])) + 1) if len(order) else []
-    series = {str(names[site[part[0]]]): (x[part], y[part]) for part in parts}
-    return {name: series[name] for name in sorted(series, key=lambda name: (name == POOLED, name)) if name != MACRO}
+        return pd.DataFrame()
+    numbers = rounds[["round", metric]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    known = numbers.assign(site=rounds["site"].astype(str)).dropna()
+    wide = known.astype({metric: np.float64}).pivot_table(index="round", columns="site", values=metric, aggfunc="last")
+    return wide[sorted(set(wide) - {MACRO}, key=lambda name: (name == POOLED, name))]
+
+
+def course_of(values: pd.Series) -> Course:
+    """The rounds at which a site has a value, and the values."""
+    known = values.dropna()
+    return known.index.to_numpy(np.float64), known.to_numpy()
+
+
+def _last(series: pd.DataFrame) -> pd.Series:
+    """By site the value at its last round."""
+    return series.ffill().iloc[-1] if len(series) else pd.Series(dtype=np.float64)
 
 
 def draw_line(axes: Axes, course: Course, name: str, color: str, linewidth: float = 1.5, linestyle: str = "-") -> None:
@@ -192,43 +193,39 @@ def draw_line(axes: Axes, course: Course, name: str, color: str, linewidth: floa
     )  # fmt: skip
 
 
-def quantile_bands(sites: Sequence[Course]) -> tuple[Floats, Floats]:
-    """Rounds (m,), and at each the quantiles (m, 4) of sites that ``SHADES`` names, in rising order."""
-    x, y = (np.concatenate([xy[part] for xy in sites]) for part in (0, 1))
-    order = np.argsort(x, kind="stable")
-    rounds, first = np.unique(x[order], return_index=True)
-    shares = sorted(share for pair, _ in SHADES for share in pair)
-    return rounds, np.array([np.quantile(part, shares) for part in np.split(y[order], first[1:])])
+def quantile_bands(sites: pd.DataFrame) -> pd.DataFrame:
+    """(rounds, 4) the quantiles over sites that ``SHADES`` names, in rising order."""
+    return sites.quantile(sorted(share for pair, _ in SHADES for share in pair), axis=1).T
 
 
-def _draw_bands(axes: Axes, sites: Sequence[Course]) -> None:
-    rounds, quantiles = quantile_bands(sites)
+def _draw_bands(axes: Axes, sites: pd.DataFrame) -> None:
+    quantiles = quantile_bands(sites)
     for place, (_, colour) in enumerate(SHADES):
-        low, high = quantiles[:, place], quantiles[:, -1 - place]
-        if len(rounds) == 1:
-            axes.vlines(rounds, low, high, color=colour, linewidth=12, zorder=1)
-        axes.fill_between(rounds, low, high, color=colour, linewidth=0, zorder=1)
+        low, high = quantiles.iloc[:, place], quantiles.iloc[:, -1 - place]
+        if len(quantiles) == 1:
+            axes.vlines(quantiles.index, low, high, color=colour, linewidth=12, zorder=1)
+        axes.fill_between(quantiles.index, low, high, color=colour, linewidth=0, zorder=1)
 
 
-def _draw_sites(axes: Axes, series: Mapping[str, Course]) -> None:
-    sites = {name: xy for name, xy in series.items() if name != POOLED}
+def _draw_sites(axes: Axes, series: pd.DataFrame) -> None:
+    sites = series.drop(columns=POOLED, errors="ignore")
     colours = dict(zip(sites, PALETTE, strict=False))
-    if len(sites) > len(PALETTE):
-        last = {name: float(y[-1]) for name, (_, y) in sites.items()}
-        colours = {max(last, key=last.__getitem__): PALETTE[0], min(last, key=last.__getitem__): PALETTE[1]}
-    if len(sites) > MOST_LINES:
-        _draw_bands(axes, list(sites.values()))
+    if sites.shape[1] > len(PALETTE):
+        last = _last(sites)
+        colours = {last.idxmax(): PALETTE[0], last.idxmin(): PALETTE[1]}
+    if sites.shape[1] > MOST_LINES:
+        _draw_bands(axes, sites)
     else:
-        for name in sites.keys() - colours.keys():
-            draw_line(axes, sites[name], "", FAINT, linewidth=0.9)
+        for name in sites.columns.difference(list(colours)):
+            draw_line(axes, course_of(sites[name]), "", FAINT, linewidth=0.9)
     for name, colour in colours.items():
-        draw_line(axes, sites[name], name, colour)
+        draw_line(axes, course_of(sites[name]), name, colour)
     if POOLED in series:
-        draw_line(axes, series[POOLED], POOLED, INK, linewidth=3.0)
+        draw_line(axes, course_of(series[POOLED]), POOLED, INK, linewidth=3.0)
 
 
-def _caption(series: Mapping[str, Course], words: str) -> str:
-    sites = len(series.keys() - {POOLED})
+def _caption(series: pd.DataFrame, words: str) -> str:
+    sites = series.shape[1] - (POOLED in series)
     if sites <= len(PALETTE):
         return words
     if sites <= MOST_LINES:
@@ -242,19 +239,17 @@ def _group_name(names: Sequence[str], sites: int) -> str:
     return f"all {sites} hospitals" if len(names) == sites else f"{len(names)} hospitals"
 
 
-def _budget_lines(budget: float | Mapping[str, float | None] | None, sites: Sequence[str]) -> dict[str, float]:
-    if not isinstance(budget, Mapping):
-        return {} if budget is None else {"budget": float(budget)}
+def _budget_lines(budgets: Mapping[str, float | None], sites: Sequence[str]) -> dict[str, float]:
     owners: dict[float, list[str]] = {}
     for name in sites:
-        value = budget.get(name)
-        if value is not None:
+        if (value := budgets.get(name)) is not None:
             owners.setdefault(float(value), []).append(name)
-    if len(owners) == 1 and len(next(iter(owners.values()))) == len(sites):
-        return {"budget": next(iter(owners))}
     if len(owners) > 3:
         return {"lowest budget": min(owners), "highest budget": max(owners)}
-    return {f"budget, {_group_name(names, len(sites))}": value for value, names in owners.items()}
+    return {
+        "budget" if len(names) == len(sites) else f"budget, {_group_name(names, len(sites))}": value
+        for value, names in owners.items()
+    }
 
 
 def _finish(

@@ -27,21 +27,14 @@ def plot_intervals(
     """
     figure, (axes,) = panels(title, caption, height=1.3 + 0.26 * len(rows))
     for place, row in enumerate(rows.values()):
-        sure = row["low"] is not None
-        if sure:
+        value, half = row["value"], row.get("inner")
+        if row["low"] is not None:
             axes.hlines(place, row["low"], row["high"], color=PALETTE[0], linewidth=1.8)
-        if half := row.get("inner"):
-            axes.hlines(place, row["value"] - half, row["value"] + half, color=PALETTE[0], linewidth=4.5)
-        face = INK if half else PALETTE[0] if sure else "white"
-        axes.plot(
-            row["value"],
-            place,
-            "o",
-            markersize=5,
-            markerfacecolor=face,
-            markeredgecolor=face if sure else PALETTE[0],
-            zorder=3,
-        )
+        if half:
+            axes.hlines(place, value - half, value + half, color=PALETTE[0], linewidth=4.5)
+        colour = INK if half else PALETTE[0]
+        face = "white" if row["low"] is None else colour
+        axes.plot(value, place, "o", markersize=5, color=colour, markerfacecolor=face, zorder=3)
     if at is not None:
         axes.axvline(at, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
     name_rows(axes, list(rows), longest)

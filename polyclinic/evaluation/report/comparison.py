@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
+from polyclinic.config.keys import flat_keys
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.figures.rounds import Course, Point, plot_lines, plot_privacy_utility
+from polyclinic.evaluation.figures.rounds import (
+    POOLED,
+    Course,
+    Point,
+    course_of,
+    plot_lines,
+    plot_privacy_utility,
+    read_series,
+)
 from polyclinic.evaluation.formats import finite, part, size
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
-from polyclinic.evaluation.report.run import Run, read_run
+from polyclinic.evaluation.report.run import Results, read_results
+from polyclinic.runs.folder import Run
 from polyclinic.toml import read_toml
 
 if TYPE_CHECKING:
@@ -66,12 +75,12 @@ several runs on the same patients learns more than any one of them tells.</p>
 def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     """Writes one page of several finished runs and returns its path.
 
-    Raises ConfigError for fewer than two runs, DataError as ``read_run`` does.
+    Raises ConfigError for fewer than two runs, DataError as ``read_results`` does.
     """
     if len(run_dirs) < 2:
         raise ConfigError(f"A comparison needs at least two runs, not {len(run_dirs)}.")
-    runs = [read_run(Path(folder)) for folder in run_dirs]
-    configs = [_config(run) for run in runs]
+    runs = [read_results(Run(Path(folder))) for folder in run_dirs]
+    configs = [_config(run.run) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
     kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
@@ -103,29 +112,25 @@ def _plot_courses(courses: dict[str, Course]) -> Figure:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    path = run.folder / "config.toml"
-    flat: dict[str, Any] = {}
-    for key, value in (read_toml(path, "configuration file") if path.is_file() else {}).items():
-        flat |= (
-            {f"{key}.{inner}": content for inner, content in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return flat
+    """The keys of the run's configuration as they are written, whatever their Polyclinic; none where there is no file."""
+    written = read_toml(run.config_file, "configuration file") if run.config_file.is_file() else {}
+    return flat_keys(written, tuple(written))
 
 
-def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:
+def _kind(config: dict[str, Any], run: Results, differing: Sequence[str]) -> str:
     """What a run is of, but for its privacy: its strategy, and what else differs."""
     told = [str(config.get(key, "–")) for key in differing if key not in (*_UTILITY, "strategy")]
     return ", ".join([str(run.summary.get("strategy", "run")), *told[:2]])
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[Results]) -> list[str]:
     """What tells the runs' folders apart: the folders in which they lie, where each lies in one of its own."""
-    places = [run.folder.resolve() for run in runs]
+    places = [run.run.path.resolve() for run in runs]
     outer = [place.parent.name for place in places]
     return outer if len(set(outer)) == len(runs) else [place.name for place in places]
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Results) -> dict[str, Any]:
     summary = run.summary
     evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
     pooled = part(evaluation, "pooled")
@@ -151,15 +156,13 @@ def _point(kind: str, row: dict[str, Any]) -> Point:
     return Point(kind, finite(row["epsilon"]), float(found["value"]), found.get("low"), found.get("high"))
 
 
-def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Course]:
+def _courses(runs: Sequence[Results], kinds: Sequence[str]) -> dict[str, Course]:
     found: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
-        rows = run.rounds[run.rounds["site"] == "pooled"]
-        values = pd.to_numeric(rows.get("auroc", pd.Series()), errors="coerce").to_numpy(dtype=np.float64)
-        known = np.isfinite(values)
-        if known.any():
+        pooled = read_series(run.rounds, "auroc").get(POOLED)
+        if pooled is not None:
             spent = finite(part(run.summary, "privacy").get("epsilon"))
             name = f"{kind}, {'no DP' if spent is None else f'ε {spent:.3g}'}"
             unique = name if name not in found else f"{len(found) + 1}: {name}"
-            found[unique] = (rows["round"].to_numpy(dtype=np.float64)[known], values[known])
+            found[unique] = course_of(pooled)
     return found

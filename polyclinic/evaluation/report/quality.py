@@ -14,11 +14,11 @@ from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_fi
 from polyclinic.evaluation.formats import estimate, finite
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.report.templates import ALT
+from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE = "quality.json"
 MOST_COLUMNS = 40
 Found = Mapping[str, Any]
 
@@ -121,9 +121,9 @@ def pictures(figures: Mapping[str, Figure | str]) -> list[dict[str, str]]:
     return [embedded(figure, ALT[name.split("-")[0]]) for name, figure in figures.items()]
 
 
-def read_quality(folder: Path) -> dict[str, Any]:
+def read_quality(run: Run) -> dict[str, Any]:
     """What ``quality.json`` holds, empty where there is none. Raises DataError for a damaged file."""
-    path = folder / FILE
+    path = run.quality_file
     if not path.is_file():
         return {}
     try:

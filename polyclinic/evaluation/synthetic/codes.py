@@ -1,4 +1,5 @@
-"""Code sets (a patient has a code or not): how often each occurs, which go together, and how many a patient has."""
+"""Code sets (a patient has a code or not): how often each occurs, which go together, how many a patient has, and whether one can
+be told from the others by what synthetic patients taught (dimension-wise prediction)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats
 
 
@@ -51,6 +52,26 @@ class PerPatient:
     wasserstein: float
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """F1 on real test patients of telling each code from all others, learned from real and from synthetic patients.
+
+    codes: (m,) column numbers, the most frequent first.  real, synthetic: F1 of each, ``None`` where undefined: a code
+    that no patient or every patient has, in the table that trains or in the test, is skipped as in the paper.
+    mean_real, mean_synthetic: over the codes defined in both.  mean_absent_zero: the synthetic mean where a code that
+    only the synthetic table lacks (so that it is never predicted) counts with its F1 of zero, over the codes that are
+    defined for real patients; to skip such codes would reward forgetting them.
+    """
+
+    codes: tuple[int, ...]
+    real: tuple[float | None, ...]
+    synthetic: tuple[float | None, ...]
+    mean_real: float | None
+    mean_synthetic: float | None
+    mean_absent_zero: float | None
+    skipped: int
+
+
 def probabilities(real: ArrayLike, synthetic: ArrayLike) -> Probabilities:
     """Dimension-wise probability of two tables (n, J) and (m, J); an entry above zero is a code that is there.
 
@@ -91,6 +112,41 @@ def per_patient(real: ArrayLike, synthetic: ArrayLike) -> PerPatient:
     return PerPatient(float(a.mean()), float(b.mean()), float(wasserstein_distance(a, b)))
 
 
+def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: int = 100) -> Predictions:
+    """Dimension-wise prediction (Choi et al. 2017; Xie et al. 2018) of the ``most`` frequent codes of real patients.
+
+    real, synthetic, test: (n, J) code tables; an entry above zero is a code that is there.  Each code is predicted
+    from all J - 1 others by a logistic regression with a unit L2 penalty, at a probability of one half.
+    Raises ConfigError if ``most`` is below 1, DataError if the tables do not match.
+    """
+    if most < 1:
+        raise ConfigError(f"most must be at least 1, not {most}.")
+    trains, generated, asked = tables(real, synthetic, test)
+    frequent = np.argsort(-trains.mean(axis=0), kind="stable")[:most]
+    ours, theirs = (np.array([f1_of_code(table, asked, code) for code in frequent]) for table in (trains, generated))
+    both = np.isfinite(ours) & np.isfinite(theirs)
+    absent = ~generated[:, frequent].any(axis=0)
+    counted = np.isfinite(ours) & (both | absent)
+    return Predictions(
+        tuple(int(code) for code in frequent), _optional(ours), _optional(theirs), _mean(ours[both]), _mean(theirs[both]),
+        _mean(np.where(absent, 0.0, theirs)[counted]), int((~both).sum()),
+    )  # fmt: skip
+
+
+def f1_of_code(train: Bools, test: Bools, code: int) -> float:
+    """F1 on ``test`` of telling a code from all others by what ``train`` taught; NaN where the code does not vary in both."""
+    from scipy.sparse import csr_array
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+
+    taught, truth = train[:, code], test[:, code]
+    if any(column.all() or not column.any() for column in (taught, truth)):
+        return float("nan")
+    learned, asked = (csr_array(np.delete(table, code, axis=1).astype(np.float64)) for table in (train, test))
+    model = LogisticRegression(max_iter=1000).fit(learned, taught)
+    return float(f1_score(truth, model.predict(asked)))
+
+
 def tables(*given: ArrayLike) -> list[Bools]:
     """The code tables as (n, J) booleans.  Raises DataError unless each has rows and all have the same codes."""
     found = [np.asarray(table) > 0 for table in given]
@@ -106,3 +162,11 @@ def _relative(real: Floats, synthetic: Floats) -> tuple[float | None, float | No
     if not size.sum() > 0:
         return None, None
     return float(apart.sum() / size.sum()), float(np.sqrt((apart**2).sum() / (size**2).sum()))
+
+
+def _optional(values: Floats) -> tuple[float | None, ...]:
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if values.size else None

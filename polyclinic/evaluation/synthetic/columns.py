@@ -1,4 +1,4 @@
-"""Column by column, and pair by pair: is each distributed as in the real table?
+"""Column by column, and pair by pair: is each distributed as in the real table, and do columns hang together as there?
 
 Definitions follow SDMetrics (KSComplement, TVComplement, BoundaryAdherence, CategoryAdherence,
 MissingValueSimilarity, ContingencySimilarity); 1 is best everywhere but in the Wasserstein-1 distance, in the column's unit.
@@ -6,14 +6,16 @@ MissingValueSimilarity, ContingencySimilarity); 1 is best everywhere but in the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from polyclinic.errors import DataError, several
-from polyclinic.types import Floats, Ints
+from polyclinic.evaluation.synthetic.classifiers import spearman
+from polyclinic.types import Bools, Floats, Ints
 
 BINS = 10
 
@@ -48,6 +50,25 @@ class Categorical:
     missing: float
 
 
+@dataclass(frozen=True)
+class Correlations:
+    """Pearson correlations of two tables over the columns that vary in both.
+
+    columns: the names kept (m,).  dropped: those constant, or nowhere recorded, in a table.
+    real, synthetic: (m, m).  spearman: rank correlation between the two lower triangles (Beaulieu-Jones et al. 2019).
+    frobenius: norm of the difference of the matrices.  largest: its largest absolute entry.
+    The last three are ``None`` where fewer than two columns are left (three for ``spearman``).
+    """
+
+    columns: tuple[str, ...]
+    dropped: tuple[str, ...]
+    real: Floats
+    synthetic: Floats
+    spearman: float | None
+    frobenius: float | None
+    largest: float | None
+
+
 def columns(
     real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = ()
 ) -> dict[str, Numeric | Categorical]:
@@ -63,27 +84,20 @@ def columns(
 
 def number(real: pd.Series, synthetic: pd.Series) -> Numeric:
     """One column of numbers, NaN where missing, judged.  Raises DataError if an entry is not a number."""
-    from scipy.stats import wasserstein_distance
+    from scipy.stats import ks_2samp, wasserstein_distance
 
     a, b = (_numbers(column) for column in (real, synthetic))
     missing = _missing(real, synthetic)
     if not a.size or not b.size:
         return Numeric(None, None, None, missing, _mean(a), _mean(b))
     return Numeric(
-        1 - _kolmogorov_smirnov(a, b),
+        1 - float(ks_2samp(a, b, method="asymp").statistic),
         float(wasserstein_distance(a, b)),
         float(((b >= a.min()) & (b <= a.max())).mean()),
         missing,
         _mean(a),
         _mean(b),
     )
-
-
-def _kolmogorov_smirnov(a: Floats, b: Floats) -> float:
-    """The largest distance of the two distribution functions."""
-    at = np.concatenate([a, b])
-    below = [np.searchsorted(np.sort(values), at, side="right") / len(values) for values in (a, b)]
-    return float(abs(below[0] - below[1]).max())
 
 
 def category(real: pd.Series, synthetic: pd.Series) -> Categorical:
@@ -121,6 +135,55 @@ def pairs(
         joint.append((ones.T @ ones).toarray() / rows)
     apart = np.add.reduceat(np.add.reduceat(abs(joint[0] - joint[1]), starts, axis=0), starts, axis=1)
     return pd.DataFrame(1 - apart / 2, index=real.columns, columns=real.columns)
+
+
+def correlations(real: ArrayLike, synthetic: ArrayLike, columns: Sequence[str] | None = None) -> Correlations:
+    """The correlations of two tables (n, F) and (m, F) of numbers, compared; NaN is a missing value.
+
+    With missing values a correlation is that of the rows with both entries, and a pair never seen together
+    (in either table) is left out of the comparison.  columns: F names, else numbers from 0.
+    Raises DataError if the tables have another shape, another number of columns or an infinite entry.
+    """
+    tables = [np.asarray(real, dtype=np.float64), np.asarray(synthetic, dtype=np.float64)]
+    for table in tables:
+        if table.ndim != 2 or table.shape[1] != tables[0].shape[1]:
+            raise DataError(f"correlations need tables (n, F) of the same F, not {tables[0].shape} and {table.shape}.")
+        if np.isinf(table).any():
+            raise DataError("correlations need finite numbers, and a table has an infinite entry.")
+    names = [str(i) for i in range(tables[0].shape[1])] if columns is None else list(columns)
+    if len(names) != tables[0].shape[1]:
+        raise DataError(f"correlations: {len(names)} names for {tables[0].shape[1]} columns.")
+    varies = np.logical_and(*(_varies(table) for table in tables))
+    a, b = (pearson(table[:, varies]) for table in tables)
+    lower = np.tril_indices(int(varies.sum()), -1)
+    pairs = np.stack([a[lower], b[lower]])
+    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
+    apart = pairs[1] - pairs[0]
+    return Correlations(
+        tuple(name for name, kept in zip(names, varies, strict=True) if kept),
+        tuple(name for name, kept in zip(names, varies, strict=True) if not kept),
+        a,
+        b,
+        spearman(pairs[0], pairs[1]),
+        float(np.sqrt(2 * (apart**2).sum())) if apart.size else None,
+        float(abs(apart).max()) if apart.size else None,
+    )
+
+
+def pearson(table: Floats) -> Floats:
+    """(F, F) Pearson correlations of (n, F), of rows with both entries where some are NaN; NaN where undefined."""
+    if not table.shape[1]:
+        return np.empty((0, 0))
+    if np.isnan(table).any():
+        return np.asarray(pd.DataFrame(table).corr(), dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.atleast_2d(np.corrcoef(table, rowvar=False))
+
+
+def _varies(table: Floats) -> Bools:
+    low = np.where(np.isnan(table), np.inf, table).min(axis=0, initial=np.inf)
+    high = np.where(np.isnan(table), -np.inf, table).max(axis=0, initial=-np.inf)
+    return np.asarray(high > low)
 
 
 def _levels(real: pd.Series, synthetic: pd.Series, bins: int | None) -> tuple[Ints, Ints]:

@@ -16,9 +16,9 @@ from polyclinic.evaluation.metrics import Metrics, classification_metrics
 from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.plugins import evaluator_named
-from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.merging import metrics_of
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
 

@@ -14,9 +14,9 @@ from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
-from polyclinic.server.merging import arrays_of
-from polyclinic.server.replies import accept, problem, too_few
-from polyclinic.server.sites import Exchange, Site, put
+from polyclinic.server.exchange.merging import arrays_of
+from polyclinic.server.exchange.replies import accept, problem, too_few
+from polyclinic.server.exchange.sites import Exchange, Site, put
 from polyclinic.server.state import RunState
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.

@@ -83,12 +83,10 @@ def with_target(command: Callable[..., None]) -> Callable[..., None]:
 
     own, types = inspect.signature(command, eval_str=True), get_type_hints(TargetOptions, include_extras=True)
     parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
-    for option in fields(TargetOptions):
-        parameters.append(
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=types[option.name]
-            )
-        )
+    parameters += [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
+        for one in fields(TargetOptions)
+    ]
     cast(Any, asking).__signature__ = own.replace(parameters=parameters)
     return asking
 

@@ -42,7 +42,7 @@ from polyclinic.server.selection import select
 from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.statistics import ask_statistics
-from polyclinic.server.tracks import check_tracker
+from polyclinic.server.tracking import check_tracker
 from polyclinic.server.updates import origin_of
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by

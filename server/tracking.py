@@ -1,7 +1,7 @@
 """A run at a tracker, beside other runs: the rows of its rounds, as rounds.csv has them, and its configuration; nothing else.
 
-Trackers' packages are optional. A track holds only rounds that a checkpoint holds, so that a resumed run goes on with the same one. A tracker that fails
-does not stop a run: it is asked no more, and the run's notes say so.
+Trackers' packages are optional. A track holds only rounds that a checkpoint holds, so that a resumed run goes on with the
+same one. A tracker that fails does not stop a run: it is asked no more, and the run's notes say so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Central differential privacy of a run: its plan and ledger from the configuration, and what is told of it.
+"""Privacy of whole hospitals: its plan and ledger from the configuration, and what is told of it.
 
-The server is trusted with each hospital's update; epsilon is about whoever sees the models that it gives out.
+Of central noise the server is trusted with each hospital's update; epsilon is about whoever sees the models that it gives out. In
+a secure sum the hospitals make the noise together.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from dp_accounting import DpEvent
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.config import RunConfig
+from polyclinic.compression import flattened
+from polyclinic.config import RunConfig, secure_terms
 from polyclinic.errors import ConfigError, several
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.noise import warning
-from polyclinic.privacy.statements import statements
-from polyclinic.server.cohort import cohort_size
+from polyclinic.server.cohort import cohort_size, secure_threshold
 from polyclinic.server.sites import Site
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
@@ -77,16 +79,42 @@ def noise_to_signal(plan: CentralPlan, arrays: Arrays) -> float:
 
 
 def central_statement(strategy: CentralDP, arrays: Arrays) -> dict[str, Any]:
-    """What the summary says of it: the guarantee, and how it was come by; ``warning`` where other noise would be better."""
+    """What the summary says of central noise; ``warning`` where other noise would be better."""
     plan, ledger = strategy.plan, strategy.ledger
     assert ledger is not None
+    return _statement(
+        ledger, noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate, clip_norm=list(strategy.clip_norms),
+        expected_sites=plan.expected_sites, noise=plan.noise, noise_to_signal=noise_to_signal(plan, arrays),
+        warning=plan.process and warning(plan.process, plan.participation),
+    )  # fmt: skip
+
+
+def secure_ledger(config: RunConfig, path: Path) -> Ledger:
+    """The ledger of whole hospitals where they make the noise of a secure sum together, in the server's file.
+
+    It has no budget: the noise is given, not an epsilon.
+    """
+    return Ledger.open(path, Terms(FEDERATION, config.central.delta, unit="hospital"))
+
+
+def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, origin: Arrays) -> dict[str, Any]:
+    """What the summary says of the noise of a secure sum. origin: like each hospital's answer (``Program.origin``)."""
+    size = flattened(origin).size
+    agreed = secure_terms(config, size, cohort, secure_threshold(config, cohort))
+    return _statement(
+        ledger, noise_multiplier=config.secure.noise, sample_rate=1.0, clip_norm=[config.secure.clip_norm],
+        expected_sites=cohort,
+        noise_to_signal=agreed.scale * agreed.step * math.sqrt(cohort * size) / (cohort * config.secure.clip_norm),
+        noise="distributed", warning=None, secure=True,
+    )  # fmt: skip
+
+
+def _statement(ledger: Ledger, **told: Any) -> dict[str, Any]:
+    """The guarantee to whole hospitals, and how it was come by."""
     terms = ledger.terms
     return {
         "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
-        "accountant": terms.accountant, "budget": terms.budget, "noise_multiplier": plan.noise_multiplier,
-        "sample_rate": plan.sample_rate, "clip_norm": list(strategy.clip_norms), "expected_sites": plan.expected_sites,
-        "noise": plan.noise, "noise_to_signal": noise_to_signal(plan, arrays),
-        "warning": plan.process and warning(plan.process, plan.participation), "ledger": statements([ledger])[0],
+        "accountant": terms.accountant, "budget": terms.budget, **told, "ledger": statements([ledger])[0],
     }  # fmt: skip
 
 

@@ -25,10 +25,16 @@ from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.history import History
 from polyclinic.server.calibration import calibrate, declared_plan, round_costs
-from polyclinic.server.central import FEDERATION, central_plan, central_statement, central_strategy
-from polyclinic.server.checkpoint import history_of, load_checkpoint, save_checkpoint
+from polyclinic.server.central import (
+    FEDERATION,
+    central_plan,
+    central_statement,
+    central_strategy,
+    secure_ledger,
+    secure_statement,
+)
+from polyclinic.server.checkpoint import check_ledgers, check_states, history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.cohort import check_cohorts, cohort_size
-from polyclinic.server.distributed import secure_ledger, secure_statement
 from polyclinic.server.enrolment import enrol, enrol_request
 from polyclinic.server.evaluation import evaluate_here
 from polyclinic.server.joining import unlike
@@ -36,7 +42,6 @@ from polyclinic.server.learning import Learning
 from polyclinic.server.model import check_messages, check_model, engine_of
 from polyclinic.server.noise import check_noise
 from polyclinic.server.progress import Progress
-from polyclinic.server.resuming import check_ledgers, check_states
 from polyclinic.server.rounds import run_rounds
 from polyclinic.server.selection import select
 from polyclinic.server.sites import Site

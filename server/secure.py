@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -137,12 +138,10 @@ class SecureSum:
     def _confirmed(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
         """The signatures of the survivors that signed the same outcome, by index."""
         alive = {"survivors": np.array([site.index for site in survivors], dtype=np.int64)}
-
-        def request(site: Site) -> Request:
-            return SecureConfirmRequest(run=self.run.name, site=site.index, home=self.run.home, round=self.round)
-
         signed = {"question": (KEY_BYTES,), "outcome": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)}
-        answers, dropped = _ask(self.run, survivors, SECURE_CONFIRM, request, lambda site: alive, signed)
+        answers, dropped = _ask(
+            self.run, self.round, survivors, SECURE_CONFIRM, SecureConfirmRequest, lambda site: alive, signed
+        )
         answers, unlike = _alike(survivors, answers, self.keys, "outcome")
         _check_enough(answers, dropped + unlike, self.terms.threshold, f"Round {self.round}, confirming who arrived")
         return answers, dropped + unlike
@@ -162,12 +161,9 @@ class SecureSum:
                 "sealed": np.stack([self.shared[index]["sealed"][row] for index in senders]),
             }
 
-        def request(site: Site) -> Request:
-            return SecureUnmaskRequest(run=self.run.name, site=site.index, home=self.run.home, round=self.round)
-
         wanted = {"shares": (len(self.parties), SHARE_BYTES)}
         signers = [site for site in self.parties if site.index in confirmed]
-        found, dropped = _ask(self.run, signers, SECURE_UNMASK, request, message, wanted)
+        found, dropped = _ask(self.run, self.round, signers, SECURE_UNMASK, SecureUnmaskRequest, message, wanted)
         _check_enough(found, dropped, self.terms.threshold, f"Round {self.round}, removing masks")
         shares = {
             self._position(index) + 1: dict(zip(self.indices, map(bytes, arrays["shares"]), strict=True))
@@ -216,13 +212,10 @@ def begin(
     1 where there are none. Raises SumRefused when too few hospitals are left, ConfigError when there never were enough.
     """
     threshold = secure_threshold(run.config, len(cohort))
-    places = {"run": run.name, "home": run.home, "round": number}
     wanted = dict.fromkeys(("sealing", "mask", "commitment", "identity"), (KEY_BYTES,)) | {
         "signature": (SIGNATURE_BYTES,)
     }
-    keys, dropped = _ask(
-        run, cohort, SECURE_KEYS, lambda site: SecureKeysRequest(site=site.index, **places), lambda site: {}, wanted
-    )
+    keys, dropped = _ask(run, number, cohort, SECURE_KEYS, SecureKeysRequest, lambda site: {}, wanted)
     dropped += [(site, "its keys are impossible or not signed") for site in cohort
                 if site.index in keys and not _is_usable(keys[site.index], run.name, number, site.index)]  # fmt: skip
     keys = {index: arrays for index, arrays in keys.items() if _is_usable(arrays, run.name, number, index)}
@@ -239,8 +232,7 @@ def begin(
     public["peers"] = np.array([site.index for site in peers], dtype=np.int64)
     public["weights"] = np.array([weights[site.name] for site in peers])
     shared, later = _ask(
-        run, peers, SECURE_SHARES, lambda site: SecureSharesRequest(site=site.index, threshold=threshold, **places),
-        lambda site: public,
+        run, number, peers, SECURE_SHARES, partial(SecureSharesRequest, threshold=threshold), lambda site: public,
         {"sealed": (len(peers), SEALED_BYTES), "terms": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)},
     )  # fmt: skip
     shared, unlike = _alike(peers, shared, keys, "terms")
@@ -281,15 +273,19 @@ def _most_common(values: Iterable[bytes]) -> bytes:
 
 
 def _ask(
-    run: Run, sites: Sequence[Site], kind: str, request: Callable[[Site], Request], message: Callable[[Site], Arrays],
-    wanted: Mapping[str, tuple[int, ...]],
+    run: Run, number: int, sites: Sequence[Site], kind: str, request: Callable[..., Request],
+    message: Callable[[Site], Arrays], wanted: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[int, Arrays], Dropped]:  # fmt: skip
     """The arrays that each site answered, by its index, if they are bytes of the ``wanted`` shapes; and who gave none."""
     messages = []
     for site in sites:
         arrays = message(site)
         messages.append(Message(RecordDict({SECURE: to_record(arrays)} if arrays else {}), site.id, kind))
-    exchange = SiteGrid(run.grid, sites, request, {}).exchange(messages, run.config.timeout)
+
+    def asked(site: Site) -> Request:
+        return request(run=run.name, site=site.index, home=run.home, round=number)
+
+    exchange = SiteGrid(run.grid, sites, asked, {}).exchange(messages, run.config.timeout)
     found: dict[int, Arrays] = {}
     for site, reply in exchange.replies:
         record = reply.content.get(SECURE)

@@ -24,7 +24,7 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.deployment.bundles import own_bundle, refusal
-from polyclinic.deployment.supernode import _allowed, _checked, _verdict
+from polyclinic.deployment.flower.supernode import _allowed, _checked, _verdict
 
 APP, VERSION, INSTALLED = "polyclinic/polyclinic", polyclinic.__version__, ("installed",)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files
 from polyclinic.ehr.schema import Column, Schema
 
 FILES = Files(

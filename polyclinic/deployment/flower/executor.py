@@ -7,7 +7,6 @@ since its bundle may bring a Polyclinic of its own. Arguments are flower-superex
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from logging import ERROR, WARNING
@@ -28,13 +27,11 @@ def main() -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec import run_superexec as superexec
 
-    from polyclinic.deployment.pauses import Pauses, put_in
+    from polyclinic.deployment.flower import patch
+    from polyclinic.deployment.flower.pauses import Pauses, put_in
 
-    module: Any = superexec
-    if not callable(getattr(module, "get_executor", None)):
-        sys.exit("This flwr has no place for the forking executor; install flwr 1.41.")
-    pauses = put_in(module, Pauses())
-    module.get_executor = lambda *_, **__: forking(pauses.restart)
+    pauses = put_in(superexec, Pauses())
+    patch(superexec, "get_executor", lambda _: lambda *_, **__: forking(pauses.restart), "the forking executor")
     flower_superexec()
 
 

@@ -11,12 +11,14 @@ from base64 import b64decode
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from logging import WARNING
 from typing import Any
 
 import httpx
 
 from polyclinic.deployment.certificates import certificate_problem, failed_verification
+from polyclinic.deployment.flower import patch
 
 # What the coordinator says of a key; the node has the sentences.
 UNREGISTERED, REVOKED, CONNECTED = "unregistered", "revoked", "connected"
@@ -76,30 +78,32 @@ def refusal(response: httpx.Response, now: datetime) -> str | None:
 
 def explain(node_auth: Any, handlers: Any) -> None:
     """Let Flower's two modules that check a node say why they refuse it: a wrong clock in the log, a key in the answer."""
-    authenticate, activate = node_auth.authenticate_node, handlers.activate_node
+    purpose = "the reasons of a refusal"
+    patch(node_auth, "authenticate_node", lambda authenticate: partial(_authenticate_or_log, authenticate), purpose)
+    patch(handlers, "activate_node", lambda activate: partial(_activate_or_explain, activate), purpose)
 
-    def authenticate_or_log(request: Any) -> None:
-        from fastapi import HTTPException
-        from flwr.common.logger import log
 
-        try:
-            authenticate(request)
-        except HTTPException:
-            if sentence := _clock_sentence(request):
-                log(WARNING, "%s", sentence)
-            raise
+def _authenticate_or_log(authenticate: Callable[[Any], None], request: Any) -> None:
+    from fastapi import HTTPException
+    from flwr.common.logger import log
 
-    def activate_or_explain(request: Any, state: Any) -> Any:
-        from flwr.supercore.error import ApiErrorCode, FlowerError
+    try:
+        authenticate(request)
+    except HTTPException:
+        if sentence := _clock_sentence(request):
+            log(WARNING, "%s", sentence)
+        raise
 
-        try:
-            return activate(request=request, state=state)
-        except FlowerError as error:
-            if error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-                error.public_details = _standing(state, request.public_key)
-            raise
 
-    node_auth.authenticate_node, handlers.activate_node = authenticate_or_log, activate_or_explain
+def _activate_or_explain(activate: Callable[..., Any], request: Any, state: Any) -> Any:
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    try:
+        return activate(request=request, state=state)
+    except FlowerError as error:
+        if error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+            error.public_details = _standing(state, request.public_key)
+        raise
 
 
 def _standing(state: Any, public_key: bytes) -> str:

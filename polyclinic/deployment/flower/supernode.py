@@ -1,4 +1,4 @@
-"""``python -m polyclinic.deployment.supernode``: flower-supernode that runs only the bundles of the policy's allowed-runs.
+"""``python -m polyclinic.deployment.flower.supernode``: flower-supernode that runs only the bundles of the policy's allowed-runs.
 
 The check stands in the node's process, before a bundle is stored or unpacked; code that a bundle brings cannot reach it.
 Beside it: shorter pauses, an executor that forks, an answer for every message whose ClientApp ended without one, and an end
@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from logging import ERROR, WARNING
+from logging import ERROR
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -24,30 +24,25 @@ from typing import Any, NoReturn
 from polyclinic.client.own_files import withheld
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
-from polyclinic.deployment.certificates import warn_daily
-from polyclinic.deployment.environment import certificates_to_watch
-from polyclinic.deployment.pauses import Pauses, put_in
-from polyclinic.deployment.refusals import RefusalInterceptor
+from polyclinic.deployment.environment import watch_certificates
+from polyclinic.deployment.flower import patch
+from polyclinic.deployment.flower.pauses import Pauses, put_in
+from polyclinic.deployment.flower.refusals import RefusalInterceptor
 from polyclinic.errors import ConfigError
 
 
 def main() -> None:
     """flower-supernode's own arguments; POLYCLINIC_HOSPITAL names the hospital.toml, FLWR_HOME the folder of Flower's files."""
-    from flwr.common.logger import log
     from flwr.supernode import fleet_http_connection as connection
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
 
-    if not callable(getattr(node, "_verify_fab", None)) or not callable(getattr(node, "_pull_and_store_message", None)):
-        sys.exit("This flwr has no place for the check of allowed-runs; install flwr 1.41.")
-    pull, verify = node._pull_and_store_message, node._verify_fab
-    node._pull_and_store_message = _checked(pull, _allowed)
-    node._verify_fab = _verdict(verify)
+    judge_bundles(node)
     hasten(node)
     persist(connection)
     note_heartbeats(connection, Path(os.environ["FLWR_HOME"]) / "heartbeat")
     explain_end(connection)
-    warn_daily(certificates_to_watch(), lambda sentence: log(WARNING, "%s", sentence))
+    watch_certificates()
     try:
         flower_supernode()
     except Exception:
@@ -74,25 +69,22 @@ def persist(connection: Any) -> None:
 
     Flower itself gives up where a line ends within TLS's handshake, as when a proxy has lost its SuperLink.
     """
-    make = getattr(connection, "make_simple_http_retry_invoker", None)
-    if not callable(make):
-        sys.exit("This flwr has no place for lasting connections; install flwr 1.41.")
 
-    def lasting() -> Any:
+    def lasting(make: Callable[[], Any]) -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
         invoker.should_giveup = lambda error: not _of_the_line(error) and gives_up(error)
         return invoker
 
-    connection.make_simple_http_retry_invoker = lasting
+    patch(connection, "make_simple_http_retry_invoker", lambda make: lambda: lasting(make), "lasting connections")
 
 
 def explain_end(connection: Any) -> None:
     """Let Flower's connection (its module) end the node with a sentence and exit code 1 where the coordinator refuses it."""
-    signing = getattr(connection, "NodeAuthHttpInterceptor", None)
-    if not callable(signing):
-        sys.exit("This flwr has no place for the reasons of a refusal; install flwr 1.41.")
-    connection.NodeAuthHttpInterceptor = lambda *keys: RefusalInterceptor(signing(*keys), _end)
+    patch(
+        connection, "NodeAuthHttpInterceptor", lambda signing: lambda *keys: RefusalInterceptor(signing(*keys), _end),
+        "the reasons of a refusal",
+    )  # fmt: skip
 
 
 def _of_the_line(error: Exception) -> bool:
@@ -107,22 +99,21 @@ def note_heartbeats(connection: Any, file: Path) -> None:
     The file's age tells a health check whether the node is connected, which no port of the node does. It is deleted first.
     Ends the process where this flwr has no place for it.
     """
-    sender = getattr(connection, "HeartbeatSender", None)
-    if not callable(sender):
-        sys.exit("This flwr has no place for noting heartbeats; install flwr 1.41.")
+
+    def send_and_note(send: Callable[[], bool]) -> bool:
+        answered = send()
+        if answered:
+            with contextlib.suppress(OSError):  # a full disk must not end the heartbeats
+                file.touch()
+        return answered
+
+    patch(
+        connection,
+        "HeartbeatSender",
+        lambda sender: lambda send: sender(lambda: send_and_note(send)),
+        "noting heartbeats",
+    )
     file.unlink(missing_ok=True)
-
-    def noting_sender(send: Callable[[], bool]) -> Any:
-        def send_and_note() -> bool:
-            answered = send()
-            if answered:
-                with contextlib.suppress(OSError):  # a full disk must not end the heartbeats
-                    file.touch()
-            return answered
-
-        return sender(send_and_note)
-
-    connection.HeartbeatSender = noting_sender
 
 
 def hasten(node: Any) -> None:
@@ -136,10 +127,20 @@ def hasten(node: Any) -> None:
     if getattr(node, "subprocess", None) is not subprocess or not answers:
         sys.exit("This flwr has no place for the forking executor; install flwr 1.41.")
     pauses = put_in(node, Pauses())
-    node._pull_and_store_message = _noted(node._pull_and_store_message, pauses, lambda run_id: run_id is not None)
-    node._push_messages = _noted(node._push_messages, pauses, lambda _: True)
+    purpose = "shorter pauses"
+    patch(
+        node, "_pull_and_store_message", lambda pull: _noted(pull, pauses, lambda run_id: run_id is not None), purpose
+    )
+    patch(node, "_push_messages", lambda push: _noted(push, pauses, lambda _: True), purpose)
     node.subprocess = SimpleNamespace(Popen=_executor)
-    State.finish_task = _answered(State.finish_task)  # type: ignore[method-assign]
+    patch(State, "finish_task", _answered, "answers for ClientApps that died")
+
+
+def judge_bundles(node: Any) -> None:
+    """Let Flower's node (its module) run only bundles that the hospital's policy allows."""
+    purpose = "the check of allowed-runs"
+    patch(node, "_pull_and_store_message", lambda pull: _checked(pull, _allowed), purpose)
+    patch(node, "_verify_fab", _verdict, purpose)
 
 
 def _allowed() -> Collection[str]:

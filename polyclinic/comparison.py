@@ -14,9 +14,9 @@ from typing import Any
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.runs.history import OVERALL
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import federate
 from polyclinic.server.progress import Progress
-from polyclinic.server.sites import Site
 from polyclinic.sim.grid import LocalGrid
 
 METHODS = ("moments", "independent")

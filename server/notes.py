@@ -12,7 +12,7 @@ from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
 from polyclinic.server.accounts import doubts
-from polyclinic.server.cohort import cohort_size
+from polyclinic.server.exchange.cohort import cohort_size
 from polyclinic.server.federate import Outcome
 
 _MOST_UNCHANGED = 5

@@ -16,9 +16,9 @@ from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
 from polyclinic.server.accounts import bound
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of
-from polyclinic.server.sites import Site
 from polyclinic.server.tracking import tracker_note
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")

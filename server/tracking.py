@@ -31,8 +31,8 @@ from polyclinic.files import write_file
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.runs.folder import Run
 from polyclinic.runs.json_text import json_text
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.progress import Progress
-from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.training.stacked.engines import Engine
 

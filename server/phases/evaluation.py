@@ -17,9 +17,9 @@ from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, po
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.plugins import evaluator_named
 from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.merging import metrics_of
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
 

@@ -15,9 +15,9 @@ from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
-from polyclinic.server.merging import arrays_of
-from polyclinic.server.replies import accept, problem, too_few
-from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.server.exchange.merging import arrays_of
+from polyclinic.server.exchange.replies import accept, problem, too_few
+from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import RunState
 from polyclinic.training.preparation import contribution_size, measured_standardiser, patient_counts
 

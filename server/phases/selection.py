@@ -11,10 +11,10 @@ from polyclinic.privacy.selection import choice_event
 from polyclinic.programs import Choice
 from polyclinic.programs.synthetic import judge
 from polyclinic.server.calibration import declared_plan
-from polyclinic.server.evaluation import evaluate_again
-from polyclinic.server.learning import Learning
-from polyclinic.server.replies import accept, problem
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.replies import accept, problem
+from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.server.phases.evaluation import evaluate_again
 from polyclinic.server.state import Run, RunState
 
 

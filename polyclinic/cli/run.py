@@ -93,8 +93,7 @@ def run(
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.live import privacy_sentence, result_table
-    from polyclinic.cli.posterior import posterior_table
+    from polyclinic.cli.live import posterior_table, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
     if (posterior := summary.get("posterior")) and posterior["finished"]:

@@ -27,7 +27,7 @@ from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import RECORD, EnrolRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
-from polyclinic.privacy.ledger_terms import check_plan
+from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.programs import program_of
 from polyclinic.runs.simulation import simulated_sites
 from polyclinic.types import Arrays

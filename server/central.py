@@ -23,8 +23,8 @@ from polyclinic.errors import ConfigError, several
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.noise import warning
-from polyclinic.privacy.statements import statements
 from polyclinic.server.cohort import cohort_size, secure_threshold
 from polyclinic.server.sites import Site
 from polyclinic.strategies.central import CentralDP

@@ -21,7 +21,7 @@ from polyclinic.errors import DataError
 from polyclinic.files import write_file
 from polyclinic.messages import site_home, state_file
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import Extent, History
 from polyclinic.runs.json_text import json_text

@@ -8,7 +8,7 @@ from typing import Any, cast
 from polyclinic.config import put_aside
 from polyclinic.errors import several
 from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.privacy.ledger_terms import Terms
+from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
 from polyclinic.server.accounts import doubts

@@ -22,7 +22,7 @@ from polyclinic.evaluation.private_metrics import ScoreCounts
 from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
+from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
 from polyclinic.programs import Program
 from polyclinic.server.accounts import LOST, Account
 from polyclinic.server.learning import Learning

@@ -13,8 +13,8 @@ from polyclinic.evaluation.private_metrics import as_dict, pool_counts
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
-from polyclinic.privacy.ledger_terms import History, Terms, epsilon_together, risk_of, risk_together
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
+from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
 from polyclinic.server.accounts import bound
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of

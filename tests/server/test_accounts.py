@@ -14,7 +14,7 @@ from polyclinic.messages import RECORD, STATISTICS
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import Terms, entry_of, flat, from_text, run_digest, to_text
+from polyclinic.privacy.ledger.terms import Terms, entry_of, flat, from_text, run_digest, to_text
 from polyclinic.runs.folder import Run
 from polyclinic.server.accounts import Account, bound, doubts
 from polyclinic.server.app import coordinate

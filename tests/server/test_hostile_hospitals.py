@@ -14,7 +14,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, RECORD, STATISTICS
 from polyclinic.privacy.accounting import gaussian_event
-from polyclinic.privacy.ledger_terms import entry_of, to_text
+from polyclinic.privacy.ledger.terms import entry_of, to_text
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
 from polyclinic.server.state import RunState

@@ -23,7 +23,7 @@ from polyclinic.plugins import strategy_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.server.joining import may_join
 from polyclinic.strategies import BUILT_IN

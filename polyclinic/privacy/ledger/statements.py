@@ -18,9 +18,10 @@ from dp_accounting import GaussianDpEvent, NoOpDpEvent
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
+from polyclinic.privacy.accounting.risk import Risk, worst
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import explained, finite, read_sites
-from polyclinic.privacy.ledger_terms import (
+from polyclinic.privacy.ledger.file import explained, finite, read_sites
+from polyclinic.privacy.ledger.terms import (
     History,
     Terms,
     entry_of,
@@ -30,7 +31,6 @@ from polyclinic.privacy.ledger_terms import (
     risk_of,
     with_charge,
 )
-from polyclinic.privacy.risk import Risk, worst
 from polyclinic.privacy.streams import LEAST_DELTA
 
 Statement = dict[str, Any]

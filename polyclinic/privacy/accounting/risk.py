@@ -14,9 +14,9 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from scipy import optimize
 
 from polyclinic.privacy.accounting import composition_of
-from polyclinic.privacy.bounds import losses, rounding
+from polyclinic.privacy.accounting.bounds import losses, rounding
+from polyclinic.privacy.accounting.renyi import own_deltas, rdp_epsilon
 from polyclinic.privacy.events import Relation
-from polyclinic.privacy.renyi import own_deltas, rdp_epsilon
 
 FALSE_POSITIVE_RATE = 0.01
 _USUAL_DELTA = 1e-5

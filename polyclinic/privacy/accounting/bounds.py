@@ -17,6 +17,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connect_dots
 from scipy import optimize
 
+from polyclinic.privacy.accounting.renyi import ORDERS, as_poisson, delta_of, divergence, for_one, rdp_epsilon, total
 from polyclinic.privacy.events import (
     MOVES,
     ApproximateDpEvent,
@@ -25,7 +26,6 @@ from polyclinic.privacy.events import (
     Relation,
     SelectionDpEvent,
 )
-from polyclinic.privacy.renyi import ORDERS, as_poisson, delta_of, divergence, for_one, rdp_epsilon, total
 from polyclinic.types import Reals
 
 Compose = Callable[[DpEvent, int, Relation, float], Any]

@@ -1,10 +1,15 @@
-"""Who is enrolled where in a simulated dataset: the patients of each hospital, and their names."""
+"""Simulated datasets: what a user asks for before training on one, and who is enrolled where under which name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.types import Ints
 
@@ -34,3 +39,16 @@ def site_names(sites: int) -> NDArray[np.object_]:
     """``hospital-1``, ``hospital-2``, ... of equal length."""
     width = len(str(sites))
     return np.array([f"hospital-{i + 1:0{width}d}" for i in range(sites)], dtype=object)
+
+
+def simulated_dataset(
+    name: str, title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame],
+    sites: int, patients: int, source: str,
+) -> Dataset:  # fmt: skip
+    """A dataset that ``generate(sites, patients, seed)`` makes, by default with seed 0; ``source``: the generator's module."""
+    return Dataset(
+        name=name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
+        citation=f"Polyclinic's own generator {source}", patients=patients, rows=patients, default_sites=sites,
+        default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
+        load=lambda: generate(sites, patients, 0), available=lambda: True, simulated=True, generate=generate,
+    )  # fmt: skip

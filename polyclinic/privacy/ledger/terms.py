@@ -29,9 +29,9 @@ from polyclinic.privacy.accounting import (
     event_from_json,
     event_to_json,
 )
+from polyclinic.privacy.accounting.filter import MOST_SINGLES, Piece, filter_epsilon, is_gaussian
+from polyclinic.privacy.accounting.risk import Risk, risk, worst
 from polyclinic.privacy.events import Composition, merged
-from polyclinic.privacy.filter import MOST_SINGLES, Piece, filter_epsilon, is_gaussian
-from polyclinic.privacy.risk import Risk, risk, worst
 from polyclinic.privacy.streams import LEAST_DELTA
 
 # Entries and how often each was charged, or is planned to be, in order of the entries.

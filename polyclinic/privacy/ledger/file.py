@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import SECRET, write_file
-from polyclinic.privacy.ledger_terms import History, Terms, accountable, read_plan, with_charge
+from polyclinic.privacy.ledger.terms import History, Terms, accountable, read_plan, with_charge
 
 _TABLES = (
     "CREATE TABLE sites (site TEXT PRIMARY KEY, delta REAL NOT NULL, relation TEXT NOT NULL, unit TEXT NOT NULL,"

@@ -17,7 +17,8 @@ import dp_accounting as dpa
 from dp_accounting import DpEvent
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.bounds import pld_epsilon, quick_epsilon
+from polyclinic.privacy.accounting.bounds import pld_epsilon, quick_epsilon
+from polyclinic.privacy.accounting.renyi import rdp_epsilon
 from polyclinic.privacy.events import (
     Composition,
     Relation,
@@ -27,7 +28,6 @@ from polyclinic.privacy.events import (
     gaussian_event,
     merged,
 )
-from polyclinic.privacy.renyi import rdp_epsilon
 
 __all__ = [
     "ACCOUNTANTS", "RELATIONS", "Accountant", "Charges", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",

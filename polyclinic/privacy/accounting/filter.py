@@ -27,10 +27,10 @@ import dp_accounting as dpa
 import numpy as np
 from scipy import special
 
-from polyclinic.privacy.bounds import quick_losses, rounding
-from polyclinic.privacy.composition import gdp_epsilon
+from polyclinic.privacy.accounting.bounds import quick_losses, rounding
+from polyclinic.privacy.accounting.composition import gdp_epsilon
+from polyclinic.privacy.accounting.renyi import for_one, own_deltas, rdp_epsilon
 from polyclinic.privacy.events import MOVES, ApproximateDpEvent, Composition, Relation
-from polyclinic.privacy.renyi import for_one, own_deltas, rdp_epsilon
 from polyclinic.types import Reals
 
 # Shares of delta that are kept, whatever is asked, for releases that are Gaussian up to a small probability only.

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.accounting import ACCOUNTANTS, Accountant, Relation, check_terms, dpsgd_event, epsilon
-from polyclinic.privacy.composition import (
+from polyclinic.privacy.accounting.composition import (
     advanced,
     amplified,
     basic,

@@ -20,7 +20,7 @@ from typing import Any
 from polyclinic.errors import ConfigError
 from polyclinic.files import write_file
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_file import (
+from polyclinic.privacy.ledger.file import (
     COLUMNS,
     Recorded,
     Row,
@@ -31,8 +31,8 @@ from polyclinic.privacy.ledger_file import (
     strays,
     written,
 )
-from polyclinic.privacy.ledger_terms import History, Terms, epsilon_of, read_plan, with_charge
-from polyclinic.privacy.statements import Statement, detailed, statement
+from polyclinic.privacy.ledger.statements import Statement, detailed, statement
+from polyclinic.privacy.ledger.terms import History, Terms, epsilon_of, read_plan, with_charge
 from polyclinic.spreadsheets import as_text
 
 # Two machines' arithmetic differs by far less, and an edit that matters by far more.

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.denoising import GradientFilter
-from polyclinic.training.draws import Draws
 from polyclinic.training.local import Pass, Penalty, Sites, Trained
 from polyclinic.training.modules import flat_parameters, split_flat
-from polyclinic.training.optimizers import OptimizerState, apply_step, dump_state, restore_state
+from polyclinic.training.sites.draws import Draws
+from polyclinic.training.sites.optimizers import GradientFilter, OptimizerState, apply_step, dump_state, restore_state
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays, Ints, Reals, under
 

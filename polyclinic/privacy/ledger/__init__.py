@@ -2,7 +2,7 @@
 
 Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; a
 refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the trainer's
-part. What stands in it is read by ``statements``, checked by ``ledger_verify``.
+part. What stands in it is read by ``statements``, checked by ``verify``.
 
 A hospital's file is its own. The hospitals of a simulation share one file, so that a round is one transaction.
 """
@@ -20,7 +20,7 @@ from dp_accounting import DpEvent
 
 from polyclinic.errors import BudgetRefused, ConfigError, several
 from polyclinic.privacy.accounting import Accountant
-from polyclinic.privacy.ledger_file import (
+from polyclinic.privacy.ledger.file import (
     COLUMNS,
     TERMS,
     Recorded,
@@ -36,7 +36,7 @@ from polyclinic.privacy.ledger_file import (
     terms_in,
     transaction,
 )
-from polyclinic.privacy.ledger_terms import (
+from polyclinic.privacy.ledger.terms import (
     History,
     Terms,
     entry_of,

@@ -73,7 +73,7 @@ def run(
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
     resolved = RunConfig.build(*_layers(config, sets, given))
     with screen.status("Starting", spinner="line"), loading():
-        from polyclinic.cli.live import LiveProgress
+        from polyclinic.cli.runs.live import LiveProgress
         from polyclinic.federation import Federation
     # With --json, what plug-ins or Ray print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), LiveProgress(screen) as progress:
@@ -93,7 +93,7 @@ def run(
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.live import posterior_table, privacy_sentence, result_table
+    from polyclinic.cli.runs.live import posterior_table, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
     if (posterior := summary.get("posterior")) and posterior["finished"]:
@@ -139,7 +139,7 @@ def flower_run(
     as_json: Json = False,
 ) -> None:
     """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
-    from polyclinic.cli.flower import run_under_flower
+    from polyclinic.cli.runs.flower import run_under_flower
 
     result = run_under_flower(_layers(config, sets, options.given()), app_dir, console(as_json))
     if as_json:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli import deploying
-from polyclinic.cli.deploying import Folder, LogFormat
+from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.options import Sets
 from polyclinic.cli.terminal import Json, answer, assignments, loading, say
 

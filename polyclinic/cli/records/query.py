@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from polyclinic.cli.options import with_options
-from polyclinic.cli.target import TargetOptions, print_dropouts
+from polyclinic.cli.records.target import TargetOptions, print_dropouts
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from polyclinic.errors import ConfigError, PolyclinicError, without_name
+from polyclinic.errors import ConfigError, PolyclinicError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
 
 
@@ -94,11 +90,6 @@ def dim(*sentences: str) -> list[Text]:
 def warned(*sentences: str) -> list[Text]:
     """What should not be overlooked."""
     return _styled(sentences, "yellow")
-
-
-def no_answers(dropouts: Iterable[Mapping[str, str]]) -> list[Text]:
-    """A sentence for each hospital that gave no answer."""
-    return warned(*(f"No answer of {drop['site']}: {without_name(drop['site'], drop['reason'])}" for drop in dropouts))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()) -> Table:
@@ -186,10 +177,15 @@ def assignments(sets: list[str] | None) -> dict[str, Any]:
     """What ``-c KEY=VALUE`` gave, by key. Raises ConfigError for anything else."""
     from polyclinic.config import parse_value
 
-    found: dict[str, Any] = {}
-    for text in sets or []:
+    return {key: parse_value(value.strip()) for key, value in pairs("-c", sets).items()}
+
+
+def pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Values by their keys of an option that takes KEY=VALUE. Raises ConfigError for anything else."""
+    found = {}
+    for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"-c takes KEY=VALUE, not {text!r}.")
-        found[key.strip()] = parse_value(value.strip())
+            raise ConfigError(f"{option} takes KEY=VALUE, not {text!r}.")
+        found[key.strip()] = value
     return found

@@ -57,8 +57,8 @@ def submit(
         (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
         app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
-        run = _started(app, told, environment)
-        said, abandoned = _follow(run, environment, say) if stream else ("", False)
+        run = start_run(app, LINK, told, environment)
+        said, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
     try:
         with control(address or found.here, found.folder / "ca.crt") as client:
             result = _result(client, run, wait=stream and not abandoned) | {"out": out}
@@ -112,10 +112,14 @@ def own_app(home: Path) -> Path:
     return app
 
 
-def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> str:
+def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[str, str], *options: str) -> str:
+    """The number of a run that ``flwr run`` starts at the SuperLink that Flower's configuration calls ``link``.
+
+    Raises PolyclinicError with Flower's words when it refuses the run.
+    """
     overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
     done = subprocess.run(
-        ["flwr", "run", str(app), LINK, "--run-config", overrides, "--format", "json"], env=environment,
+        ["flwr", "run", str(app), link, "--run-config", overrides, "--format", "json", *options], env=environment,
         capture_output=True, text=True,
     )  # fmt: skip
     said = _json(done.stdout)
@@ -125,11 +129,11 @@ def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> 
     return str(said["run-id"])
 
 
-def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
+def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
     """Tell the run's log until it ends; the last error in it, or "", and whether its ServerApp ended without Flower noticing."""
     error, abandoned = "", threading.Event()
     process = subprocess.Popen(
-        ["flwr", "log", run, LINK, "--stream"],
+        ["flwr", "log", run, link, "--stream"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

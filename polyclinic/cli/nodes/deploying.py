@@ -1,0 +1,155 @@
+"""What the commands of a coordinator and of a hospital share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.cli.terminal import answer, loading, print_json, say, table
+from polyclinic.errors import PolyclinicError
+
+Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
+Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")]
+IfMissing = Annotated[
+    bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
+]
+_TIMES = ("registered", "submitted", "finished")
+MetricsHost = Annotated[
+    str, typer.Option("--host", help="Address to listen on; others than this machine's own may look.")
+]
+MetricsPort = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on, at /metrics.")]
+
+
+class LogFormat(StrEnum):
+    """How a node's log is written: as Flower's programs write it, or as one JSON object a line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Logs = Annotated[
+    LogFormat, typer.Option("--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="json: one object a line, on stdout.")
+]
+
+
+def serve_metrics(collector: Any, host: str, port: int) -> None:
+    """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
+    from polyclinic.deployment.metrics import serve
+
+    stops = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # for every thread, so that only the next line but one gets them
+    server = serve(collector, host, port)
+    say(f"Metrics are at http://{host}:{port}/metrics")
+    try:
+        signal.sigwait(stops)
+    finally:
+        server.shutdown()
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A program to start: its arguments, what is set in its environment, and the folder in which it runs.
+
+    ``site``: who speaks in its log; ``hidden``: what its log must not hold.
+    """
+
+    command: Sequence[str]
+    settings: Mapping[str, str]
+    folder: Path
+    site: str
+    hidden: Sequence[str] = ()
+
+
+@contextmanager
+def errors_logged(log_format: LogFormat, site: str = "") -> Iterator[None]:
+    """Foreseen errors as a line of the log, where that is JSON."""
+    try:
+        yield
+    except PolyclinicError as error:
+        if log_format is LogFormat.TEXT:
+            raise
+        from polyclinic.deployment.logs import Lines
+        from polyclinic.deployment.relay import write
+
+        write(Lines(site).event("error", str(error)))
+        raise typer.Exit(error.exit_code) from None
+
+
+def start_or_show(
+    starting: Starting, sentence: str, facts: Mapping[str, Any], dry_run: bool, as_json: bool, log_format: LogFormat
+) -> None:
+    """Say the sentence and start the program, whose every signal and exit code are then this process's.
+
+    With a log of text it replaces this process; with one of JSON it is this process's child, and what it writes comes out as
+    JSON. With ``dry_run`` it is only shown; ``facts`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
+    """
+    from polyclinic.deployment.environment import with_settings
+    from polyclinic.deployment.logs import Lines
+    from polyclinic.deployment.relay import end_as, relay, write
+
+    structured = log_format is LogFormat.JSON and not dry_run
+    lines = Lines(starting.site, starting.hidden)
+    if as_json:
+        print_json({**facts, "command": list(starting.command), "environment": dict(starting.settings)})
+    elif structured:
+        write(lines.event("info", sentence))
+    else:
+        say(shlex.join(starting.command) if dry_run else sentence)
+    if dry_run:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = with_settings(starting.settings)
+    if structured:
+        raise typer.Exit(end_as(relay(starting.command, environment, starting.folder, lines)))
+    try:
+        os.chdir(starting.folder)
+        os.execve(starting.command[0], list(starting.command), environment)
+    except OSError as error:
+        raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
+
+
+def is_made(folder: Path, made: bool) -> str:
+    """The first line of what ``init`` says."""
+    return f"{folder}: {'made' if made else 'there already; nothing was changed'}."
+
+
+def warn(sentences: Sequence[str]) -> None:
+    """Print each sentence on stderr."""
+    say(*(Text.assemble(("Warning:", "bold yellow"), f" {sentence}") for sentence in sentences), errors=True)
+
+
+def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json: bool) -> None:
+    """Copy a folder, and say what was copied. Arguments and errors as those of ``deployment.backup``."""
+    with loading():
+        from polyclinic.deployment import backup
+
+    copied = backup.back_up(folder, destination, parts)
+    size = f"{copied['files']} files, {copied['bytes']:,} bytes"
+    answer(as_json, copied, f"{copied['backup']}: {size}; private keys are among them.")
+
+
+def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of the rows' values by heading; what is not known is left empty, and names that are copied stay whole."""
+    made = table(headings, ([_cell(heading, row[heading]) for heading in headings] for row in rows), words=headings)
+    for column in made.columns:
+        column.no_wrap = column.header in ("run", "node", "folder", *_TIMES)
+    return made
+
+
+def _cell(heading: str, value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text[:16].replace("T", " ") if heading in _TIMES else text

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
-from polyclinic.config.reading import written
+from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import MODS, mod_named, strategy_named
@@ -27,7 +27,7 @@ _HERE = "__main__"
 _NAMING = ("dataset", "partitioner", "task", "model", "strategy", "evaluate-fn")
 _AT_HOSPITALS = ("dataset", "partitioner", "task", "model", "mods")
 #: Keys of options, in which a function may stand for its name.
-_OPTIONS = ("partitioner-options", "task-options", "strategy-options")
+_OPTIONS = ("dataset-options", "partitioner-options", "task-options", "strategy-options")
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +93,11 @@ def check_reach(config: RunConfig) -> None:
     """
     if config.workers == 1 and not config.ray_address:
         return
+    if "frames" in keyword_arguments(config.dataset_options):
+        raise ConfigError(
+            f"workers is {config.workers}, but the tables are data frames of this session, which worker processes cannot see; "
+            "write them to files and give Federation.from_tables their paths, or leave workers at 1 and ray-address empty."
+        )
     for key in (*_AT_HOSPITALS, "strategy"):
         # A strategy without a half at hospitals stays at the server.
         here = [name for name in _names(config, key) if name.startswith(f"{_HERE}:")]

@@ -24,6 +24,18 @@ Set = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
 ]
 Dataset = Annotated[str | None, typer.Option(help="Dataset by name.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PLACE",
+        help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; repeatable.",
+    ),
+]
+Label = Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")]
+Patient = Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")]
+SiteColumn = Annotated[
+    str | None, typer.Option("--site", help="With --data, one file: the column that names the hospital.")
+]
 Sites = Annotated[int | None, typer.Option(help="Number of hospitals.")]
 Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")]
@@ -40,6 +52,10 @@ def run(
     config: Config = None,
     sets: Set = None,
     dataset: Dataset = None,
+    data: Data = None,
+    label: Label = None,
+    patient: Patient = None,
+    site: SiteColumn = None,
     sites: Sites = None,
     rounds: Rounds = None,
     epsilon: Epsilon = None,
@@ -65,7 +81,7 @@ def run(
         "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
         "seed": seed, "workers": workers, "ray-address": ray_address, "gpus": gpus, "out": out,
         "privacy.epsilon": epsilon, "privacy.delta": delta, "checkpoints.kept": keep,
-    }, no_dp)  # fmt: skip
+    }, no_dp, data, {"label": label, "patient": patient, "site": site})  # fmt: skip
     screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
@@ -130,6 +146,10 @@ def flower_run(
     config: Config = None,
     sets: Set = None,
     dataset: Dataset = None,
+    data: Data = None,
+    label: Label = None,
+    patient: Patient = None,
+    site: SiteColumn = None,
     sites: Sites = None,
     rounds: Rounds = None,
     epsilon: Epsilon = None,
@@ -151,7 +171,7 @@ def flower_run(
     given = _given({
         "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
         "seed": seed, "out": out, "privacy.epsilon": epsilon, "privacy.delta": delta,
-    }, no_dp)  # fmt: skip
+    }, no_dp, data, {"label": label, "patient": patient, "site": site})  # fmt: skip
     result = run_under_flower(_layers(config, sets, given), app_dir, console(as_json))
     if as_json:
         print_json(result.summary)
@@ -160,9 +180,20 @@ def flower_run(
         console().print(f"Run folder: {result.path}", soft_wrap=True)
 
 
-def _given(flags: dict[str, Any], no_dp: bool) -> dict[str, Any]:
-    """The keys of the flags that were given."""
+def _given(
+    flags: dict[str, Any], no_dp: bool, data: list[str] | None, columns: dict[str, str | None]
+) -> dict[str, Any]:
+    """The keys of the flags that were given. data, columns: one's own tables, and the columns of theirs that were named."""
     given = {key: value for key, value in flags.items() if value is not None}
+    named = {key: value for key, value in columns.items() if value is not None}
+    if named and not data:
+        raise ConfigError(f"--{next(iter(named))} names a column of your own tables; give these by --data.")
+    if data:
+        if "dataset" in given:
+            raise ConfigError(
+                f"--dataset is {given['dataset']!r} but --data gives tables of your own; give one of them."
+            )
+        given |= {"dataset": "tables", "dataset-options": {"files": data[0] if len(data) == 1 else data, **named}}
     return given | ({"privacy.dp": False} if no_dp else {})
 
 

@@ -47,7 +47,7 @@ columns = [
 ]
 """
 # Flower's node with the policy's check alone, and a bundle whose server asks for replies as Flower does.
-NODE = "from polyclinic.deployment import supernode; supernode.hasten = lambda node: None; supernode.main()"
+NODE = "from polyclinic.deployment.flower import supernode; supernode.hasten = lambda node: None; supernode.main()"
 SERVER = "import polyclinic.server.app as server\nserver.PromptGrid = lambda grid: grid\napp = server.app\n"
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.probes import ROOT
-from polyclinic.cli.flower import flower_environment, superlink
+from polyclinic.cli.flower import superlink
+from polyclinic.deployment.environment import flower_settings, with_settings
 
 RESULT = ROOT / "benchmarks" / "results" / "simulate.json"
 APPS = ROOT / "benchmarks" / "flower_apps"
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         home, out = Path(folder) / "flower", Path(folder) / "out.json"
         home.mkdir()
-        environment = flower_environment(home)
+        environment = with_settings(flower_settings(home))
         with superlink(home, environment):
             for app, nodes, rounds, workers, limits in cases:
                 config = f'rounds={rounds} out="{out}"'

@@ -13,7 +13,7 @@ from polyclinic.client.hospital import Hospital, open_ledgers
 from polyclinic.config import RunConfig
 from polyclinic.messages import RECORD, R
 from polyclinic.privacy.ledger import past_all
-from polyclinic.privacy.ledger_terms import to_text
+from polyclinic.privacy.ledger.terms import to_text
 from polyclinic.types import Arrays
 
 Answer = RecordDict | Exception

@@ -19,7 +19,7 @@ from polyclinic.client.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.messages import RECORD, AskRequest, R
 from polyclinic.privacy.ledger import Charge, Ledger, charge_all, spent_all
-from polyclinic.privacy.ledger_terms import check_plan
+from polyclinic.privacy.ledger.terms import check_plan
 
 Account = Callable[[Sequence[Hospital]], list[Ledger]]
 

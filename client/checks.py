@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,8 +33,7 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
         ("task", config.task, hospital.policy.allowed_tasks),
         ("model", config.model, hospital.policy.allowed_models),
     ):
-        if name not in allowed:
-            raise BudgetRefused(f"{hospital.site}: the policy allows the {key}s {', '.join(allowed)}, not {name!r}.")
+        _check_allowed(hospital.site, f"the {key}s ", name, allowed)
     if not hospital.simulated:
         check_mods(hospital.site, hospital.policy, config)
 
@@ -41,17 +41,18 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
 def check_mods(site: str, policy: Policy, config: RunConfig) -> None:
     """Raises BudgetRefused, before any code of it is loaded, for a mod that the policy does not allow."""
     for name in config.mod_names:
-        if name not in policy.allowed_mods:
-            raise BudgetRefused(
-                f"{site}: the policy allows the mods {', '.join(policy.allowed_mods) or 'none'}, not {name!r}."
-            )
+        _check_allowed(site, "the mods ", name, policy.allowed_mods)
+
+
+def _check_allowed(site: str, what: str, name: str, allowed: Sequence[str], of: str = "") -> None:
+    if name not in allowed:
+        raise BudgetRefused(f"{site}: the policy allows {what}{', '.join(allowed) or 'none'}, not {of}{name!r}.")
 
 
 def check_task(hospital: Hospital, task: str, private: bool) -> None:
     """Raises BudgetRefused when the policy does not allow the task, or work without privacy."""
     policy = hospital.policy
-    if task not in policy.allowed_tasks:
-        raise BudgetRefused(f"{hospital.site}: the policy allows {', '.join(policy.allowed_tasks)}, not {task!r}.")
+    _check_allowed(hospital.site, "", task, policy.allowed_tasks)
     if not private and not policy.allow_without_privacy:
         raise BudgetRefused(f"{hospital.site}: the policy does not allow training or statistics without privacy.")
 
@@ -84,11 +85,8 @@ def local_half(hospital: Hospital, config: RunConfig, wanted: bool) -> LocalHalf
     """
     if not wanted:
         return PLAIN
-    if config.strategy not in hospital.policy.allowed_strategies:
-        raise BudgetRefused(
-            f"{hospital.site}: the policy allows the local halves of the strategies "
-            f"{', '.join(hospital.policy.allowed_strategies) or 'none'}, not of {config.strategy!r}."
-        )
+    allowed = hospital.policy.allowed_strategies
+    _check_allowed(hospital.site, "the local halves of the strategies ", config.strategy, allowed, "of ")
     return program_of(config).local_half
 
 

@@ -31,7 +31,7 @@ from polyclinic.evaluation.private_metrics import count_scores, mechanism, noise
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
-from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import INFO
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.common.logger import log
@@ -24,17 +23,15 @@ from polyclinic.client.own_files import LEDGER, make_private, own_file
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.client.records import check_files, own_records
 from polyclinic.config import RunConfig
-from polyclinic.config.reading import keyword_arguments
-from polyclinic.ehr.datasets import Dataset, load_shards
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.ehr.sources import Chunk
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import AskRequest, Request, site_home
-from polyclinic.plugins import dataset_of, dealer_named
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
+from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites
 from polyclinic.training.preparation import check_imputation, imputed
 
 _typed_here = ContextVar("_typed_here", default=False)
@@ -51,73 +48,6 @@ def typed_here() -> Iterator[None]:
         yield
     finally:
         _typed_here.reset(before)
-
-
-@dataclass(frozen=True)
-class SimulatedDataset:
-    """A dataset by name, with the schema's file, which may be ``written`` anew within a process."""
-
-    name: str
-    options: str
-    schema_file: str
-    written: int
-    indicators: bool
-
-    @classmethod
-    def of(cls, config: RunConfig) -> SimulatedDataset:
-        written = _written(config.data.schema_file) if config.data.schema_file else 0
-        indicators = config.data.imputation == "indicator"
-        return cls(config.dataset, config.dataset_options, config.data.schema_file, written, indicators)
-
-    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
-    def load(self) -> Dataset:
-        imputation: Any = "indicator" if self.indicators else "mean"
-        return dataset_of(
-            RunConfig(
-                dataset=self.name,
-                dataset_options=self.options,
-                data={"schema_file": self.schema_file, "imputation": imputation},
-            )  # fmt: skip
-        )
-
-
-@dataclass(frozen=True)
-class SimulatedRecords:
-    """The records of a simulation's hospitals: a dataset and how it is dealt."""
-
-    dataset: SimulatedDataset
-    sites: int
-    partitioner: str
-    seed: int
-    alpha: float
-    partitioner_options: str
-
-    @classmethod
-    def of(cls, config: RunConfig) -> SimulatedRecords:
-        dataset = SimulatedDataset.of(config)
-        return cls(dataset, config.sites, config.partitioner, config.seed, config.alpha, config.partitioner_options)
-
-    @property
-    def words(self) -> str:
-        """Which records these are: a ledger is of these alone."""
-        number = f"{self.sites} hospitals" if self.sites else "as many hospitals as it has"
-        by = self.partitioner or "its own partitioner"
-        if self.partitioner_options:
-            by += f" ({self.partitioner_options})"
-        dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
-        return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
-
-    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
-    def shards(self) -> dict[str, Shard]:
-        """The hospitals' records by their names, in order."""
-        found = self.dataset.load()
-        name = self.partitioner or found.default_partitioner
-        dealer = dealer_named(name, keyword_arguments(self.partitioner_options))
-        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer)
-        return {shard.site: shard for shard in shards}
-
-    def shard(self, site: str) -> Shard:
-        return self.shards()[site]
 
 
 @dataclass(frozen=True)
@@ -239,16 +169,6 @@ def _filled_rows(shard: Shard, imputation: str, imputer: Imputer | None, seed: i
     return imputed(shard, imputation, imputer, seed)
 
 
-def read_imputer(path: str) -> Imputer:
-    """The imputer in a file, read once until it is written anew. Raises DataError for a file that is none."""
-    return _imputer(path, _written(path))
-
-
-@lru_cache(maxsize=4)
-def _imputer(path: str, written: int) -> Imputer:
-    return Imputer.read(path)
-
-
 def is_real(context: Context) -> bool:
     """Whether the node is a hospital's own, with records, a policy and a ledger that no message decides about."""
     return "hospital" in context.node_config
@@ -311,46 +231,6 @@ def simulation_policy(config: RunConfig) -> Policy:
         release_groups=(config.evaluation.groups,) if config.evaluation.groups else (),
         allow_shared_noise=True,
     )  # fmt: skip
-
-
-def check_simulation(config: RunConfig) -> None:
-    """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
-    largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
-    if config.privacy.dp and config.privacy.delta >= 1 / largest.train.patients:
-        raise ConfigError(
-            f"Configuration key 'privacy.delta' has the value {config.privacy.delta:g}, which must be below 1/patients at every "
-            f"hospital: {largest.site} has {largest.train.patients} training patients; "
-            f"{0.1 / largest.train.patients:.1g} would be a tenth of that."
-        )
-
-
-def simulated_sites(config: RunConfig) -> list[str]:
-    """The names of the simulated hospitals in order of their index."""
-    return list(SimulatedRecords.of(config).shards())
-
-
-def simulated_patients(config: RunConfig) -> list[int]:
-    """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
-    return [shard.train.patients for shard in simulated_shards(config)]
-
-
-def simulated_shards(config: RunConfig) -> list[Shard]:
-    """The records of the simulated hospitals, in the same order."""
-    return list(SimulatedRecords.of(config).shards().values())
-
-
-def _written(path: str) -> int:
-    """When a file was written; 0 where there is none, for who reads it to say."""
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def forget_datasets() -> None:
-    """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then."""
-    SimulatedDataset.load.cache_clear()
-    SimulatedRecords.shards.cache_clear()
 
 
 def own_policy(context: Context) -> tuple[str, Policy]:

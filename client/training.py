@@ -44,10 +44,10 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.programs import program_of
-from polyclinic.training.draws import begun, without_draws
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import standardised
+from polyclinic.training.sites.draws import begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyclinic.client.hospital import check_simulation, simulated_sites, typed_here
+from polyclinic.client.hospital import typed_here
 from polyclinic.client.own_files import LEDGER
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
@@ -32,6 +32,7 @@ from polyclinic.releases.kinds import write_question
 from polyclinic.releases.question import Pricing, Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.survey import Survey
+from polyclinic.runs.simulation import check_simulation, simulated_sites
 from polyclinic.server.questions import put
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 from torch import nn
 
 from polyclinic.auditing import subject_of_run
-from polyclinic.client.hospital import read_imputer, simulated_shards
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
@@ -26,16 +24,14 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
 from polyclinic.evaluation.report import render_report
-from polyclinic.evaluation.report.attacks import FILE
 from polyclinic.files import write_file
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import program_of
+from polyclinic.runs.folder import Run
+from polyclinic.runs.summary import Summary
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.auditing.canaries import guess
-from polyclinic.training.preparation import imputed, standardised
 from polyclinic.training.shadows import train_shadows
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays
@@ -58,8 +54,8 @@ def attack_run(
     Raises ConfigError as ``read_target`` and for a column that cannot be guessed.
     """
     target = read_target(path, seed)
-    private = target.summary["privacy"]["private"]
-    at = delta or (target.summary["privacy"]["delta"] if private else None) or _USUAL_DELTA
+    private = target.summary.privacy.private
+    at = delta or (target.summary.privacy.delta if private else None) or _USUAL_DELTA
     left_out: LeftOut = []
     if program_of(target.config).draws:
         found = attack_synthetic(target, at, doing)
@@ -67,16 +63,16 @@ def attack_run(
         found = attack_model(target, at, shadows, sensitive, left_out, doing)
     doing("canaries")
     audit = _audit(target, seed, delta, canaries, left_out)
-    privacy = target.summary["privacy"]
+    privacy = target.summary.privacy
     whole: dict[str, Any] = {
-        "run": str(target.folder.path), "dataset": target.config.dataset, "seed": seed,
-        "members": target.members.patients, "non_members": target.non_members.patients, "unit": privacy["unit"],
-        "claimed": {name: privacy[name] for name in ("epsilon", "delta", "relation")},
-        "allowed": privacy.get("risk") if private else None, "audit": audit, "membership": [], "attributes": [],
+        "run": str(target.run.path), "dataset": target.config.dataset, "seed": seed,
+        "members": target.members.patients, "non_members": target.non_members.patients, "unit": privacy.unit,
+        "claimed": {"epsilon": privacy.epsilon, "delta": privacy.delta, "relation": privacy.relation},
+        "allowed": privacy.risk if private else None, "audit": audit, "membership": [], "attributes": [],
         "gradients": None, "closest": None, "identification": [], **found, "left_out": left_out,
     }  # fmt: skip
-    write_file(target.folder.path / FILE, json.dumps(whole, indent=2, allow_nan=False))
-    render_report(target.folder.path)
+    write_file(target.run.attacks_file, json.dumps(whole, indent=2, allow_nan=False))
+    render_report(target.run.path)
     return whole
 
 
@@ -85,7 +81,7 @@ def _audit(target: Target, seed: int, delta: float | None, canaries: int, left_o
         left_out.append({"attack": "audit with canaries", "why": "no canaries were asked for"})
         return None
     try:
-        subject = subject_of_run(target.folder.path, seed, delta=delta)
+        subject = subject_of_run(target.run.path, seed, delta=delta)
         found = guess(subject, canaries, (canaries // 3,), _CONFIDENCE, white_box=True)
     except PolyclinicError as error:
         left_out.append({"attack": "audit with canaries", "why": str(error)})
@@ -97,9 +93,9 @@ def _audit(target: Target, seed: int, delta: float | None, canaries: int, left_o
 class Target:
     """A finished run, and at each hospital its training and its held-out patients, scaled as the model takes them."""
 
-    folder: RunFolder
+    run: Run
     config: RunConfig
-    summary: dict[str, Any]
+    summary: Summary
     hospitals: list[tuple[Rows, Rows]]
     arrays: Arrays
     seed: int
@@ -124,8 +120,8 @@ class Target:
     @cached_property
     def settings(self) -> TrainSettings:
         """Of the run's training, with the noise and the learning rate that it had."""
-        settings = train_settings(self.config, self.summary["privacy"]["noise_multiplier"])
-        return replace(settings, learning_rate=self.summary["learning_rate"] or 0.1, device="cpu")
+        settings = train_settings(self.config, self.summary.privacy.noise_multiplier)
+        return replace(settings, learning_rate=self.summary.learning_rate or 0.1, device="cpu")
 
     @property
     def share(self) -> float | None:
@@ -139,24 +135,12 @@ def read_target(path: Path, seed: int = 0) -> Target:
     """The run in ``path``, its folder or one that holds it alone.
 
     Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
-    folder = RunFolder.existing(path)
-    config, summary = folder.config(), folder.summary()
-    if not summary["simulation"]:
-        raise ConfigError(
-            f"{path} is a run of real hospitals, whose records are not here; attack its configuration in a simulation."
-        )
-    program = program_of(config)
-    if not program.judged:
-        raise ConfigError(f"{path} is a run of task {config.task}, which none of the attacks is made for.")
-    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
-    arrays = load_file(folder.path / "model.safetensors")
-    scale = (arrays.pop("standardiser.mean"), arrays.pop("standardiser.std")) if "standardiser.mean" in arrays else None
-    hospitals = []
-    for shard in simulated_shards(config):
-        train, test = imputed(shard, config.data.imputation, imputer, config.seed)
-        scaled = [part if program.draws else standardised(part, scale) for part in (train, test)]
-        hospitals.append((scaled[0], scaled[1]))
-    return Target(folder, config, summary, hospitals, arrays, seed)
+    run = Run.open(path)
+    simulation = run.simulation("attack its configuration in a simulation")
+    if not program_of(simulation.config).judged:
+        raise ConfigError(f"{path} is a run of task {simulation.config.task}, which none of the attacks is made for.")
+    hospitals = [simulation.rows(site) for site in simulation.shards]
+    return Target(run, simulation.config, run.summary(), hospitals, run.arrays(), seed)
 
 
 def attack_model(
@@ -230,7 +214,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
     models = train_shadows(
         program.plain_task(target.schema), target.build, program.first(target.schema), pools, inside, target.settings,
-        target.summary["rounds"], target.seed,
+        target.summary.rounds, target.seed,
     )  # fmt: skip
     everyone = Rows.joined(pools)
 
@@ -302,12 +286,10 @@ def attack_synthetic(target: Target, delta: float, doing: Callable[[str], None])
     """The keys of ``attacks.json`` that a generator has, by 2000 rows of it and at most 5000 patients of either side.
 
     Raises ConfigError where there is none."""
-    if not target.folder.synthesizer.is_file():
-        raise ConfigError(f"{target.folder.path} has no generator: the run stopped before there was one.")
+    synthesizer, seed = target.run.synthesizer(), target.seed
     doing("synthetic patients")
-    layout, seed = program_of(target.config).layout(target.schema), target.seed
-    drawn = load(target.folder.synthesizer, layout).sample(ROWS, generator(seed, "attacks", "synthetic"))
-    synthetic = Table.of(*layout.encoded(drawn), target.schema)
+    drawn = synthesizer.sample(ROWS, generator(seed, "attacks", "synthetic"))
+    synthetic = Table.of(*synthesizer.layout.encoded(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))
     near = [proximity(side, synthetic) for side in (members, others)]
     doing("singling out, linking, inferring")

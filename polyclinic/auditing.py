@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
-from safetensors.numpy import load_file
 
-from polyclinic.client.hospital import read_imputer, simulated_shards
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
@@ -18,12 +16,11 @@ from polyclinic.plugins import dataset_of, strategy_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.programs import Program, program_of
+from polyclinic.runs.folder import Run
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.run_folder import RunFolder
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.subject import Claim, Subject
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import imputed, standardised
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
@@ -61,26 +58,21 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     ``delta`` than the run's it is what the accountant says of the training alone.
     Raises ConfigError when there is no such run, and for one of real hospitals or without privacy.
     """
-    folder = RunFolder.existing(path)
-    config, summary = folder.config(), folder.summary()
-    if not summary["simulation"]:
-        raise ConfigError(
-            f"{path} is a run of real hospitals, whose records are not here; audit its configuration in a simulation."
-        )
-    noise = summary["privacy"]["noise_multiplier"]
-    program = program_of(config)
-    if not program.published() and (noise is None or summary["privacy"]["epsilon"] is None):
+    run = Run.open(path)
+    simulation, summary = run.simulation("audit its configuration in a simulation"), run.summary()
+    noise, program = summary.privacy.noise_multiplier, program_of(simulation.config)
+    if not program.published() and (noise is None or summary.privacy.epsilon is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )
-    name, site = max(summary["metrics"]["sites"].items(), key=lambda item: item[1]["epsilon"] or 0.0)
-    if not site["rounds_joined"]:
+    name, site = max(summary.metrics.sites.items(), key=lambda item: item[1].epsilon or 0.0)
+    if not site.rounds_joined:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
-    rows, classes = _rows(folder, config, name)
-    rate, rounds, spent = summary["learning_rate"], site["rounds_joined"], site["epsilon"] or 0.0
-    if not program.any_width:
-        rate = rate or _USUAL_RATE
-    subject = _subject(program, rows, classes, noise, rate, rounds, spent, seed, fault)
+    rate = summary.learning_rate or _USUAL_RATE
+    subject = _subject(
+        program, simulation.rows(name)[0], simulation.shards[name].schema.num_classes, noise, rate, site.rounds_joined,
+        site.epsilon or 0.0, seed, fault,
+    )  # fmt: skip
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
 
 
@@ -88,16 +80,6 @@ def _claimed(subject: Subject, delta: float) -> float:
     """What the rounds of training spend at ``delta``."""
     first, later = (subject.task.event(subject.settings, begun) for begun in (False, True))
     return epsilon(ComposedDpEvent([first, SelfComposedDpEvent(later, subject.rounds - 1)]), delta)
-
-
-def _rows(folder: RunFolder, config: RunConfig, site: str) -> tuple[Rows, int]:
-    """The training rows of a simulated hospital as its task saw them, and the number of classes."""
-    shard = next(shard for shard in simulated_shards(config) if shard.site == site)
-    arrays = load_file(folder.path / "model.safetensors")
-    scale = (arrays["standardiser.mean"], arrays["standardiser.std"]) if "standardiser.mean" in arrays else None
-    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
-    train, _ = imputed(shard, config.data.imputation, imputer, config.seed)
-    return standardised(train, scale), shard.schema.num_classes
 
 
 def _subject(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.config import RunConfig
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress
-from polyclinic.server.sites import Site
 from polyclinic.sim.grid import LocalGrid
 
 

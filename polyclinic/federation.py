@@ -13,33 +13,31 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyclinic.baselines import beside
-from polyclinic.client.hospital import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.comparison import compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import hold
-from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
+from polyclinic.runs.folder import Run
+from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.central import central_plan
-from polyclinic.server.cohort import check_cohorts
+from polyclinic.server.exchange.central import central_plan
+from polyclinic.server.exchange.cohort import check_cohorts
+from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.federate import check_names
-from polyclinic.server.model import check_model
-from polyclinic.server.noise import check_noise
+from polyclinic.server.phases.model import check_model
 from polyclinic.server.progress import OneLine, Progress
-from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -70,13 +68,19 @@ def _calm() -> Iterator[None]:
 
 
 @contextmanager
-def _told(folder: RunFolder) -> Iterator[None]:
+def _told(folder: Run) -> Iterator[None]:
     """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
     try:
         yield
     except BaseException as stop:
         stop.add_note(folder.way_on())
         raise
+
+
+def _summarised(folder: Run, summary: dict[str, Any]) -> None:
+    """Write a summary that has gained something, and its report."""
+    folder.write_summary(summary)
+    render_report(folder.path, with_figures=folder.pictures)
 
 
 def _forget() -> None:
@@ -113,14 +117,14 @@ def _check_gpus(config: RunConfig) -> None:
 class RunResult:
     """A finished run, read from its folder: tables, statement, model and report, each by its name."""
 
-    folder: RunFolder
+    folder: Run
     summary: dict[str, Any]
 
     @classmethod
     def read(cls, path: str | Path) -> RunResult:
         """Raises ConfigError when ``path`` is not the folder of a finished run."""
-        folder = RunFolder.existing(Path(path))
-        return cls(folder, folder.summary())
+        run = Run.open(path)
+        return cls(run, run.summary_json())
 
     @property
     def path(self) -> Path:
@@ -169,10 +173,7 @@ class RunResult:
 
         Raises PolyclinicError, which says why, where there is none.
         """
-        found = self.summary.get("posterior") or {"refused": f"{self.path} is not a run of task posterior."}
-        if found["refused"]:
-            raise PolyclinicError(found["refused"])
-        return dict(found)
+        return self.folder.posterior()
 
     @property
     def statement(self) -> dict[str, Any]:
@@ -182,14 +183,12 @@ class RunResult:
     @property
     def arrays(self) -> dict[str, Tensor]:
         """Everything in model.safetensors: the model's arrays and the standardiser's mean and std."""
-        return dict(load_file(self.path / "model.safetensors"))
+        return {name: torch.from_numpy(value) for name, value in self.folder.stored_arrays().items()}
 
     @property
     def model(self) -> nn.Module:
         """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
-        module = program_of(self.config).builder(Schema.from_toml(self.path / "schema.toml"))()
-        module.load_state_dict({k: v for k, v in self.arrays.items() if not k.startswith("standardiser.")})
-        return module.eval()
+        return self.folder.model()
 
     def report(self) -> Path:
         """Render report.html again and give its path."""
@@ -348,7 +347,7 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
-        return self._carry_out(config, RunFolder.create(config, comparison=comparison, pictures=pictures), progress)
+        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
@@ -357,29 +356,27 @@ class Federation:
         What the configuration names (``module:Name``) is taken as it is now, so it must be what the run was begun with.
         Raises ConfigError when the run has finished or holds no checkpoint.
         """
-        folder = RunFolder.existing(Path(path))
+        folder = Run.open(path)
         config = folder.config()
         folder.check_unfinished()
         _check_gpus(config)
         return Federation._carry_out(config, folder, progress, resume=True)
 
     @staticmethod
-    def _carry_out(
-        config: RunConfig, folder: RunFolder, progress: Progress | None, *, resume: bool = False
-    ) -> RunResult:
+    def _carry_out(config: RunConfig, folder: Run, progress: Progress | None, *, resume: bool = False) -> RunResult:
         with _told(folder), _calm():
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
             if program_of(config).shows_baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
-                folder.rewrite(summary)
+                _summarised(folder, summary)
             if folder.awaits_comparison:
                 found = compare(config, Federation._grid, outcome.sites, progress)
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
-                folder.add_comparison(summary)
-        if program_of(config).shows_quality and folder.synthesizer.is_file():
+                _summarised(folder, summary)
+        if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
 
             (progress or Progress()).doing("judging synthetic patients")

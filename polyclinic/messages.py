@@ -58,7 +58,7 @@ SiteName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_n
 class Request(BaseModel):
     """``run``: identifier of the run; ``site``: index of the hospital, which only a simulated node takes from here;
     ``home``: folder in which a simulated hospital keeps its ledger.
-    ``plan``: all charges that the run will make, as ``ledger_terms.plan_text`` writes them; the hospital holds the run to the
+    ``plan``: all charges that the run will make, as ``ledger.terms.plan_text`` writes them; the hospital holds the run to the
     plan that came with its first charge."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

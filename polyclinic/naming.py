@@ -19,7 +19,7 @@ from polyclinic.config.keys import dashed
 from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import MODS, mod_named, strategy_named
+from polyclinic.plugins import MODS, TABLES, mod_named, strategy_named
 from polyclinic.strategies import BUILT_IN
 
 _HERE = "__main__"
@@ -55,8 +55,9 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changeable(config: RunConfig) -> bool:
-    """Whether hospitals use an object that may be another by now: a script's, a notebook's, or a reloaded module's."""
-    return any(":" in name for key in (*_AT_HOSPITALS, "strategy") for name in _names(config, key))
+    """Whether hospitals use what may be another by now: an object of a script, a notebook or a reloaded module, or files."""
+    named = any(":" in name for key in (*_AT_HOSPITALS, "strategy") for name in _names(config, key))
+    return named or config.dataset == TABLES
 
 
 def _names(config: RunConfig, key: str) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
     "evaluators": {},
     "sources": sources.BUILT_IN,
     "accountants": dict.fromkeys(
-        ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"), "polyclinic.privacy.comparison:shown_epsilon"
+        ("basic", "advanced", "rdp", "zcdp", "gdp", "pld", "prv"),
+        "polyclinic.privacy.accounting.comparison:shown_epsilon",
     ),
     "experiments": {},
     "programs": {},

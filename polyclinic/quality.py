@@ -12,22 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.client.hospital import simulated_shards
 from polyclinic.client.policy import HospitalFile
 from polyclinic.client.records import own_records
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
-from polyclinic.evaluation.report.quality import FILE, write_quality_page
+from polyclinic.evaluation.report.quality import write_quality_page
 from polyclinic.evaluation.synthetic.quality import MOST, MOST_FULL, Sample, judge, one_row_each
 from polyclinic.files import write_file, write_outputs
-from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator
-from polyclinic.programs import program_of
-from polyclinic.server.run_folder import RunFolder
-from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import load
+from polyclinic.runs.folder import Run
+from polyclinic.synthesis.synthesizer import Synthesizer
 
 
 def judge_run(
@@ -39,17 +35,14 @@ def judge_run(
     doing: told what is under way.
     Raises ConfigError where there is no finished run of task synthesis, or one of real hospitals.
     """
-    folder = _folder(path)
-    config = folder.config()
-    if not folder.summary()["simulation"]:
-        raise ConfigError(
-            f"{path} is a run of real hospitals, whose records are not here; each judges at home with --hospital."
-        )
-    schema = dataset_of(config).schema
-    found = _judged(folder, program_of(config).layout(schema), simulated_shards(config), full, seed, doing)
-    whole = {"run": str(folder.path), "dataset": config.dataset, "hospital": None, "unit": schema.unit, **found}
-    write_file(folder.path / FILE, _json(whole))
-    render_report(folder.path)
+    run = Run.open(path)
+    simulation = run.simulation("each judges at home with --hospital")
+    synthesizer = run.synthesizer()
+    schema, dataset = synthesizer.layout.schema, simulation.config.dataset
+    found = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **found}
+    write_file(run.quality_file, _json(whole))
+    render_report(run.path)
     return whole
 
 
@@ -62,43 +55,41 @@ def judge_at_home(
     path: the run's folder as the coordinator handed it over.  hospital: its ``hospital.toml``.  Nothing is sent or charged.
     Raises ConfigError as ``judge_run``, and where the hospital's schema has other columns than the run's.
     """
-    folder = _folder(path)
+    run = Run.open(path)
+    run.summary()  # raises for a run that has not finished
+    synthesizer = run.synthesizer()
     described, home = HospitalFile.read(hospital), hospital.resolve().parent
     schema = Schema.from_toml(home / described.schema_)
-    if schema.columns != Schema.from_toml(folder.path / "schema.toml").columns:
-        raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {folder.path}.")
+    if schema.columns != synthesizer.layout.schema.columns:
+        raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {run.path}.")
     doing("reading the hospital's records")
     shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
-    layout = program_of(folder.config()).layout(schema)
-    found = _judged(folder, layout, [shard], full, seed, doing)
-    whole = {"run": str(folder.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
-    write_outputs({out: lambda path: write_quality_page(whole, path), out.with_name(FILE): _json(whole)}, force)
+    found = _judged(synthesizer, schema, [shard], full, seed, doing)
+    whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
+    write_outputs(
+        {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
+    )
     return whole
 
 
-def _folder(path: Path) -> RunFolder:
-    folder = RunFolder.existing(path)
-    if not program_of(folder.config()).draws:
-        raise ConfigError(f"{path} is a run of task {folder.config().task!r}, which draws no patients to judge.")
-    folder.summary()
-    if not folder.synthesizer.is_file():
-        raise ConfigError(f"{folder.path} has no generator: the run stopped before there was one.")
-    return folder
-
-
 def _judged(
-    folder: RunFolder, layout: Layout, shards: Sequence[Shard], full: bool, seed: int, doing: Callable[[str], None]
+    synthesizer: Synthesizer,
+    schema: Schema,
+    shards: Sequence[Shard],
+    full: bool,
+    seed: int,
+    doing: Callable[[str], None],
 ) -> dict[str, Any]:
     doing("drawing synthetic patients")
-    most, schema = MOST_FULL if full else MOST, layout.schema
+    most = MOST_FULL if full else MOST
     held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]
-    drawn = load(folder.synthesizer, layout).sample(len(real[1].y), generator(seed, "quality", "synthetic"))
+    drawn = synthesizer.sample(len(real[1].y), generator(seed, "quality", "synthetic"))
     if not np.isfinite(drawn).all():
         return {"undefined": "the generator has diverged, and its rows hold numbers that are not finite"}
-    synthetic = Sample.of(*layout.encoded(drawn), schema)
+    synthetic = Sample.of(*synthesizer.layout.encoded(drawn), schema)
     doing("comparing tables" + (", training classifiers" if full else ""))
     return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from dp_accounting import DpEvent
 
 from polyclinic.privacy.events import merged
-from polyclinic.privacy.ledger_terms import (
+from polyclinic.privacy.ledger.terms import (
     History,
     Terms,
     entry_of,
@@ -35,8 +35,8 @@ LOST = "lost"
 class Account:
     """One real hospital's spending.
 
-    ``run``: the run's name as ledgers tell it (``ledger_terms.run_digest``); ``plan``: the charges that it declares.
-    ``charged``: what the hospital's ledger has spent as it said last (``ledger_terms.to_text``), ``before``: what other runs
+    ``run``: the run's name as ledgers tell it (``ledger.terms.run_digest``); ``plan``: the charges that it declares.
+    ``charged``: what the hospital's ledger has spent as it said last (``ledger.terms.to_text``), ``before``: what other runs
     had spent when it said so first; None until it does. ``asked``: the requests of this run, by the entry that each must
     have been charged with. ``unanswered``: those of them whose answer never came; they may have been charged all the same.
     """

@@ -17,13 +17,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.errors import PolyclinicError, without_name
+from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
 from polyclinic.programs import program_of
+from polyclinic.runs.folder import RESULTS, Run
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, figures
-from polyclinic.server.prompt import PromptGrid
-from polyclinic.server.run_folder import RESULTS, RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from polyclinic.server.tracking import Tracked
@@ -33,7 +34,7 @@ _MOST_LOGGED = 20
 
 
 def coordinate(
-    grid: Grid, config: RunConfig, folder: RunFolder, *, resume: bool = False, progress: Progress | None = None,
+    grid: Grid, config: RunConfig, folder: Run, *, resume: bool = False, progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
     """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
     with folder.held():
@@ -54,7 +55,12 @@ def coordinate(
             summary["notes"].append(
                 "A comparison was asked for and is missing: the run was stopped before it was made."
             )
-        folder.write(outcome.state, summary, outcome.sites[0].schema, outcome.synthesizer)
+        state = outcome.state
+        folder.write(
+            summary, state.rows, state.arrays, state.standardiser, outcome.sites[0].schema, synthesizer=outcome.synthesizer,
+            hospitals={name: said["versions"] for name, said in state.hospitals.items()},
+        )  # fmt: skip
+        write_report(folder)
         watcher.close(summary["privacy"]["epsilon"])
     return outcome, summary
 
@@ -115,19 +121,17 @@ def main(grid: Grid, context: Context) -> None:
         if config.privacy.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
-        folder = RunFolder.to_resume(config) if config.resume else RunFolder.create(config)
+        folder = Run.to_resume(config) if config.resume else Run.create(config)
         folder.add_flower_run(context.run_id)
         write_file(Path(config.out).expanduser().resolve() / "latest.txt", str(folder.path))
         _, summary = coordinate(
             PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
         )
         if summary["posterior"] and summary["posterior"]["refused"]:
-            raise PolyclinicError(
-                f"{summary['posterior']['refused']} What was spent is in {folder.path / 'ledger.json'}."
-            )
+            raise PolyclinicError(f"{summary['posterior']['refused']} What was spent is in {folder.statement_file}.")
     except PolyclinicError as error:
         log(ERROR, "Polyclinic: %s", error)
         # Flower prints it after its traceback, where people look.
         error.add_note("THIS RUN FAILED, though `flwr run` may exit with 0.")
         raise
-    log(INFO, "Polyclinic: finished; the report is %s", folder.path / "report.html")
+    log(INFO, "Polyclinic: finished; the report is %s", folder.report)

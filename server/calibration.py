@@ -9,7 +9,7 @@ from dp_accounting import DpEvent
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Charges, PrivacyPlan, plan
-from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.privacy.selection import choice_event
 from polyclinic.programs import program_of
 

@@ -1,4 +1,5 @@
-"""One file that holds a run's state after a round: safetensors, replaced atomically, no pickle.
+"""One file that holds a run's state after a round: safetensors, replaced atomically, no pickle. And whether the files that a run
+goes on from still hold all that its checkpoint counts on.
 
 The records of all rounds so far lie in the history beside it, of which a checkpoint knows its part.
 """
@@ -7,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -17,12 +19,16 @@ from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
 from polyclinic.files import write_file
+from polyclinic.messages import site_home, state_file
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger.statements import statements
+from polyclinic.runs.folder import Run
+from polyclinic.runs.history import Extent, History
+from polyclinic.runs.json_text import json_text
 from polyclinic.server.accounts import Account
-from polyclinic.server.history import Extent, History
-from polyclinic.server.json_text import json_text
 from polyclinic.server.state import RunState
 from polyclinic.strategies.state import strategy_state, unsaved
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, under
 
 _ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
@@ -41,10 +47,11 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     # What a strategy made after it began, and no checkpoint can hold: the run goes on, but cannot be resumed.
     lost = unsaved(strategy)
     accounts = {site: dataclasses.asdict(account) for site, account in state.accounts.items()}
+    records = {"row": state.rows, "strategy": state.strategy_metrics, "dropout": state.dropouts}
     meta = {
         "state": json_text({name: getattr(state, name) for name in _PLAIN} | {"accounts": accounts}),
         "lost": json_text(lost),
-        "history": json_text(dataclasses.asdict(history.add(_records(state)))),
+        "history": json_text(dataclasses.asdict(history.add(records))),
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
         "model": json_text(list(state.arrays)),
     }
@@ -59,17 +66,13 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
             old.unlink()
 
 
-def _records(state: RunState) -> dict[str, list[dict[str, Any]]]:
-    return {"row": state.rows, "strategy": state.strategy_metrics, "dropout": state.dropouts}
-
-
 def history_of(checkpoint: Path) -> Path:
     """The history of the run that ``checkpoint`` belongs to."""
-    return checkpoint.with_name("history.jsonl")
+    return Run(checkpoint.parent).history_file
 
 
 def _kept(path: Path, round: int) -> Path:
-    return path.with_name("checkpoints") / f"round-{round:06d}{path.suffix}"
+    return Run(path.parent).kept_checkpoints / f"round-{round:06d}{path.suffix}"
 
 
 def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
@@ -93,12 +96,9 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
             "make it in __init__, or give the strategy the methods state() and restore(state)."
         )
 
-    def part(prefix: str) -> Arrays:
-        return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
     plain["accounts"] = {site: Account(**account) for site, account in plain["accounts"].items()}
     history, records = History.resume(history_of(path), Extent(**extent))
-    scale = part("standardiser/")
+    scale = under(arrays, "standardiser/")
     state = RunState(
         arrays={name: arrays[f"model/{name}"] for name in names},
         standardiser=(scale["mean"], scale["std"]) if scale else None, rows=records["row"],
@@ -107,4 +107,34 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
     for later in _kept(path, 0).parent.glob("*"):
         if later.name > _kept(path, state.round).name:
             later.unlink()
-    return state, history, part("strategy/")
+    return state, history, under(arrays, "strategy/")
+
+
+def check_ledgers(path: Path, told_of: Mapping[str, float]) -> None:
+    """Raises DataError when a site's ledger is missing, altered, or shows less than the checkpoint was told."""
+    ledgers = Ledger.read_all(path) if told_of else {}
+    for statement in statements([ledgers.get(site) or Ledger.read(path, site) for site in told_of]) if told_of else ():
+        site, events = statement["site"], statement["events"]
+        # A site tells the quick bound after a charge and the exact one after evaluating; the ledger holds the first.
+        shown = [statement["epsilon"], events[-1]["epsilon_after"]] if events else [0.0]
+        most = math.inf if None in shown else max(shown)
+        if not statement["intact"] or most < told_of[site] * (1 - 1e-9):
+            raise DataError(
+                f"The ledger {path} shows less for {site!r} than the checkpoint, or was altered; restore it before "
+                "the run goes on."
+            )
+
+
+def check_states(home: Path, sites: Sequence[str], run: str, state: RunState) -> None:
+    """Raises DataError when a simulated site has lost what it kept after its last round: it would begin anew, silently."""
+    for site in sites:
+        if site in state.trained:
+            path = state_file(site_home(home, site), run, state.trained[site])
+            try:
+                with safe_open(path, framework="numpy"):
+                    pass
+            except (OSError, SafetensorError):
+                raise DataError(
+                    f"{path}, what {site!r} kept after round {state.trained[site]}, is missing or damaged; restore it "
+                    "before the run goes on."
+                ) from None

@@ -9,11 +9,11 @@ from polyclinic.config import put_aside
 from polyclinic.errors import several
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.privacy.ledger_terms import Terms
+from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
 from polyclinic.server.accounts import doubts
-from polyclinic.server.cohort import cohort_size
+from polyclinic.server.exchange.cohort import cohort_size
 from polyclinic.server.federate import Outcome
 
 _MOST_UNCHANGED = 5

@@ -14,8 +14,8 @@ from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.messages import ASK, RECORD, AskRequest
 from polyclinic.privacy.accounting import Accountant, Relation, event_from_json
 from polyclinic.releases.question import Answer, HospitalAnswer, Pricing, Question, statement
-from polyclinic.server.enrolment import enrol, enrol_request
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.server.phases.enrolment import enrol, enrol_request
 
 
 def put(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:

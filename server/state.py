@@ -22,11 +22,11 @@ from polyclinic.evaluation.private_metrics import ScoreCounts
 from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import check_told, from_text, run_digest
+from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
 from polyclinic.programs import Program
 from polyclinic.server.accounts import LOST, Account
-from polyclinic.server.learning import Learning
-from polyclinic.server.sites import Exchange, Site, node_title
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.sites import Exchange, Site, node_title
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
 

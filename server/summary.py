@@ -14,12 +14,12 @@ from polyclinic.evaluation.private_metrics import as_dict, pool_counts
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
-from polyclinic.privacy.ledger_terms import History, Terms, epsilon_together, risk_of, risk_together
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
+from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
 from polyclinic.server.accounts import bound
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of
-from polyclinic.server.sites import Site
 from polyclinic.server.tracking import tracker_note
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")

@@ -24,14 +24,14 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.metrics import REPLIED
 from polyclinic.files import write_file
 from polyclinic.privacy.accounting import PrivacyPlan
-from polyclinic.server.json_text import json_text
+from polyclinic.runs.folder import Run
+from polyclinic.runs.json_text import json_text
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.progress import Progress
-from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.server.tracks import Track, check_tracker, open_track
 from polyclinic.training.stacked.engines import Engine
 
-_FILE = "tracker.json"
 _NO_METRICS = ("round", "site", "seconds")
 
 
@@ -139,7 +139,7 @@ class Tracked(Progress):
 
     def _keep(self, **changes: Any) -> None:
         self._kept = _Kept(**asdict(self._kept) | changes)
-        write_file(self._folder / _FILE, json_text(asdict(self._kept)))
+        write_file(Run(self._folder).tracker_file, json_text(asdict(self._kept)))
 
 
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -173,7 +173,7 @@ def _named(site: str) -> str:
 
 def _read(folder: Path) -> _Kept:
     try:
-        return _Kept(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
+        return _Kept(**json.loads(Run(folder).tracker_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return _Kept()
 

@@ -72,7 +72,7 @@ def carry_out(job: Job) -> Found:
 
 def _ours(config: RunConfig) -> Found:
     # Not Federation.run, whose report takes as long as the run.
-    from polyclinic.client.hospital import check_simulation, simulated_patients
+    from polyclinic.runs.simulation import check_simulation, simulated_patients
     from polyclinic.server.federate import federate
     from polyclinic.server.summary import summarise
     from polyclinic.sim.calls import AppReference

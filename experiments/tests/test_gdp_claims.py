@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.composition import clt_mu, gdp_delta
+from polyclinic.privacy.accounting.composition import clt_mu, gdp_delta
 from polyclinic_studies.flows.gdp_claims import PAPER, Claim, duality_gap, line
 
 # sigma: GDP, PRV, RDP

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.comparison import shown_epsilon
+from polyclinic.privacy.accounting.comparison import shown_epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic_studies.published_games.claims import (
     MNIST_RATE,

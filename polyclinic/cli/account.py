@@ -49,8 +49,8 @@ def account(
     with loading():
         from polyclinic.evaluation.privacy_text import risk_sentence
         from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event
-        from polyclinic.privacy.comparison import APPROXIMATE, SHOWN, shown_epsilon
-        from polyclinic.privacy.risk import risk
+        from polyclinic.privacy.accounting.comparison import APPROXIMATE, SHOWN, shown_epsilon
+        from polyclinic.privacy.accounting.risk import risk
 
     if (noise_multiplier is None) == (target_epsilon is None):
         raise ConfigError("Give exactly one of --noise-multiplier and --target-epsilon.")
@@ -108,7 +108,7 @@ def _draw(path: Path, rate: float, noise: float, steps: int, delta: float, relat
     with loading():
         from polyclinic.evaluation.figures.canvas import to_bytes
         from polyclinic.evaluation.figures.rounds import plot_accountants
-        from polyclinic.privacy.comparison import curves
+        from polyclinic.privacy.accounting.comparison import curves
 
     settings = f"Sample rate {rate:g}, noise {noise:.3g}, δ = {delta:g}, {relation}"
     figure = plot_accountants(curves(rate, noise, steps, delta, relation), settings)

@@ -32,12 +32,12 @@ def attack(
     _check(shadows, canaries, delta, seed)
     with working(as_json, "Starting"), loading():
         from polyclinic.attacking import attack_run
-        from polyclinic.evaluation.report.attacks import FILE
+        from polyclinic.runs.folder import Run
     with working(as_json, "Attacking") as doing:
         found = attack_run(
             run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, doing=doing
         )
-    place = f"All figures: {Path(found['run']) / FILE}; the run's report shows them."
+    place = f"All figures: {Run(Path(found['run'])).attacks_file}; the run's report shows them."
     answer(as_json, found, *shown(found), place)
 
 

@@ -13,85 +13,63 @@ from typer.core import TyperGroup
 import polyclinic
 from polyclinic.cli.terminal import Stopped, loading, notes
 
-# Where a command is, and the first paragraph of its help, in the order of --help: what a newcomer needs comes first.
+# The first paragraph of each command's help, in the order of --help: what a newcomer needs comes first.
 COMMANDS = {
-    "run": ("run:run", "Train one model over several hospitals; without arguments, the embedded default."),
-    "show": ("run:show", "Print a finished run."),
-    "report": (
-        "report:report",
-        "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
-    ),
-    "datasets": ("datasets:app", "Datasets by name: what there is, what one holds, and fetching its files."),
-    "audit": (
-        "audit:audit",
-        "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
-    ),
+    "run": "Train one model over several hospitals; without arguments, the embedded default.",
+    "show": "Print a finished run.",
+    "report": "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
+    "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
+    "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
-        "attack:attack",
-        "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline.",
+        "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
     ),
-    "query": ("query:query", "Ask hospitals for one statistic, with noise; each charges its ledger first."),
-    "cohort": ("cohort:cohort", "Count the rows and patients that each step of a hospital's cohort leaves."),
+    "query": "Ask hospitals for one statistic, with noise; each charges its ledger first.",
+    "cohort": "Count the rows and patients that each step of a hospital's cohort leaves.",
     "prepare": (
-        "prepare:prepare",
-        "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first.",
+        "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
-    "synthesize": (
-        "synthesize:synthesize",
-        "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
-    ),
+    "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
     "quality": (
-        "quality:quality",
         "Judge a run's synthetic patients beside held-out real ones: "
-        "columns, correlations, courses, codes, rules, what they teach.",
+        "columns, correlations, courses, codes, rules, what they teach."
     ),
-    "serve": ("serve:serve", "Show runs in a browser, live while they train; read-only. Ends with Ctrl-C."),
-    "reproduce": (
-        "reproduce:reproduce",
-        "Run an experiment of an installed package: results.json, table.md, config.toml and figures in --out.",
-    ),
-    "account": (
-        "account:account",
-        "The epsilon of DP-SGD, or the noise that a target epsilon needs, and the risk of a patient in plain numbers.",
-    ),
+    "serve": "Show runs in a browser, live while they train; read-only. Ends with Ctrl-C.",
+    "reproduce": "Run an experiment of an installed package: results.json, table.md, config.toml and figures in --out.",
+    "account": "The epsilon of DP-SGD, or the noise that a target epsilon needs, and the risk of a patient in plain numbers.",
     "identity": (
-        "identity:identity",
-        "Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none.",
+        "Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none."
     ),
-    "risk": (
-        "risk:risk",
-        "Say how many patients stand alone in a table, by which columns, and what its classes tell of sensitive ones.",
-    ),
-    "link": (
-        "risk:link",
-        "Attack a table: join it to an outside one, and count the people who are found; of names none is printed.",
-    ),
+    "risk": "Say how many patients stand alone in a table, by which columns, and what its classes tell of sensitive ones.",
+    "link": "Attack a table: join it to an outside one, and count the people who are found; of names none is printed.",
     "anonymize": (
-        "anonymize:anonymize",
-        "Write a k-anonymous table: coarser quasi-identifiers, few suppressed rows, the least loss that reaches the target.",
+        "Write a k-anonymous table: coarser quasi-identifiers, few suppressed rows, the least loss that reaches the target."
     ),
-    "coarsen": (
-        "anonymize:coarsen",
-        "Write records made coarser by public rules, and beside them the schema that they fit.",
-    ),
-    "plugins": (
-        "plugin:plugins",
-        "List every name that the configuration knows, the package that brings it, and why one cannot be used.",
-    ),
+    "coarsen": "Write records made coarser by public rules, and beside them the schema that they fit.",
+    "plugins": "List every name that the configuration knows, the package that brings it, and why one cannot be used.",
     "new": (
-        "new:new",
-        "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README.",
+        "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."
     ),
-    "ledger": ("ledger:app", "A hospital's privacy ledger."),
-    "schema": ("schema:app", "The public description of records: draft it, check it."),
-    "review": ("review:app", "Blinded review: can clinicians tell synthetic patients from real ones?"),
-    "simulate": (
-        "simulate:simulate",
-        "Run a Flower app, unmodified, at many simulated nodes: what `flwr run` does, without its waiting.",
-    ),
-    "flower": ("run:flower", "The same run under Flower's own runtime."),
-    "coordinator": ("coordinator:app", "A coordinator: its certificate, its SuperLink, its nodes and its runs."),
-    "hospital": ("hospital:app", "A hospital: its policy, its node's key, its node, and how it stands."),
+    "ledger": "A hospital's privacy ledger.",
+    "schema": "The public description of records: draft it, check it.",
+    "review": "Blinded review: can clinicians tell synthetic patients from real ones?",
+    "simulate": "Run a Flower app, unmodified, at many simulated nodes: what `flwr run` does, without its waiting.",
+    "flower": "The same run under Flower's own runtime.",
+    "coordinator": "A coordinator: its certificate, its SuperLink, its nodes and its runs.",
+    "hospital": "A hospital: its policy, its node's key, its node, and how it stands.",
+}
+# Where the function of a command is, where its module has another name, or is a group, where it is ``app``.
+_PLACES = {
+    "show": "run:show",
+    "datasets": "datasets:app",
+    "link": "risk:link",
+    "coarsen": "anonymize:coarsen",
+    "plugins": "plugin:plugins",
+    "ledger": "ledger:app",
+    "schema": "schema:app",
+    "review": "review:app",
+    "flower": "run:flower",
+    "coordinator": "coordinator:app",
+    "hospital": "hospital:app",
 }
 
 
@@ -103,7 +81,9 @@ class Lazy(Mapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
-            module, attribute = COMMANDS[name][0].split(":")
+            if name not in COMMANDS:
+                raise KeyError(name)
+            module, attribute = _PLACES.get(name, f"{name}:{name}").split(":")
             with loading():
                 command = getattr(import_module(f"polyclinic.cli.{module}"), attribute)
             holder = typer.Typer()
@@ -140,7 +120,7 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every command's name and the first paragraph of its help, without loading the command."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, paragraph) for name, (_, paragraph) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command; typer itself would swallow a KeyboardInterrupt and what it has to say."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import (
-    Destination,
-    Folder,
-    IfMissing,
-    LogFormat,
-    Logs,
-    MetricsHost,
-    MetricsPort,
-    Starting,
-    errors_told,
-    serve_metrics,
-    show_backup,
-    start_or_show,
-    table,
-    warn,
-)
-from polyclinic.cli.terminal import Json, answer, assignments, console, loading, print_json
+from polyclinic.cli import deploying
+from polyclinic.cli.deploying import Folder, LogFormat
+from polyclinic.cli.terminal import Json, Sets, answer, assignments, loading, say
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.coordinator import Coordinator
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
 
-Address = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.")]
+Address = Annotated[
+    str,
+    typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
+]
 
 
 @app.command()
@@ -46,7 +39,7 @@ def init(
         typer.Option(help="Network, such as 10.1.0.0/24, from which runs may be submitted too; repeatable."),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate.")] = 825,
-    if_missing: IfMissing = False,
+    if_missing: deploying.IfMissing = False,
     as_json: Json = False,
 ) -> None:
     """Make an authority, the coordinator's certificate and its configuration in a folder."""
@@ -59,35 +52,30 @@ def init(
         hosts = [*host, *(address or [])]
         values = {"hosts": hosts, "listen": listen, "port": port, "control-from": control_from or []}
         write_new(folder, coordinator_files(folder, CoordinatorFile.build(values, "The coordinator"), days))
-    if as_json:
-        print_json({"folder": str(folder), "made": made, "ca": str(folder / "ca.crt")})
-        return
-    screen = console()
-    screen.print(f"{folder}: {'made' if made else 'there already; nothing was changed'}.", soft_wrap=True)
-    screen.print(f"Give {folder / 'ca.crt'} to every hospital.", soft_wrap=True)
-    screen.print("Keep ca.key, best offline: who has it can pass for the coordinator.")
+    answer(
+        as_json, {"folder": str(folder), "made": made, "ca": str(folder / "ca.crt")},
+        deploying.is_made(folder, made), f"Give {folder / 'ca.crt'} to every hospital.",
+        "Keep ca.key, best offline: who has it can pass for the coordinator.",
+    )  # fmt: skip
 
 
 @app.command()
 def start(
     folder: Folder,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
-    log_format: Logs = LogFormat.TEXT,
+    dry_run: deploying.DryRun = False,
+    log_format: deploying.Logs = LogFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Start the SuperLink in this process's place: with TLS, node authentication and its database on disk."""
-    with loading():
-        from polyclinic.deployment.coordinator import Coordinator
-
-    with errors_told(log_format, "coordinator"):
-        found = Coordinator.read(folder)
+    with deploying.errors_logged(log_format, "coordinator"):
+        found = _read(folder)
         file = found.file
         sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
-        told = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
-        starting = Starting(found.command(), found.settings, found.folder, "coordinator")
+        facts = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
+        starting = deploying.Starting(found.command(), found.settings, found.folder, "coordinator")
         if not dry_run:
             found.close_state()
-        start_or_show(starting, sentence, told, dry_run, as_json, log_format)
+        deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
 
 
 @app.command()
@@ -102,15 +90,11 @@ def renew(
     """Make a new server's certificate of the same authority; hospitals need nothing new."""
     with loading():
         from polyclinic.deployment.certificates import expiry
-        from polyclinic.deployment.coordinator import Coordinator
 
-    Coordinator.read(folder).renew(days, ca_key)
-    until = expiry(folder / "server.crt").strftime("%Y-%m-%d")
-    answer(
-        as_json,
-        {"folder": str(folder), "expires": until},
-        f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink.",
-    )
+    _read(folder).renew(days, ca_key)
+    until = f"{expiry(folder / 'server.crt'):%Y-%m-%d}"
+    done = f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink."
+    answer(as_json, {"folder": str(folder), "expires": until}, done)
 
 
 @app.command()
@@ -152,12 +136,11 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     with loading():
         from polyclinic.deployment.certificates import expiry_warnings
         from polyclinic.deployment.control import nodes as listed
-        from polyclinic.deployment.coordinator import Coordinator
 
     with _control(folder, address) as client:
         found = listed(client)
-    warn(expiry_warnings(Coordinator.read(folder).certificates))
-    answer(as_json, found, table(("name", "node", "status", "registered"), found))
+    deploying.warn(expiry_warnings(_read(folder).certificates))
+    answer(as_json, found, deploying.listing(("name", "node", "status", "registered"), found))
 
 
 @app.command()
@@ -165,35 +148,27 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     """List the runs that were submitted, with their folders' names, how they ended, and how to go on with one that broke off."""
     with loading():
         from polyclinic.deployment.control import runs as listed
-        from polyclinic.deployment.coordinator import Coordinator
         from polyclinic.deployment.submitting import folders_by_run, next_step
 
     with _control(folder, address) as client:
         found = listed(client)
-    read = Coordinator.read(folder)
+    read = _read(folder)
     folders = folders_by_run(read.folder / "runs")
     shown = [run | {"folder": folders[run["run"]].name if run["run"] in folders else None} for run in found]
-    if as_json:
-        print_json(shown)
-        return
-    screen = console()
     # Flower's words are "finished:completed", "finished:failed" and the like.
-    screen.print(table(("run", "folder", "status", "submitted"),
-                       [run | {"status": run["status"].removeprefix("finished:")} for run in shown]))  # fmt: skip
-    for run in shown:
-        if run["details"]:
-            screen.print(f"{run['run']}: {run['details']}", soft_wrap=True)
-    for run_folder in dict.fromkeys(folders.values()):
-        if not run_folder.finished and not run_folder.is_held:
-            screen.print(next_step(read, run_folder), soft_wrap=True)
+    rows = [run | {"status": run["status"].removeprefix("finished:")} for run in shown]
+    broken_off = [one for one in dict.fromkeys(folders.values()) if not one.finished and not one.is_held]
+    answer(
+        as_json, shown, deploying.listing(("run", "folder", "status", "submitted"), rows),
+        *(f"{run['run']}: {run['details']}" for run in shown if run["details"]),
+        *(next_step(read, run_folder) for run_folder in broken_off),
+    )  # fmt: skip
 
 
 @app.command()
 def submit(
     folder: Folder,
-    sets: Annotated[
-        list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
-    ] = None,
+    sets: Sets = None,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
     app_dir: Annotated[
         Path | None,
@@ -210,48 +185,42 @@ def submit(
 ) -> None:
     """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
     with loading():
-        from polyclinic.deployment.coordinator import Coordinator
         from polyclinic.deployment.submitting import submit as send
 
-    screen = console(as_json)
     result: dict[str, Any] = send(
-        Coordinator.read(folder),
-        assignments(sets),
-        stream,
-        app_dir,
-        address,
-        lambda line: screen.print(line, soft_wrap=True),
-        resume,
+        _read(folder), assignments(sets), stream, app_dir, address, lambda line: say(line, errors=as_json), resume
     )
     answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
 
 
 @app.command()
-def backup(folder: Folder, destination: Destination, as_json: Json = False) -> None:
+def backup(folder: Folder, destination: deploying.Destination, as_json: Json = False) -> None:
     """Copy the folder while the SuperLink runs: its nodes and runs, models under way, certificates and keys."""
-    with loading():
-        from polyclinic.deployment.backup import back_up
-        from polyclinic.deployment.coordinator import Coordinator
-
-    read = Coordinator.read(folder)
-    parts = {name: read.folder / name for name in ("state", "runs", "flwr")}
-    show_backup(back_up(read.folder, destination, parts), as_json)
+    read = _read(folder)
+    deploying.back_up(
+        read.folder, destination, {name: read.folder / name for name in ("state", "runs", "flwr")}, as_json
+    )
 
 
 @app.command()
-def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
+def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
     with loading():
-        from polyclinic.deployment.coordinator import Coordinator
         from polyclinic.deployment.metrics import CoordinatorMetrics
 
-    read = Coordinator.read(folder)
-    serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)
+    read = _read(folder)
+    deploying.serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)
 
 
-def _control(folder: Path, address: str) -> Any:
+def _read(folder: Path) -> Coordinator:
+    with loading():
+        from polyclinic.deployment.coordinator import Coordinator
+
+    return Coordinator.read(folder)
+
+
+def _control(folder: Path, address: str) -> AbstractContextManager[Any]:
     from polyclinic.deployment.control import control
-    from polyclinic.deployment.coordinator import Coordinator
 
-    found = Coordinator.read(folder)
-    return control(address or found.here, found.folder / "ca.crt")
+    read = _read(folder)
+    return control(address or read.here, read.folder / "ca.crt")

@@ -17,17 +17,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import answer, console, print_json
+from polyclinic.cli.terminal import answer, loading, print_json, say, table
 from polyclinic.errors import PolyclinicError
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
 Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
 ]
-TIMES = ("registered", "submitted", "finished")
-
-
+_TIMES = ("registered", "submitted", "finished")
 MetricsHost = Annotated[
     str, typer.Option("--host", help="Address to listen on; others than this machine's own may look.")
 ]
@@ -53,7 +52,7 @@ def serve_metrics(collector: Any, host: str, port: int) -> None:
     stops = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # for every thread, so that only the next line but one gets them
     server = serve(collector, host, port)
-    console().print(f"Metrics are at http://{host}:{port}/metrics", soft_wrap=True)
+    say(f"Metrics are at http://{host}:{port}/metrics")
     try:
         signal.sigwait(stops)
     finally:
@@ -75,7 +74,7 @@ class Starting:
 
 
 @contextmanager
-def errors_told(log_format: LogFormat, site: str = "") -> Iterator[None]:
+def errors_logged(log_format: LogFormat, site: str = "") -> Iterator[None]:
     """Foreseen errors as a line of the log, where that is JSON."""
     try:
         yield
@@ -90,12 +89,12 @@ def errors_told(log_format: LogFormat, site: str = "") -> Iterator[None]:
 
 
 def start_or_show(
-    starting: Starting, sentence: str, told: Mapping[str, Any], dry_run: bool, as_json: bool, log_format: LogFormat
+    starting: Starting, sentence: str, facts: Mapping[str, Any], dry_run: bool, as_json: bool, log_format: LogFormat
 ) -> None:
     """Say the sentence and start the program, whose every signal and exit code are then this process's.
 
     With a log of text it replaces this process; with one of JSON it is this process's child, and what it writes comes out as
-    JSON. With ``dry_run`` it is only shown; ``told`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
+    JSON. With ``dry_run`` it is only shown; ``facts`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
     """
     from polyclinic.deployment.environment import with_settings
     from polyclinic.deployment.logs import Lines
@@ -104,11 +103,11 @@ def start_or_show(
     structured = log_format is LogFormat.JSON and not dry_run
     lines = Lines(starting.site, starting.hidden)
     if as_json:
-        print_json({**told, "command": list(starting.command), "environment": dict(starting.settings)})
+        print_json({**facts, "command": list(starting.command), "environment": dict(starting.settings)})
     elif structured:
         write(lines.event("info", sentence))
     else:
-        console().print(shlex.join(starting.command) if dry_run else sentence, soft_wrap=True)
+        say(shlex.join(starting.command) if dry_run else sentence)
     if dry_run:
         return
     sys.stdout.flush()
@@ -123,31 +122,34 @@ def start_or_show(
         raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
 
 
+def is_made(folder: Path, made: bool) -> str:
+    """The first line of what ``init`` says."""
+    return f"{folder}: {'made' if made else 'there already; nothing was changed'}."
+
+
 def warn(sentences: Sequence[str]) -> None:
     """Print each sentence on stderr."""
-    for sentence in sentences:
-        console(as_json=True).print(Text.assemble(("Warning:", "bold yellow"), f" {sentence}"), soft_wrap=True)
+    say(*(Text.assemble(("Warning:", "bold yellow"), f" {sentence}") for sentence in sentences), errors=True)
 
 
-def show_backup(copied: Mapping[str, Any], as_json: bool) -> None:
-    """Print what ``back_up`` returned."""
-    answer(
-        as_json,
-        dict(copied),
-        f"{copied['backup']}: {copied['files']} files, {copied['bytes']:,} bytes; private keys are among them.",
-    )
+def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json: bool) -> None:
+    """Copy a folder, and say what was copied. Arguments and errors as those of ``deployment.backup``."""
+    with loading():
+        from polyclinic.deployment import backup
+
+    copied = backup.back_up(folder, destination, parts)
+    size = f"{copied['files']} files, {copied['bytes']:,} bytes"
+    answer(as_json, copied, f"{copied['backup']}: {size}; private keys are among them.")
 
 
-def table(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of the rows' values by heading; what is not known is left empty."""
-    made = Table(box=None)
-    for heading in headings:
-        made.add_column(heading, overflow="fold", no_wrap=heading in ("run", "node", "folder", *TIMES))
-    for row in rows:
-        made.add_row(*(_cell(heading, row[heading]) for heading in headings))
+def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of the rows' values by heading; what is not known is left empty, and names that are copied stay whole."""
+    made = table(headings, ([_cell(heading, row[heading]) for heading in headings] for row in rows), words=headings)
+    for column in made.columns:
+        column.no_wrap = column.header in ("run", "node", "folder", *_TIMES)
     return made
 
 
 def _cell(heading: str, value: Any) -> str:
     text = "" if value is None else str(value)
-    return text[:16].replace("T", " ") if heading in TIMES else text
+    return text[:16].replace("T", " ") if heading in _TIMES else text

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,8 @@ import httpx
 from rich.console import Console
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.deployment.submitting import own_app
+from polyclinic.deployment.environment import flower_settings, with_settings
+from polyclinic.deployment.submitting import follow_run, own_app, start_run
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_of
@@ -54,40 +54,24 @@ def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, 
         given = config.for_flower(packaged) | {"out": out}
         note = Path(out) / "latest.txt"
         note.unlink(missing_ok=True)
-        environment = flower_environment(Path(home))
+        environment = with_settings(flower_settings(Path(home)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
         app_dir = app_dir or own_app(Path(home))
         with superlink(Path(home), environment):
-            lines = _stream(app_dir, given, sites, environment, screen)
+            federation = f"num-supernodes={sites} client-resources-num-cpus=1"
+            run = start_run(app_dir.resolve(), "run", given, environment, "--federation-config", federation)
+            said, _ = follow_run(run, "run", environment, lambda line: screen.print(line, soft_wrap=True))
             status, details = flower_status(environment)
         if status != "finished:completed":
-            said = next(
-                (
-                    line.split("Polyclinic: ", 1)[1]
-                    for line in reversed(lines)
-                    if "ERROR" in line and "Polyclinic: " in line
-                ),
-                "",
-            )
             raise PolyclinicError(said or f"The Flower run ended as {status}: {details or 'no details given'}.")
         return RunResult.read(note.read_text(encoding="utf-8"))
-
-
-def flower_environment(home: Path) -> dict[str, str]:
-    """The process environment that keeps Flower offline and its files in ``home``."""
-    # Flower's console scripts are beside this Python, which may not be on PATH.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return os.environ | {
-        "PATH": path, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }  # fmt: skip
 
 
 @contextlib.contextmanager
 def superlink(home: Path, environment: dict[str, str]) -> Iterator[None]:
     """A SuperLink for simulations on a free port of the loopback, stopped with all its children.
 
-    ``flwr`` commands in ``environment`` (``flower_environment(home)``) find it by the name ``run``.
+    ``flwr`` commands in ``environment``, which holds ``flower_settings(home)``, find it by the name ``run``.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,25 +111,6 @@ def _answers(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
     except httpx.HTTPError:
         return False
-
-
-def _stream(
-    app_dir: Path, values: dict[str, Any], sites: int, environment: dict[str, str], screen: Console
-) -> list[str]:
-    """Submit and follow the run; Polyclinic's own log lines are the progress shown."""
-    overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
-    command = ["flwr", "run", str(app_dir.resolve()), "run", "--stream", "--run-config", overrides,
-               "--federation-config", f"num-supernodes={sites} client-resources-num-cpus=1"]  # fmt: skip
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines: list[str] = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if "Polyclinic: " in line or "Round " in line:
-            screen.print(line.rstrip(), markup=False, soft_wrap=True)
-    if process.wait() != 0:
-        raise PolyclinicError(f"Flower refused the run: {' '.join(' '.join(lines[-8:]).split())}")
-    return lines
 
 
 def flower_status(environment: dict[str, str]) -> tuple[str, str]:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli.deploying import (
-    Destination,
-    Folder,
-    IfMissing,
-    LogFormat,
-    Logs,
-    MetricsHost,
-    MetricsPort,
-    Starting,
-    errors_told,
-    serve_metrics,
-    show_backup,
-    start_or_show,
-    warn,
-)
-from polyclinic.cli.terminal import Json, answer, console, loading, print_json, significant
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.cli import deploying
+from polyclinic.cli.deploying import Folder, LogFormat
+from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
+from polyclinic.errors import PolyclinicError
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.hospital import HospitalNode
 
 app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
 
@@ -44,71 +34,64 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of this machine's loopback, for the node itself.")] = 9094,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Read all records under the schema first.")] = True,
-    if_missing: IfMissing = False,
+    if_missing: deploying.IfMissing = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Describe the records, write a strict policy and make the node's key in a folder."""
     with loading():
         from polyclinic.deployment.certificates import check_authority
         from polyclinic.deployment.files import write_new
-        from polyclinic.deployment.hospital import FILE, check_delta, hospital_files, node_file
+        from polyclinic.deployment.hospital import FILE, NodeFile, check_delta, hospital_files
         from polyclinic.deployment.records import described, records_of
 
     made = not (if_missing and (folder / FILE).exists())
     counts: dict[str, Any] | None = None
     if made:
-        records = records_of(data, _options(source), schema)
-        node = node_file({"coordinator": coordinator, "port": port})
+        records = records_of(data, pairs("--source", source), schema)
+        node = NodeFile.build({"coordinator": coordinator, "port": port}, "The node")
         files = hospital_files(site, records, node, check_authority(ca), budget, delta)
         counts = described(records, schema) if check else None
         if counts:
             check_delta(delta, counts["patients"])
         elif delta > 1e-5:
-            warn([f"The patients were not counted; make sure that delta {delta:g} is below 1/patients."])
+            deploying.warn([f"The patients were not counted; make sure that delta {delta:g} is below 1/patients."])
         write_new(folder, files)
     public = (folder / "node.pub").read_text(encoding="utf-8").strip()
-    if as_json:
-        print_json({"folder": str(folder), "made": made, "public_key": public, "records": counts})
-        return
-    screen = console()
-    screen.print(f"{folder}: {'made' if made else 'there already; nothing was changed'}.", soft_wrap=True)
+    counted = []
     if counts:
-        screen.print(
+        counted = [
             f"{counts['rows']:,} rows of {counts['patients']:,} patients fit the schema (exact counts: not for others)."
-        )
-    screen.print(
-        f"Read the policy in {folder / FILE}, and send the coordinator this public key ({folder / 'node.pub'}):",
-        soft_wrap=True,
-    )
-    screen.print(public, soft_wrap=True)
+        ]
+    answer(
+        as_json, {"folder": str(folder), "made": made, "public_key": public, "records": counts},
+        deploying.is_made(folder, made), *counted,
+        f"Read the policy in {folder / FILE}, and send the coordinator this public key ({folder / 'node.pub'}):", public,
+    )  # fmt: skip
 
 
 @app.command()
 def start(
     folder: Folder,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")] = False,
-    log_format: Logs = LogFormat.TEXT,
+    dry_run: deploying.DryRun = False,
+    log_format: deploying.Logs = LogFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Start the node in this process's place: with TLS, its key, and only the bundles that the policy allows."""
-    with loading():
-        from polyclinic.deployment.hospital import HospitalNode
-
-    with errors_told(log_format):
-        found = HospitalNode.read(folder)
-        told = {"site": found.hospital.site, "coordinator": found.node.coordinator}
-        sentence = f"{found.hospital.site} connects to {found.node.coordinator}."
-        starting = Starting(found.command(), found.settings, found.folder, found.hospital.site, found.passwords)
-        start_or_show(starting, sentence, told, dry_run, as_json, log_format)
+    with deploying.errors_logged(log_format):
+        found = _read(folder)
+        site, coordinator = found.hospital.site, found.node.coordinator
+        starting = deploying.Starting(found.command(), found.settings, found.folder, site, found.passwords)
+        facts, sentence = {"site": site, "coordinator": coordinator}, f"{site} connects to {coordinator}."
+        deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
 
 
 @app.command()
 def rekey(folder: Folder, as_json: Json = False) -> None:
     """Replace the node's key, after a revocation or a theft; the coordinator must register the new one."""
     with loading():
-        from polyclinic.deployment.hospital import HospitalNode, new_key
+        from polyclinic.deployment.hospital import new_key
 
-    public = new_key(HospitalNode.read(folder))
+    public = new_key(_read(folder))
     answer(as_json, {"folder": str(folder), "public_key": public}, public)
 
 
@@ -124,17 +107,12 @@ def status(
     """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
     with loading():
         from polyclinic.deployment.certificates import expiry_warnings
-        from polyclinic.deployment.hospital import HospitalNode
         from polyclinic.deployment.status import hospital_status
 
-    node = HospitalNode.read(folder)
+    node = _read(folder)
     found = hospital_status(node)
-    if as_json:
-        print_json(found)
-    else:
-        for line in _lines(found):
-            console().print(line, soft_wrap=True)
-    warn(expiry_warnings([node.ca]))
+    answer(as_json, found, *_lines(found))
+    deploying.warn(expiry_warnings([node.ca]))
     if check and not found["coordinator"]["reachable"]:
         raise PolyclinicError(f"The coordinator does not answer: {found['coordinator']['problem']}.")
     if check and not found["ledger"]["intact"]:
@@ -150,85 +128,64 @@ def journal(
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
     with loading():
         from polyclinic.client.journal import NAME, read_journal
-        from polyclinic.deployment.hospital import HospitalNode
 
-    home = HospitalNode.read(folder).home
+    home = _read(folder).home
     found = read_journal(home)
     shown = found.entries[-last:] if last else found.entries
-    if as_json:
-        print_json({"entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn,
-                    "head": found.head})  # fmt: skip
-    else:
-        screen = console()
-        for entry in shown:
-            words = [str(entry.get(name, "")) for name in ("time", "event", "kind", "run", "round", "why")]
-            screen.print("  ".join(word for word in words if word), soft_wrap=True, markup=False)
-        screen.print(
-            f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}", soft_wrap=True
-        )
+    value = {
+        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
+    }  # fmt: skip
+    columns = ("time", "event", "kind", "run", "round", "why")
+    lines = ("  ".join(filter(None, (str(entry.get(name, "")) for name in columns))) for entry in shown)
+    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
     if not found.intact:
         raise PolyclinicError(f"{home / NAME}: a line was changed, taken out or put in.")
 
 
 @app.command()
-def backup(folder: Folder, destination: Destination, as_json: Json = False) -> None:
+def backup(folder: Folder, destination: deploying.Destination, as_json: Json = False) -> None:
     """Copy the folder while its node runs: ledger, journal, what was kept beside them, policy and keys."""
-    with loading():
-        from polyclinic.deployment.backup import back_up
-        from polyclinic.deployment.hospital import HospitalNode
-
-    node = HospitalNode.read(folder)
-    show_backup(back_up(node.folder, destination, {"home": node.home, "flwr": node.folder / "flwr"}), as_json)
+    node = _read(folder)
+    deploying.back_up(node.folder, destination, {"home": node.home, "flwr": node.folder / "flwr"}, as_json)
 
 
 @app.command()
-def metrics(folder: Folder, host: MetricsHost = "127.0.0.1", port: MetricsPort = 9464) -> None:
+def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
     with loading():
-        from polyclinic.deployment.hospital import HospitalNode
         from polyclinic.deployment.metrics import HospitalMetrics
 
-    node = HospitalNode.read(folder)
-    serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
+    node = _read(folder)
+    deploying.serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
+
+
+def _read(folder: Path) -> HospitalNode:
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode
+
+    return HospitalNode.read(folder)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    coordinator, ledger = found["coordinator"], found["ledger"]
-    answer = (
-        f"answers, certificate until {coordinator['expires']} ({coordinator['days']} days)"
-        if coordinator["reachable"]
-        else coordinator["problem"]
-    )
+    coordinator, ledger, held_out = found["coordinator"], found["ledger"], found["held_out"]
+    standing = coordinator["problem"]
+    if coordinator["reachable"]:
+        standing = f"answers, certificate until {coordinator['expires']} ({coordinator['days']} days)"
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
     budget = "unlimited" if ledger["budget"] is None else f"{ledger['budget']:g}"
-    record = _record(ledger)
-    held_out = found["held_out"]
-    apart = (
-        [
-            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; {_record(held_out)}"
-        ]
-        if held_out
-        else []
-    )
-    return [
+    lines = [
         f"{found['site']}",
-        f"Coordinator {coordinator['address']}: {answer}",
+        f"Coordinator {coordinator['address']}: {standing}",
         f"Authority: until {found['authority']['expires']} ({found['authority']['days']} days)",
-        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; {record}",
-        *apart,
-        *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in ledger["last"]),
+        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; "
+        f"{intact_or_altered(ledger['intact'])}",
     ]
-
-
-def _record(ledger: dict[str, Any]) -> str:
-    return "the record is intact" if ledger["intact"] else "THE RECORD HAS BEEN ALTERED"
-
-
-def _options(source: list[str] | None) -> dict[str, str]:
-    found = {}
-    for text in source or []:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--source takes KEY=VALUE, not {text.split('=')[0]!r}.")
-        found[key.strip()] = value
-    return found
+    if held_out:
+        lines.append(
+            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "
+            f"{intact_or_altered(held_out['intact'])}"
+        )
+    charges = ledger["last"]
+    return [
+        *lines, *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in charges)
+    ]  # fmt: skip

@@ -35,7 +35,7 @@ def show(
     """Print a ledger: what was spent, of what budget, on what, and by which run."""
     with loading():
         from polyclinic.privacy.ledger import Ledger
-        from polyclinic.privacy.statements import detailed, statement_of, statements
+        from polyclinic.privacy.ledger.statements import detailed, statement_of, statements
 
     path = _file(path)
     found = statements(_ledgers(path, site))
@@ -55,8 +55,8 @@ def show(
 def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
     """Recompute epsilon from a ledger's events and check that nothing was edited; exit code 1 if something is wrong."""
     with loading():
-        from polyclinic.privacy.ledger_verify import Finding, verify_all
-        from polyclinic.privacy.statements import statement_of
+        from polyclinic.privacy.ledger.statements import statement_of
+        from polyclinic.privacy.ledger.verify import Finding, verify_all
 
     path = _file(path)
     found = verify_all(path, site)
@@ -85,7 +85,7 @@ def export(
 ) -> None:
     """Write a ledger's whole statement for an auditor, with the hashes, so that its chain can be checked elsewhere."""
     with loading():
-        from polyclinic.privacy.ledger_verify import export as write
+        from polyclinic.privacy.ledger.verify import export as write
 
     statements = write(_ledgers(_file(path), site), out, force)
     charges, intact = sum(len(one["events"]) for one in statements), all(one["intact"] for one in statements)
@@ -101,10 +101,10 @@ def _file(path: Path) -> Path:
     """The ledger's file: ``path``, or the one in a hospital's folder or a run's. Raises ConfigError where a folder has none."""
     if not path.is_dir():
         return path
-    from polyclinic.synthesis.release import run_in
+    from polyclinic.runs.folder import Run
 
     places = [path / "ledger.sqlite", path / "home" / "ledger.sqlite"]
-    return next((place for place in places if place.is_file()), None) or run_in(path) / "sites" / "ledger.sqlite"
+    return next((place for place in places if place.is_file()), None) or Run.open(path).ledger
 
 
 def _ledgers(path: Path, site: str | None) -> list[Ledger]:

@@ -31,9 +31,12 @@ def report(
 
 def _finished(folder: Path) -> list[Path]:
     """The folder itself where it is a run's, else the finished runs in it, by name."""
-    if (folder / "config.toml").is_file() or (folder / "summary.json").is_file():
+    from polyclinic.runs.folder import Run
+
+    here = Run(folder)
+    if here.config_file.is_file() or here.summary_file.is_file():
         return [folder]
-    found = sorted(path.parent for path in folder.glob("*/summary.json"))
+    found = [run.path for run in Run.all_in(folder) if run.summary_file.is_file()]
     if not found:
         raise ConfigError(f"{folder} is neither the folder of a finished run nor does it hold one.")
     return found

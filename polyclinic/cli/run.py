@@ -99,11 +99,11 @@ def run(
         print_json(result.summary)
     else:
         _print_result(screen, result.summary)
-        screen.print(f"Report: {result.path / 'report.html'}", soft_wrap=True)
+        screen.print(f"Report: {result.folder.report}", soft_wrap=True)
     if result.summary["stopped"]:
         raise typer.Exit(BudgetRefused.exit_code)
     if (posterior := result.summary["posterior"]) and posterior["refused"]:
-        raise PolyclinicError(f"{posterior['refused']} What was spent is in {result.path / 'ledger.json'}.")
+        raise PolyclinicError(f"{posterior['refused']} What was spent is in {result.folder.statement_file}.")
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
@@ -130,9 +130,9 @@ def show(
 ) -> None:
     """Print a finished run."""
     with loading():
-        from polyclinic.server.run_folder import RunFolder
+        from polyclinic.runs.folder import Run
 
-    summary = RunFolder.existing(run).summary()
+    summary = Run.open(run).summary_json()
     if as_json:
         print_json(summary)
     else:

@@ -51,7 +51,7 @@ def synthesize(
             f"{'RUN' if run is None else '--out'} is not given; a run's folder and --out FILE are needed."
         )
     with loading():
-        from polyclinic.synthesis.release import synthesize as draw
+        from polyclinic.runs.synthesize import synthesize as draw
 
     screen = console(as_json)
     shown = Progress(
@@ -75,10 +75,10 @@ def synthesize(
 
 def _verify(file: Path, run: Path | None, as_json: bool) -> None:
     with loading():
+        from polyclinic.runs.folder import Run
         from polyclinic.synthesis.certificate import verify
-        from polyclinic.synthesis.release import run_in
 
-    found: dict[str, Any] = verify(file, None if run is None else run_in(run))
+    found: dict[str, Any] = verify(file, None if run is None else Run.open(run).certified)
     states = (
         [Text(one[key], "" if one["state"] == "intact" else "red") for key in ("file", "state")]
         for one in found["checked"]

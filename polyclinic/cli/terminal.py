@@ -186,10 +186,15 @@ def assignments(sets: list[str] | None) -> dict[str, Any]:
     """What ``-c KEY=VALUE`` gave, by key. Raises ConfigError for anything else."""
     from polyclinic.config import parse_value
 
-    found: dict[str, Any] = {}
-    for text in sets or []:
+    return {key: parse_value(value.strip()) for key, value in pairs("-c", sets).items()}
+
+
+def pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Values by their keys of an option that takes KEY=VALUE. Raises ConfigError for anything else."""
+    found = {}
+    for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"-c takes KEY=VALUE, not {text!r}.")
-        found[key.strip()] = parse_value(value.strip())
+            raise ConfigError(f"{option} takes KEY=VALUE, not {text!r}.")
+        found[key.strip()] = value
     return found

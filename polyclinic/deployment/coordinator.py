@@ -5,13 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from polyclinic.deployment.certificates import (
     CA_DAYS,
@@ -24,27 +22,23 @@ from polyclinic.deployment.certificates import (
     make_server,
 )
 from polyclinic.deployment.environment import CERTIFICATES, flower_settings, joined, reached_here
-from polyclinic.deployment.files import quoted, replace
+from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
-from polyclinic.toml import checked, read_model
+from polyclinic.toml import read_model
 
 FILE = "coordinator.toml"
 DATABASE = "superlink.db"
 LINK = "coordinator"  # the SuperLink's name in Flower's configuration
 
 
-class CoordinatorFile(BaseModel):
+class CoordinatorFile(FolderFile):
     """``coordinator.toml``; its folder holds all else.
 
     ``hosts``: names and addresses by which hospitals reach it, as in its certificate; ``listen``: the IP address and
     ``port`` at which it listens; ``control_from``: networks (CIDR), besides the machine itself, from which nodes are
     registered and runs are submitted.
     """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
-    )
 
     hosts: tuple[str, ...] = Field(min_length=1)
     listen: str = "0.0.0.0"
@@ -54,7 +48,9 @@ class CoordinatorFile(BaseModel):
     @field_validator("hosts")
     @classmethod
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_refusing(check_host, host) for host in value)
+        for host in value:
+            unless_refused(check_host, host)
+        return value
 
     @field_validator("listen")
     @classmethod
@@ -71,11 +67,6 @@ class CoordinatorFile(BaseModel):
         """What the certificate must name: Flower's own programs connect to the address at which it listens."""
         local = ["localhost", "127.0.0.1", "::1", reached_here(self.listen)]
         return list(dict.fromkeys([*self.hosts, *local]))
-
-    @classmethod
-    def build(cls, values: dict[str, Any], source: str) -> CoordinatorFile:
-        """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        return checked(cls, values, source)
 
 
 @dataclass(frozen=True)
@@ -125,8 +116,8 @@ class Coordinator:
         check_server(self.folder / "server.crt", self.folder / "server.key", self.folder / "ca.crt")
         ca, certificate, key, state = (str(self.folder / name) for name in names)
         return [
-            sys.executable, "-P", "-m", "polyclinic.deployment.superlink", "--host", self.file.listen, "--port",
-            str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
+            sys.executable, "-P", "-m", "polyclinic.deployment.flower.superlink", "--host", self.file.listen,
+            "--port", str(self.file.port), "--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--isolation", "subprocess",
             "--database", f"{state}/{DATABASE}",
         ]  # fmt: skip
@@ -184,22 +175,17 @@ def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DA
         "server.key": NewFile(server.key, SECRET),
         "flwr/config.toml": NewFile(config, PUBLIC),
         "state/README": NewFile(b"superlink.db holds the registered nodes and all runs; back it up.\n", SECRET),
-        FILE: NewFile(_text(file), PUBLIC),
+        FILE: NewFile(_HEAD + commented(file.model_dump(), _MEANINGS), PUBLIC),
     }
 
 
-def _text(file: CoordinatorFile) -> str:
-    return f"""\
-# The coordinator of a federation; `polyclinic coordinator renew` after a change of hosts or listen.
-
-# Names and addresses by which hospitals reach it; they stand in its certificate.
-hosts = {_list(file.hosts)}
-# IP address (0.0.0.0: all of this machine's) and port at which it listens.
-listen = {quoted(file.listen)}
-port = {file.port}
-# Networks, besides this machine itself, from which nodes may be registered and runs submitted, such as "10.1.0.0/24".
-control-from = {_list(file.control_from)}
-"""
+_HEAD = "# The coordinator of a federation; `polyclinic coordinator renew` after a change of hosts or listen.\n\n"
+_MEANINGS = {
+    "hosts": "Names and addresses by which hospitals reach it; they stand in its certificate.",
+    "listen": "IP address (0.0.0.0: all of this machine's) and port at which it listens.",
+    "control_from": "Networks, besides this machine itself, from which nodes may be registered and runs submitted, such as "
+    '"10.1.0.0/24".',
+}
 
 
 def _flower_config(address: str, ca: Path) -> str:
@@ -211,14 +197,3 @@ default = "{LINK}"
 address = {quoted(address)}
 root-certificates = {quoted(str(ca))}
 """
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"[{', '.join(map(quoted, texts))}]"
-
-
-def _refusing(check: Any, value: str) -> str:
-    try:
-        return str(check(value))
-    except ConfigError as error:
-        raise ValueError(str(error).rstrip(".")) from None

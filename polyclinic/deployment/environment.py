@@ -6,9 +6,10 @@ import ipaddress
 import os
 import sys
 from collections.abc import Mapping
+from logging import WARNING
 from pathlib import Path
 
-from polyclinic.deployment.certificates import check_host
+from polyclinic.deployment.certificates import check_host, warn_daily
 from polyclinic.errors import ConfigError
 
 CERTIFICATES = "POLYCLINIC_CERTIFICATES"  # paths of those whose end a program warns of, as in PATH
@@ -26,9 +27,12 @@ def flower_settings(home: Path) -> dict[str, str]:
     }
 
 
-def certificates_to_watch() -> list[Path]:
-    """The paths in CERTIFICATES of this process's environment."""
-    return [Path(path) for path in os.environ.get(CERTIFICATES, "").split(os.pathsep) if path]
+def watch_certificates() -> None:
+    """Let Flower's log warn daily of each certificate that is about to end, of those that CERTIFICATES names."""
+    from flwr.common.logger import log
+
+    paths = [Path(path) for path in os.environ.get(CERTIFICATES, "").split(os.pathsep) if path]
+    warn_daily(paths, lambda sentence: log(WARNING, "%s", sentence))
 
 
 def with_settings(settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,14 +1,31 @@
-"""Folders that are written whole or not at all, and never over what is there."""
+"""Folders that are written whole or not at all, and never over what is there; and the TOML files that people read in them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
 
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.files import SECRET, NewFile, write_files
+from polyclinic.toml import checked
+
+
+class FolderFile(BaseModel):
+    """A TOML file of a coordinator's or a hospital's folder: keys with dashes, none but the model's."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
+    )
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
+        return checked(cls, values, source)
 
 
 def write_new(folder: Path, files: Mapping[str, NewFile]) -> None:
@@ -46,8 +63,33 @@ def replace(files: Mapping[Path, NewFile]) -> None:
         raise PolyclinicError(f"{error.filename} cannot be written: {error.strerror or error}.") from None
 
 
+def commented(values: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """TOML with a line for each value, below its comment where it has one. Raises ConfigError as ``quoted``."""
+    lines = (
+        (f"# {comments[name]}\n" if name in comments else "") + f"{name.replace('_', '-')} = {_toml(value)}\n"
+        for name, value in values.items()
+    )
+    return "".join(lines)
+
+
+def unless_refused(check: Callable[[str], object], value: str) -> None:
+    """Check a value in a model. Raises ValueError, which pydantic expects, in place of the check's ConfigError."""
+    try:
+        check(value)
+    except ConfigError as error:
+        raise ValueError(str(error).rstrip(".")) from None
+
+
 def quoted(text: str) -> str:
     """A basic string of TOML. Raises ConfigError for control characters, which no name or path here needs."""
     if not text.isprintable():
         raise ConfigError(f"{text!r} has a character that cannot be printed; names and paths may not.")
     return json.dumps(text, ensure_ascii=False)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(quoted, value))}]"
+    return quoted(value) if isinstance(value, str) else repr(value)

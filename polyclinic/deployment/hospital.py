@@ -9,32 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.certificates import check_authority
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
-from polyclinic.deployment.files import quoted, replace
+from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
 from polyclinic.deployment.keys import check_private_key, make_node_key
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
-from polyclinic.toml import checked, read_model
+from polyclinic.toml import read_model
 
 FILE, NODE = "hospital.toml", "node.toml"
 
 
-class NodeFile(BaseModel):
+class NodeFile(FolderFile):
     """``node.toml`` of a hospital's folder: to whom its node connects, and as whom; paths are relative to it.
 
     ``coordinator``: HOST:PORT; ``ca``: the coordinator's authority; ``key``: the node's private key; ``port``: of the
     loopback, at which the node's own processes reach it; ``trusted_signers``: Flower's file of signers (YAML), one of
     whom must have signed a bundle.
     """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
-    )
 
     coordinator: str
     ca: str = "ca.crt"
@@ -45,10 +41,7 @@ class NodeFile(BaseModel):
     @field_validator("coordinator")
     @classmethod
     def _coordinator(cls, value: str) -> str:
-        try:
-            endpoint(value)
-        except ConfigError as error:
-            raise ValueError(str(error).rstrip(".")) from None
+        unless_refused(endpoint, value)
         return value
 
 
@@ -117,16 +110,11 @@ class HospitalNode:
             ["--trusted-entities", str(self.folder / self.node.trusted_signers)] if self.node.trusted_signers else []
         )
         return [
-            sys.executable, "-P", "-m", "polyclinic.deployment.supernode", "--superlink", self.node.coordinator,
+            sys.executable, "-P", "-m", "polyclinic.deployment.flower.supernode", "--superlink", self.node.coordinator,
             "--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.folder / self.node.key),
             "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.node.port), *signers,
             "--node-config", f"hospital={quoted(hospital)}",
         ]  # fmt: skip
-
-
-def node_file(values: dict[str, Any], source: str = "The node") -> NodeFile:
-    """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-    return checked(NodeFile, values, source)
 
 
 def new_key(found: HospitalNode) -> str:
@@ -163,7 +151,7 @@ def hospital_files(
         "ca.crt": NewFile(ca, PUBLIC),
         "node.key": NewFile(key.private, SECRET),
         "node.pub": NewFile(f"{key.public}\n", PUBLIC),
-        NODE: NewFile(_node_text(node), PUBLIC),
+        NODE: NewFile(_NODE_HEAD + commented(node.model_dump(), _NODE_MEANINGS), PUBLIC),
         "flwr/README": NewFile("Flower's own files; nothing of them need be kept.\n", PUBLIC),
         "home/README": NewFile(
             b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n", SECRET
@@ -181,6 +169,13 @@ def check_delta(delta: float, patients: int) -> None:
         )
 
 
+_NODE_HEAD = "# The hospital's node: to whom it connects, and as whom. Paths are relative to this file.\n"
+_NODE_MEANINGS = {
+    "ca": "The authority whose certificate the coordinator must show, and the key by which the coordinator knows this node.",
+    "port": "Of this machine's loopback, for the node's own processes; a second node on one machine needs another.",
+    "trusted_signers": "Flower's file of signers (flower-supernode --trusted-entities), one of whom must have signed a bundle; "
+    '"" asks for none.',
+}
 _MEANINGS = {
     "budget": "Epsilon that these records may ever spend; raising it is your decision.",
     "delta": "Below 1/patients, better a tenth of that; fixed once the ledger exists.",
@@ -210,9 +205,6 @@ _MEANINGS = {
 
 
 def _text(site: str, records: Records, policy: dict[str, Any]) -> str:
-    keys = "".join(
-        f"# {_MEANINGS[name]}\n{name.replace('_', '-')} = {_value(value)}\n" for name, value in policy.items()
-    )
     source = "".join(f"{name} = {quoted(value)}\n" for name, value in records.source.items())
     return f"""\
 # A hospital: its records and what may leave them. Paths are relative to this file.
@@ -224,26 +216,4 @@ home = "home"
 {f"{chr(10)}[source]{chr(10)}{source}" if source else ""}
 # The server can only ask; this decides.
 [policy]
-{keys}"""
-
-
-def _node_text(node: NodeFile) -> str:
-    return f"""\
-# The hospital's node: to whom it connects, and as whom. Paths are relative to this file.
-coordinator = {quoted(node.coordinator)}
-# The authority whose certificate the coordinator must show, and the key by which the coordinator knows this node.
-ca = {quoted(node.ca)}
-key = {quoted(node.key)}
-# Of this machine's loopback, for the node's own processes; a second node on one machine needs another.
-port = {node.port}
-# Flower's file of signers (flower-supernode --trusted-entities), one of whom must have signed a bundle; "" asks for none.
-trusted-signers = {quoted(node.trusted_signers)}
-"""
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(quoted, value))}]"
-    return quoted(value) if isinstance(value, str) else repr(value)
+{commented(policy, _MEANINGS)}"""

@@ -23,6 +23,8 @@ from polyclinic.client.journal import NAME, entry_of
 from polyclinic.deployment.certificates import days_left
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.folder import Run
+from polyclinic.runs.history import OVERALL
 
 
 @dataclass
@@ -155,7 +157,7 @@ class CoordinatorMetrics(Collector):
             "bytes_down": "Bytes of arrays to hospitals, over all rounds.", "seconds": "Seconds of all rounds.",
             "epsilon": "Largest epsilon that a hospital's ledger said.", "finished": "1 when the report is written.",
         }  # fmt: skip
-        found = {run.parent.name: _of_run(run) for run in sorted(self._runs.glob("*/config.toml"))}
+        found = {run.name: _of_run(run) for run in Run.all_in(self._runs)}
         for name, what in names.items():
             metric = GaugeMetricFamily(f"polyclinic_run_{name}", what, labels=["run"])
             for run, values in found.items():
@@ -171,27 +173,21 @@ def _days_of(certificates: Sequence[Path]) -> Metric:
     return days
 
 
-def _of_run(config: Path) -> dict[str, float]:
-    told = dict.fromkeys(("round", "hospitals", "dropouts", "bytes_up", "bytes_down", "seconds", "epsilon"), 0.0)
-    joined: Counter[int] = Counter()
-    seconds: dict[int, float] = {}
-    history = config.with_name("history.jsonl")
-    for line in history.read_bytes().splitlines() if history.is_file() else ():
-        found = entry_of(line) or {}
-        if "dropout" in found:
-            told["dropouts"] += 1
-        row = found.get("row")
-        if not isinstance(row, dict):
-            continue
-        told["round"] = max(told["round"], row["round"])
-        seconds[row["round"]] = float(row.get("seconds") or 0.0)
-        if row["site"] not in ("pooled", "macro"):
-            joined[row["round"]] += 1
-            told["epsilon"] = max(told["epsilon"], row.get("epsilon") or 0.0)
-            for name in ("bytes_up", "bytes_down"):
-                told[name] += row.get(name) or 0.0
-    told |= {"hospitals": float(joined[int(told["round"])]), "seconds": sum(seconds.values())}
-    return told | {"finished": float(config.with_name("report.html").is_file())}
+def _of_run(run: Run) -> dict[str, float]:
+    records = run.history()
+    rows = records["row"]
+    newest = max((row["round"] for row in rows), default=0)
+    sites = [row for row in rows if row["site"] not in OVERALL]
+    return {
+        "round": float(newest),
+        "hospitals": float(sum(row["round"] == newest for row in sites)),
+        "dropouts": float(len(records["dropout"])),
+        "bytes_up": sum(row.get("bytes_up") or 0.0 for row in sites),
+        "bytes_down": sum(row.get("bytes_down") or 0.0 for row in sites),
+        "seconds": sum({row["round"]: row.get("seconds") or 0.0 for row in rows}.values()),
+        "epsilon": max((row.get("epsilon") or 0.0 for row in sites), default=0.0),
+        "finished": float(run.finished),
+    }
 
 
 def serve(collector: Collector, host: str, port: int) -> WSGIServer:

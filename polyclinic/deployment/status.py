@@ -13,7 +13,7 @@ from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import FILE, HospitalNode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
 
 _SECONDS = 3.0
 _TOLD = ("run", "round", "purpose", "time")

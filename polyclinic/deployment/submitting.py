@@ -18,7 +18,7 @@ from polyclinic.deployment.control import control, runs
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.server.run_folder import RESULTS, RunFolder
+from polyclinic.runs.folder import RESULTS, Run
 
 _POLL_SECONDS = 1.0
 # A run whose folder no process holds for so long has ended; Flower itself waits a minute for a heartbeat.
@@ -43,12 +43,12 @@ def submit(
     """
     given: list[Mapping[str, Any]] = [{"out": "runs"}, values]
     if resume is not None:
-        begun = RunFolder.existing(run_to_resume(found.folder / "runs", resume))
+        begun = Run.open(run_to_resume(found.folder / "runs", resume))
         given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
     config = RunConfig.build(*given)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:
-        RunFolder.to_resume(config)
+        Run.to_resume(config)
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
     out = str(found.folder / Path(config.out).expanduser())
@@ -57,8 +57,8 @@ def submit(
         (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
         app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
-        run = _started(app, told, environment)
-        said, abandoned = _follow(run, environment, say) if stream else ("", False)
+        run = start_run(app, LINK, told, environment)
+        said, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
     try:
         with control(address or found.here, found.folder / "ca.crt") as client:
             result = _result(client, run, wait=stream and not abandoned) | {"out": out}
@@ -76,13 +76,13 @@ def submit(
     return result
 
 
-def folders_by_run(runs: Path) -> dict[str, RunFolder]:
+def folders_by_run(runs: Path) -> dict[str, Run]:
     """The folders in ``runs`` by the numbers of the Flower runs that worked in them."""
-    folders = [RunFolder(path.parent) for path in sorted(runs.glob("*/config.toml"))]
+    folders = Run.all_in(runs)
     return {number: folder for folder in folders for number in folder.flower_runs}
 
 
-def next_step(found: Coordinator, folder: RunFolder) -> str:
+def next_step(found: Coordinator, folder: Run) -> str:
     """How to go on with a run that is not finished and that no process carries out any more."""
     if not folder.checkpoint.is_file():
         return f"Run {folder.name} stopped before its first checkpoint; submit it anew."
@@ -112,10 +112,14 @@ def own_app(home: Path) -> Path:
     return app
 
 
-def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> str:
+def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[str, str], *options: str) -> str:
+    """The number of a run that ``flwr run`` starts at the SuperLink that Flower's configuration calls ``link``.
+
+    Raises PolyclinicError with Flower's words when it refuses the run.
+    """
     overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
     done = subprocess.run(
-        ["flwr", "run", str(app), LINK, "--run-config", overrides, "--format", "json"], env=environment,
+        ["flwr", "run", str(app), link, "--run-config", overrides, "--format", "json", *options], env=environment,
         capture_output=True, text=True,
     )  # fmt: skip
     said = _json(done.stdout)
@@ -125,11 +129,11 @@ def _started(app: Path, values: dict[str, Any], environment: dict[str, str]) -> 
     return str(said["run-id"])
 
 
-def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
+def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
     """Tell the run's log until it ends; the last error in it, or "", and whether its ServerApp ended without Flower noticing."""
     error, abandoned = "", threading.Event()
     process = subprocess.Popen(
-        ["flwr", "log", run, LINK, "--stream"],
+        ["flwr", "log", run, link, "--stream"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -137,7 +141,7 @@ def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -
     )
     assert process.stdout is not None
 
-    def watch(folder: RunFolder) -> None:
+    def watch(folder: Run) -> None:
         free = 0.0
         while process.poll() is None and free < _FREE_SECONDS:
             time.sleep(_POLL_SECONDS)
@@ -153,7 +157,7 @@ def _follow(run: str, environment: dict[str, str], say: Callable[[str], None]) -
             if "ERROR" in line and "Polyclinic: " in line:
                 error = line.split("Polyclinic: ", 1)[1].strip()
             if RESULTS in line and (path := Path(line.split(RESULTS, 1)[1].strip())).is_dir():
-                threading.Thread(target=watch, args=(RunFolder(path),), daemon=True).start()
+                threading.Thread(target=watch, args=(Run(path),), daemon=True).start()
     finally:
         process.terminate()
         process.wait()

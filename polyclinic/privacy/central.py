@@ -35,7 +35,7 @@ class CentralPlan:
     each hospital is in a round, independently of all else; 1 claims no amplification. quantile: share of the updates
     that should lie within the clip norm, which then follows them; None leaves it fixed.
     separation: a hospital takes part every so many rounds at the most; above 1 it is not sampled.
-    rounds: that the run will have; its ledger takes later ones as requests that nobody declared (``privacy.filter``).
+    rounds: that the run will have; its ledger takes later ones as requests that nobody declared (``privacy.accounting.filter``).
     noise: "independent", or a process over ``rounds`` rounds (polyclinic.privacy.noise) whose noise of one round takes away
     some of earlier rounds'; then the noise multiplier is that of all rounds together, and neither sampling nor an adaptive
     clip norm is possible.

@@ -5,7 +5,7 @@ Every patient's vector is clipped to L2 norm 1, so that adding or removing a pat
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,12 +17,9 @@ _AT_ONCE = 1 << 22
 _MARGIN = 1.0 - 1e-9
 
 
-class Contributions(Protocol):
-    """What each patient adds to a sum."""
-
-    def __call__(self, rows: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) of (n, D) ``rows``, (n,) of whom each is; of a patient with several rows their mean."""
-        ...
+#: What each patient adds to a sum: (patients, size) of (n, D) rows, (n,) of whom each is, and how many patients there are; of
+#: a patient with several rows their mean.
+Contributions = Callable[[Floats, Ints, int], Floats]
 
 
 def clipped_total(

@@ -154,7 +154,7 @@ class Program(ABC):
 
             check_penalised(build, arrays, self.width(schema), self.config.training.engine)
         if settings.local != PLAIN:
-            from polyclinic.training.rehearsal import check_half
+            from polyclinic.training.sites.rehearsal import check_half
 
             check_half(build, arrays, settings)
 

@@ -19,7 +19,7 @@ from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon
-from polyclinic.privacy.ledger_file import finite
+from polyclinic.privacy.ledger.file import finite
 from polyclinic.privacy.mechanisms import M, calibrated
 from polyclinic.privacy.streams import Stream
 from polyclinic.types import Arrays

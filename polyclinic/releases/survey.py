@@ -37,7 +37,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import approximate_event, gaussian_event
-from polyclinic.privacy.ledger_file import finite
+from polyclinic.privacy.ledger.file import finite
 from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
 from polyclinic.privacy.streams import Stream
 from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon

@@ -21,7 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyclinic.evaluation.page import frame, policy, render
-from polyclinic.serving.runs import MOST_ROUNDS, Record, Runs
+from polyclinic.runs.folder import Run
+from polyclinic.runs.history import Record
+from polyclinic.serving.runs import MOST_ROUNDS, Runs
 
 _MORE = """
 tr.chosen > * { background: var(--soft); } td a, th a { color: var(--accent); }
@@ -168,7 +170,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_READ = ("config.toml", "history.jsonl", "report.html")
 
 
 class _Headers:
@@ -247,4 +248,5 @@ def application(folder: Path, hosts: Sequence[str]) -> Starlette:
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    return all((folder / name / file).resolve().is_relative_to(folder) for file in _READ)
+    run = Run(folder / name)
+    return all(path.resolve().is_relative_to(folder) for path in (run.config_file, run.history_file, run.report))

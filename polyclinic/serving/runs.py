@@ -15,9 +15,10 @@ import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
+from polyclinic.runs.folder import Run
+from polyclinic.runs.history import OVERALL, Record
+
 QUIET = 60.0  # seconds without news after which a run that has no report is called quiet
 MOST_ROUNDS = 10**9
 _MOST_CONFIG, _MOST_HISTORY, _LONGEST = 1 << 20, 1 << 24, 500  # bytes that are read at once; characters of a text
@@ -70,7 +71,7 @@ class Course:
             row = line["row"]
             number, site = _whole(row["round"]), _text(row["site"])
             shown = {"round": number} | {name: _number(row.get(name)) for name in _SHOWN}
-            if site not in ("pooled", "macro"):
+            if site not in OVERALL:
                 self.sites[site] = shown | {"epsilon": _number(row.get("epsilon"))}
             elif site == "pooled" or number not in self.overall:
                 self.overall[number] = shown | {"of": site}
@@ -89,23 +90,23 @@ class Runs:
 
     def names(self) -> list[str]:
         """Folders that hold a config.toml, the newest name first."""
-        return sorted((path.parent.name for path in self.folder.glob("*/config.toml")), reverse=True)
+        return [run.name for run in reversed(Run.all_in(self.folder))]
 
     def report(self, name: str) -> Path | None:
         """The page of a finished run."""
-        page = self.folder / name / "report.html"
-        return page if name in self.names() and page.is_file() else None
+        run = Run(self.folder / name)
+        return run.report if name in self.names() and run.finished else None
 
     def summary(self, name: str) -> Record:
         """How far a run is. Raises KeyError if there is none of that name."""
         if name not in self.names():
             raise KeyError(name)
-        folder = self.folder / name
-        course, quiet = self._course(name), _quiet(folder)
-        config, problem = _config(folder / "config.toml")
-        done = (folder / "report.html").is_file()
+        run = Run(self.folder / name)
+        course, quiet = self._course(run), _quiet(run)
+        config, problem = _config(run.config_file)
+        done = run.finished
         spent = [row["epsilon"] for row in course.sites.values() if row["epsilon"] is not None]
-        finished = _finished(folder / "summary.json") if done else {}
+        finished = _finished(run.summary_file) if done else {}
         return config | {"epsilon": max(spent, default=None)} | finished | {
             "name": name, "round": course.round,
             "newest": course.overall.get(course.round), "quiet": round(quiet, 1),
@@ -119,8 +120,8 @@ class Runs:
         rounds = [row for number, row in sorted(course.overall.items()) if number > after]
         return found | {"course": rounds, "sites": course.sites, "dropouts": course.dropouts[-20:]}
 
-    def _course(self, name: str) -> Course:
-        course = self._courses.setdefault(name, Course(self.folder / name / "history.jsonl"))
+    def _course(self, run: Run) -> Course:
+        course = self._courses.setdefault(run.name, Course(run.history_file))
         course.read()
         return course
 
@@ -148,13 +149,14 @@ def _config(path: Path) -> tuple[Record, str | None]:
         if size > _MOST_CONFIG:
             raise ValueError("too long")
         told = tomllib.loads(content.decode())
+        privacy = told.get("privacy", {})
         shown = {
             "dataset": None if told.get("dataset") is None else _text(told["dataset"]),
             "strategy": None if told.get("strategy") is None else _text(told["strategy"]),
             "rounds": None if told.get("rounds") is None else _whole(told["rounds"]),
-            "private": bool(told.get("dp", True)), "budget": _number(told.get("epsilon")),
+            "private": bool(privacy.get("dp", True)), "budget": _number(privacy.get("epsilon")),
         }  # fmt: skip
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         nothing = dict.fromkeys(("dataset", "strategy", "rounds", "budget"))
         return nothing | {"private": True}, "config.toml is not the configuration of a run."
     return shown, None
@@ -194,10 +196,10 @@ def _number(value: object) -> float | None:
     return float(value) if abs(value) <= sys.float_info.max else None
 
 
-def _quiet(folder: Path) -> float:
+def _quiet(run: Run) -> float:
     """Seconds since a run's folder last told anything."""
     times = []
-    for name in ("config.toml", "history.jsonl", "checkpoint.safetensors", "report.html"):
+    for path in (run.config_file, run.history_file, run.checkpoint, run.report):
         with suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
+            times.append(path.stat().st_mtime)
     return max(0.0, time.time() - max(times, default=0.0))

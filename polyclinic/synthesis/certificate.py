@@ -113,10 +113,10 @@ def certificate_path(out: Path) -> Path:
     return out.with_name(out.stem + ENDING)
 
 
-def verify(file: str | Path, run: Path | None = None) -> dict[str, Any]:
+def verify(file: str | Path, run: Mapping[str, Path] | None = None) -> dict[str, Any]:
     """Whether ``file`` is as its certificate says; all its files where ``file`` is a certificate.
 
-    run: also whether the generator and the ledger statement in this folder are those that the rows came from.
+    run: files ``synthesizer`` and ``ledger`` of a run: also whether they are those that the rows came from.
     The answer has ``certificate``, ``checked`` (``file`` and ``state``: intact, changed or missing) and ``intact``.
     Raises ConfigError where there is no certificate of the file, DataError where it is damaged.
     """
@@ -134,7 +134,7 @@ def verify(file: str | Path, run: Path | None = None) -> dict[str, Any]:
         files = {file.name: files[file.name]}
     expected = {path.with_name(Path(name).name): digest for name, digest in files.items()}
     if run is not None:
-        expected |= {run / "synthesizer.safetensors": digests["synthesizer"], run / "ledger.json": digests["ledger"]}
+        expected |= {path: digests[name] for name, path in run.items()}
     checked = [{"file": str(one), "state": _state(one, digest)} for one, digest in expected.items()]
     return {"certificate": str(path), "checked": checked, "intact": all(one["state"] == "intact" for one in checked)}
 

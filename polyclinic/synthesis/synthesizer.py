@@ -17,8 +17,6 @@ from polyclinic.files import write_file
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints
 
-#: The file in a run's folder.
-SYNTHESIZER = "synthesizer.safetensors"
 _META = "synthesizer"
 
 

@@ -20,7 +20,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
-from polyclinic.training.one_by_one import train_one
+from polyclinic.training.sites.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings

@@ -31,7 +31,7 @@ class TrainSettings:
 
     ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
     noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
-    with its gain (``training.denoising``).
+    with its gain (``training.sites.optimizers``).
     ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
     release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64

@@ -23,7 +23,7 @@ from polyclinic.models.tabular import initialise
 from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import plan_text
+from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid

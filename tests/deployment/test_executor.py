@@ -20,8 +20,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 
-from polyclinic.deployment import executor, supernode
-from polyclinic.deployment.pauses import Pauses
+from polyclinic.deployment.flower import executor, supernode
+from polyclinic.deployment.flower.pauses import Pauses
 
 from .conftest import ROOT
 

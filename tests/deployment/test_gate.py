@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from flwr.superlink import extensions, main
 
-from polyclinic.deployment.superlink import guard
+from polyclinic.deployment.flower.superlink import guard
 
 FAR, ADMIN = "203.0.113.9", "10.1.0.7"
 

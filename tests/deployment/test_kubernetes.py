@@ -110,7 +110,7 @@ def test_a_pod_is_confined_as_its_container_in_compose_is(side: str) -> None:
 
 
 def test_a_hospital_is_ready_as_it_is_healthy_in_compose_and_the_coordinators_probes_ask_its_port() -> None:
-    from polyclinic.deployment.gate import Gate
+    from polyclinic.deployment.flower.gate import Gate
 
     only = container("hospital")
     kind, command = LIKE["hospital"]["healthcheck"]["test"]

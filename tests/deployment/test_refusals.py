@@ -8,7 +8,7 @@ import httpx
 import pytest
 from flwr.supercore.error import ApiErrorCode
 
-from polyclinic.deployment.refusals import CONNECTED, REVOKED, UNREGISTERED, refusal
+from polyclinic.deployment.flower.refusals import CONNECTED, REVOKED, UNREGISTERED, refusal
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 500_000, UTC)
 

@@ -18,8 +18,8 @@ from sklearn.linear_model import LogisticRegression
 
 from polyclinic import Federation
 from polyclinic.federation import RunResult
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.progress import Progress
-from polyclinic.synthesis.release import synthesize
 
 Arrays = Mapping[str, NDArray[Any]]
 #: By how much results may differ where processors add up in another order, as a share of their size.

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from polyclinic.cli.flower import flower_environment, flower_status, superlink
+from polyclinic.cli.flower import flower_status, superlink
+from polyclinic.deployment.environment import flower_settings, with_settings
 
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.json"
@@ -104,7 +105,7 @@ def main() -> None:
     expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        superlink(Path(folder), environment := flower_environment(Path(folder))),
+        superlink(Path(folder), environment := with_settings(flower_settings(Path(folder)))),
     ):
         for name in names:
             expected[name] = under_flower(name, Path(folder) / "apps", environment)

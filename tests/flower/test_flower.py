@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyclinic.cli.flower import flower_environment
+from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.federation import RunResult
 from polyclinic.privacy.ledger import Ledger
 
@@ -100,7 +100,7 @@ def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path, monke
     model that lie beside; then a value that cannot be, whose sentence is the last that is said.
     """
     binaries = _python_without_polyclinic(tmp_path / "bare")
-    environment = flower_environment(tmp_path / "flwr") | {
+    environment = with_settings(flower_settings(tmp_path / "flwr")) | {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
     }  # fmt: skip
     environment.pop("PYTHONPATH", None)
@@ -151,7 +151,7 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "site"\n[superlink.site]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    environment = flower_environment(home) | {"PYTHONPATH": str(ROOT)}
+    environment = with_settings(flower_settings(home)) | {"PYTHONPATH": str(ROOT)}
     link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), "--isolation", "subprocess",
             "--disable-runtime-dependency-installation"]  # fmt: skip
     with contextlib.ExitStack() as stack:

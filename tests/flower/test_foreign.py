@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.cli.flower import flower_environment, superlink
+from polyclinic.cli.flower import superlink
+from polyclinic.deployment.environment import flower_settings, with_settings
 from tests.flower.foreign import APPS, EXPECTED, assert_alike, simulated, under_flower
 
 # Of several kinds, and quick: a strategy's own loop, state, mods, an older strategy, errors.
@@ -35,7 +36,7 @@ def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_flower_gives_today_what_the_table_says(tmp_path: Path) -> None:
-    environment = flower_environment(tmp_path)
+    environment = with_settings(flower_settings(tmp_path))
     with superlink(tmp_path, environment):
         for name in ANEW:
             assert_alike(under_flower(name, tmp_path / "apps", environment), json.loads(EXPECTED.read_text())[name])

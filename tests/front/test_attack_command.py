@@ -14,10 +14,11 @@ from polyclinic import Federation
 from polyclinic.attacking import read_target
 from polyclinic.cli import app
 from polyclinic.cli.attack import shown as shown_of
-from polyclinic.client.hospital import simulated_patients
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.federation import RunResult
+from polyclinic.runs import folder
+from polyclinic.runs.simulation import simulated_patients
 from tests.front.test_json_page import NAMED, keys
 
 Run = Callable[..., RunResult]
@@ -89,10 +90,10 @@ def test_of_a_model_whose_layers_stay_at_hospitals_only_gradients_are_attacked(q
 
 
 def test_a_section_is_there_only_of_what_can_be_read(tmp_path: Path) -> None:
-    assert attack_section(tmp_path) == ""
+    assert attack_section(folder.Run(tmp_path)) == ""
     (tmp_path / "attacks.json").write_text('{"members": 3}')
     with pytest.raises(DataError, match="attack the run again"):
-        attack_section(tmp_path)
+        attack_section(folder.Run(tmp_path))
 
 
 def test_a_run_without_privacy_has_nothing_to_audit_and_a_wrong_column_is_told(quick: Run) -> None:

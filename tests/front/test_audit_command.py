@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from polyclinic.auditing import subject_of_run
 from polyclinic.cli import app
-from polyclinic.client.hospital import simulated_patients
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
+from polyclinic.runs.simulation import simulated_patients
 
 Run = Callable[..., RunResult]
 SMALL = ["--canaries", "300", "--guesses", "150", "--seed", "1"]

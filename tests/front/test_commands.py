@@ -153,13 +153,13 @@ def test_help_is_there(command: Command, name: list[str]) -> None:
 
 
 def test_the_help_lists_every_command_as_the_command_describes_itself(command: Command) -> None:
-    for name, (_, paragraph) in COMMANDS.items():
+    for name, paragraph in COMMANDS.items():
         described = typer.main.get_command(app).commands[name].help  # type: ignore[attr-defined]
         assert paragraph == " ".join(described.split("\f")[0].split("\n\n")[0].split()), name
     for help_of_all in (command("--help"), command()):
         assert help_of_all.stdout.split() == command("--help").stdout.split()
         words = " ".join(help_of_all.stdout.split())
-        assert all(f"{name} {paragraph}" in words for name, (_, paragraph) in COMMANDS.items())
+        assert all(f"{name} {paragraph}" in words for name, paragraph in COMMANDS.items())
 
 
 def test_version(command: Command) -> None:

@@ -13,9 +13,9 @@ from polyclinic.cli import app
 from polyclinic.config import SECTIONS, RunConfig, check_effects, noise_named, put_aside
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.comparison import SHOWN, shown_epsilon
+from polyclinic.privacy.accounting.comparison import SHOWN, shown_epsilon
+from polyclinic.privacy.accounting.risk import risk
 from polyclinic.privacy.events import dpsgd_event
-from polyclinic.privacy.risk import risk
 
 EDGES = [
     5e-324,

@@ -19,12 +19,12 @@ from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_terms import entry_of, to_text
-from polyclinic.privacy.ledger_verify import export
+from polyclinic.privacy.ledger.terms import entry_of, to_text
+from polyclinic.privacy.ledger.verify import export
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
-from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from tests.privacy.test_ledger_terms import ran

@@ -15,12 +15,12 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from torch import nn
 
 from polyclinic import Federation, Privacy, RunConfig
-from polyclinic.client.hospital import simulated_patients
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.breast_cancer import DATASET
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
 from polyclinic.naming import check_reach
+from polyclinic.runs.simulation import simulated_patients
 from polyclinic.strategies.ditto import Ditto
 
 Quick = Callable[..., RunResult]

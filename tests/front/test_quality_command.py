@@ -20,11 +20,10 @@ from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
 from polyclinic.ehr.rules import violations
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report
-from polyclinic.evaluation.report.quality import FILE
 from polyclinic.quality import judge_at_home, judge_run
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import synthesize
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, save
+from polyclinic.synthesis.synthesizer import save
 from polyclinic.types import Arrays, Floats, Ints
 from tests.evaluation.browser import browser, needs_browser
 from tests.front.test_json_page import NAMED
@@ -49,7 +48,7 @@ def hospital(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_runs_report_shows_how_like_its_patients_are(run: RunResult) -> None:
-    found = json.loads((run.path / FILE).read_text())
+    found = json.loads((run.path / "quality.json").read_text())
     assert not set(found) - NAMED and not set(found["tables"]["synthetic"]) - NAMED
     assert found["full"] is False and found["transfer"] is None and found["hospital"] is None
     patients = run.summary["metrics"]["sites"]
@@ -68,7 +67,7 @@ def test_a_hospital_judges_at_home_and_nothing_is_charged(run: RunResult, hospit
     page = hospital.parent / "quality.html"
     found = judge_at_home(run.path, hospital, page, full=False)
     assert found["hospital"] == "North" and sum(found["rows"][side] for side in ("held_out", "training")) == 120
-    assert json.loads((hospital.parent / FILE).read_text()) == found
+    assert json.loads((hospital.parent / "quality.json").read_text()) == found
     text = page.read_text()
     assert "Stays at the hospital" in text and "those of North" in text and text.count("data:image/svg+xml") == 5
     assert not (hospital.parent / "home").exists()
@@ -114,7 +113,7 @@ class Diverged:
 def test_a_generator_that_diverged_is_not_judged(run: RunResult, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run.path, folder)
-    save(Diverged(Layout.of(SCHEMA)), folder / SYNTHESIZER)
+    save(Diverged(Layout.of(SCHEMA)), folder / "synthesizer.safetensors")
     found = judge_run(folder, full=False)
     assert "diverged" in found["undefined"] and "tables" not in found
     assert "Undefined: the generator has diverged" in (folder / "report.html").read_text()
@@ -123,9 +122,9 @@ def test_a_generator_that_diverged_is_not_judged(run: RunResult, tmp_path: Path)
 def test_what_cannot_be_judged_says_why(run: RunResult, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(run.summary))
     run.rounds.to_parquet(tmp_path / "rounds.parquet")
-    (tmp_path / FILE).write_text('{"undefined": "no patient was held out"}')
+    (tmp_path / "quality.json").write_text('{"undefined": "no patient was held out"}')
     assert "<p>Undefined: no patient was held out.</p>" in render_report(tmp_path).read_text()
-    (tmp_path / FILE).write_text("{}")
+    (tmp_path / "quality.json").write_text("{}")
     with pytest.raises(DataError, match="polyclinic quality"):
         render_report(tmp_path)
     (tmp_path / "config.toml").write_text('task = "classification"\n')

@@ -34,7 +34,7 @@ def begin(folder: Path, name: str, rounds: int = 4) -> Path:
     run = folder / name
     run.mkdir(parents=True)
     (run / "config.toml").write_text(
-        f'dataset = "trial"\nstrategy = "fedavg"\nrounds = {rounds}\nepsilon = 3.0\ndp = true\n'
+        f'dataset = "trial"\nstrategy = "fedavg"\nrounds = {rounds}\n[privacy]\nepsilon = 3.0\ndp = true\n'
     )
     (run / "history.jsonl").write_text("")
     return run
@@ -48,6 +48,7 @@ def tell(run: Path, text: str) -> None:
 def test_a_history_is_read_as_it_grows_line_by_whole_line(tmp_path: Path) -> None:
     run, runs = begin(tmp_path, "one"), Runs(tmp_path)
     assert runs.summary("one")["round"] == 0 and runs.summary("one")["state"] == "training"
+    assert runs.summary("one")["private"] and runs.summary("one")["budget"] == 3.0
     line = row(2, "pooled", 0.9)
     tell(run, row(1, "a") + row(1, "pooled") + row(2, "a") + line[:30])
     assert runs.detail("one")["round"] == 2 and [one["round"] for one in runs.detail("one")["course"]] == [1]
@@ -150,10 +151,11 @@ def test_it_follows_no_link_out_of_its_folder(address: tuple[str, int], tmp_path
 LINE = '{"row": {"round": 1, "site": "a", "auroc": 0.5, "accuracy": 0.5, "loss": 0.1, "epsilon": 1.0}}\n'
 # What is in a run's config.toml and history.jsonl, and whether it is a problem.
 MALFORMED: dict[str, tuple[bytes, str, bool]] = {
-    "epsilon nan": (b"epsilon = nan\n", LINE, False), "epsilon inf": (b"epsilon = inf\n", LINE, False),
+    "epsilon nan": (b"[privacy]\nepsilon = nan\n", LINE, False), "epsilon inf": (b"[privacy]\nepsilon = inf\n", LINE, False),
     "not UTF-8": (b'dataset = "\xff"\n', LINE, True), "a date": (b"dataset = 2020-01-01\n", LINE, True),
     "deep TOML": (b"a = " + b"[" * 3000 + b"]" * 3000, LINE, True), "many digits": (b"rounds = " + b"9" * 6000, LINE, True),
     "rounds a list": (b"rounds = [1]\n", LINE, True), "huge config": (b"#" * (1 << 21), LINE, True),
+    "privacy no section": (b"privacy = 1\n", LINE, True),
     "not JSON": (b"", "{not json\n", True), "no object": (b"", "5\n", True), "deep JSON": (b"", '{"a":' * 3000 + "1\n", True),
     "no round": (b"", '{"row": {"site": "x"}}\n', True), "a list": (b"", '{"row": [1]}\n', True),
     "infinity": (b"", '{"row": {"round": 1, "site": "x", "auroc": NaN, "epsilon": Infinity}}\n', False),

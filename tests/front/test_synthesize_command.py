@@ -18,7 +18,6 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_named
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import SYNTHESIZER
 from polyclinic.synthesis.synthesizer import save
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -62,7 +61,7 @@ def run_folder(path: Path, spread: float = 1.0, epsilon: float | None = 1.0) -> 
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "ledger.json").write_text("{}")
     SCHEMA.to_toml(path / "schema.toml")
-    save(Normal(Layout.of(SCHEMA), spread), path / SYNTHESIZER)
+    save(Normal(Layout.of(SCHEMA), spread), path / "synthesizer.safetensors")
     return path
 
 
@@ -158,7 +157,7 @@ def test_a_million_rows_need_little_memory(run: Path, tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys; sys.path[:0] = sys.argv[3:]; from polyclinic.synthesis.release import synthesize; "
+        "import sys; sys.path[:0] = sys.argv[3:]; from polyclinic.runs.synthesize import synthesize; "
         "from tests.memory import peak_bytes; synthesize(sys.argv[1], 1_000_000, sys.argv[2]); print(peak_bytes())"
     )
     arguments = [str(run), str(tmp_path / "rows.parquet"), str(Path(__file__).parent), str(Path(__file__).parents[2])]

@@ -16,11 +16,22 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 #: By room or module: which others it imports, from the page's two tables.
 IMPORTS = {name: {*filter(None, listed.split(", "))} for name, listed in ROW.findall(PAGE)}
 #: What everybody may import: the lowest line of the page's picture.
-(GROUND,) = (set(line.split()) for line in re.findall(r"^\d +(.*)\n```$", PAGE, re.M))
+(GROUND,) = (set(line.split()) for line in re.findall(r"^\d+ +(.*)\n```$", PAGE, re.M))
 ROOMS = [name for name in IMPORTS if not name.endswith(".py")]
 # An object that the registry names as text and imports when it is asked for; Flower's entries are loaded by Flower.
 PLACE = re.compile(r"polyclinic\.(?!client_app|server_app)[\w.]+:\w*")
-FLOWER_FREE = ("ehr", "privacy", "models", "inference", "synthesis", "training", "programs", "evaluation", "releases")
+FLOWER_FREE = (
+    "ehr",
+    "privacy",
+    "models",
+    "inference",
+    "synthesis",
+    "training",
+    "programs",
+    "runs",
+    "evaluation",
+    "releases",
+)
 
 
 def imports(path: Path) -> set[str]:

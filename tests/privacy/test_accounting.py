@@ -17,9 +17,9 @@ from polyclinic.privacy.accounting import (
     epsilon,
     gaussian_event,
 )
-from polyclinic.privacy.bounds import pld_epsilon_at
+from polyclinic.privacy.accounting.bounds import pld_epsilon_at
+from polyclinic.privacy.accounting.renyi import ORDERS, divergence
 from polyclinic.privacy.events import merged, pure_event, without_replacement_event
-from polyclinic.privacy.renyi import ORDERS, divergence
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())
 REPLACE_ONE = [row for row in GOLDEN if "pld_replace_one" in row]

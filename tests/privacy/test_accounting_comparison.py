@@ -18,8 +18,8 @@ from polyclinic.privacy.accounting import (
     gaussian_event,
     plan,
 )
-from polyclinic.privacy.comparison import SHOWN, curves, shown_epsilon
-from polyclinic.privacy.composition import clt_mu
+from polyclinic.privacy.accounting.comparison import SHOWN, curves, shown_epsilon
+from polyclinic.privacy.accounting.composition import clt_mu
 from polyclinic.privacy.ledger import Ledger, Terms
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())

@@ -11,8 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.bounds import composed
-from polyclinic.privacy.composition import gdp_delta, optimal
+from polyclinic.privacy.accounting.bounds import composed
+from polyclinic.privacy.accounting.composition import gdp_delta, optimal
 from polyclinic.privacy.events import (
     discrete_gaussian_event,
     merged,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import gdp as opacus_gdp
 
 from polyclinic.errors import ConfigError
-from polyclinic.privacy import composition
-from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
+from polyclinic.privacy.accounting import composition, dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.events import approximate_event, pure_event, without_replacement_event
 
 

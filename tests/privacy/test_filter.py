@@ -16,12 +16,12 @@ from scipy import integrate, optimize, stats
 
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.bounds import losses
-from polyclinic.privacy.composition import gdp_delta
+from polyclinic.privacy.accounting.bounds import losses
+from polyclinic.privacy.accounting.composition import gdp_delta
+from polyclinic.privacy.accounting.filter import Piece, _mu_squared, filter_epsilon
 from polyclinic.privacy.events import approximate_event, discrete_gaussian_event, merged, pure_event
-from polyclinic.privacy.filter import Piece, _mu_squared, filter_epsilon
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_terms import (
+from polyclinic.privacy.ledger.terms import (
     Block,
     History,
     check_plan,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.bounds import pld_epsilon_at
-from polyclinic.privacy.comparison import shown_epsilon
-from polyclinic.privacy.composition import clt_mu
+from polyclinic.privacy.accounting.bounds import pld_epsilon_at
+from polyclinic.privacy.accounting.comparison import shown_epsilon
+from polyclinic.privacy.accounting.composition import clt_mu
 from polyclinic.privacy.events import merged
 
 SPRINT = dpsgd_event(1 / 6000, 1.0, 3_000_000)

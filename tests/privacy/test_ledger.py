@@ -18,7 +18,7 @@ import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
 from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
-from polyclinic.privacy.statements import statements
+from polyclinic.privacy.ledger.statements import statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 

@@ -18,8 +18,8 @@ import pytest
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_verify import export, verify_all
-from polyclinic.privacy.statements import detailed, statements
+from polyclinic.privacy.ledger.statements import detailed, statements
+from polyclinic.privacy.ledger.verify import export, verify_all
 
 TERMS = Terms("S", 1e-5, "add-remove", "patient", 50.0, "rdp")
 EVENT = gaussian_event(2.0)

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
+from polyclinic.privacy.accounting.risk import Risk, risk
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_terms import (
+from polyclinic.privacy.ledger.statements import detailed, smaller_deltas, statement_of, statements
+from polyclinic.privacy.ledger.terms import (
     Block,
     History,
     counted,
@@ -30,8 +32,6 @@ from polyclinic.privacy.ledger_terms import (
     together,
     with_charge,
 )
-from polyclinic.privacy.risk import Risk, risk
-from polyclinic.privacy.statements import detailed, smaller_deltas, statement_of, statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 COUNT = gaussian_event(9.0)

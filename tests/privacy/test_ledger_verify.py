@@ -21,8 +21,8 @@ import polyclinic
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger_file import genesis, link
-from polyclinic.privacy.ledger_verify import export, verify_all
+from polyclinic.privacy.ledger.file import genesis, link
+from polyclinic.privacy.ledger.verify import export, verify_all
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 

@@ -17,8 +17,8 @@ from polyclinic.privacy import perturbation
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic.privacy.events import event_from_json, event_to_json, merged
 from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.perturbation import output_event
-from polyclinic.privacy.statements import statements
 from polyclinic.privacy.streams import keyed_stream, system_stream
 
 

@@ -11,8 +11,8 @@ from scipy.stats import norm
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, gaussian_event
+from polyclinic.privacy.accounting.risk import Risk, risk, worst
 from polyclinic.privacy.events import approximate_event, pure_event
-from polyclinic.privacy.risk import Risk, risk, worst
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 3.0])

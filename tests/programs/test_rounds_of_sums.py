@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message
 from polyclinic import Federation
 from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.hospital import filled_rows, open_hospital, simulated_shards
+from polyclinic.client.hospital import filled_rows, open_hospital
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
@@ -20,6 +20,7 @@ from polyclinic.messages import LOCAL, QUESTION, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.programs.program import Collected, State
 from polyclinic.programs.sums import Sums, SumsHalf
+from polyclinic.runs.simulation import simulated_shards
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.synthesis import ROUND

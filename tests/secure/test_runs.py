@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import FedAvg
 from polyclinic import Federation
 from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.hospital import simulated_sites
 from polyclinic.client.identity import identity
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -38,6 +37,7 @@ from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.signatures import public_identity
+from polyclinic.runs.simulation import simulated_sites
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference

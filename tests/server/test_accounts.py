@@ -9,14 +9,15 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from polyclinic.config import RunConfig
+from polyclinic.evaluation.report import render_report
 from polyclinic.messages import RECORD, STATISTICS
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import Terms, entry_of, flat, from_text, run_digest, to_text
+from polyclinic.privacy.ledger.terms import Terms, entry_of, flat, from_text, run_digest, to_text
+from polyclinic.runs.folder import Run
 from polyclinic.server.accounts import Account, bound, doubts
 from polyclinic.server.app import coordinate
-from polyclinic.server.run_folder import RunFolder
 from tests.privacy.test_ledger_terms import ran
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
 
@@ -48,7 +49,7 @@ def run(folder: Path, change: Callable[[str, int, RecordDict], RecordDict | None
     config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "rounds": 2, "timeout": 0.2}, keys)
     grid = Tampered(folder, config, lambda done: set(NAMES))
     grid.change = change
-    return coordinate(grid, config, RunFolder.create(config, pictures=False))[1]
+    return coordinate(grid, config, Run.create(config, pictures=False))[1]
 
 
 def says(**values: Any) -> Callable[[str, int, RecordDict], RecordDict]:
@@ -219,12 +220,13 @@ def test_fault_42_an_absurd_epsilon_is_named_as_its_hospitals_word(hospitals: Pa
 def test_fault_42_whether_a_run_was_private_is_its_configuration(hospitals: Path) -> None:
     """Also where no hospital's epsilon is known at all."""
     summary = run(hospitals, lambda kind, turn, content: content)
-    folder = RunFolder(Path(summary["run"]))
+    folder = Run(Path(summary["run"]))
     summary["privacy"]["epsilon"] = None
     for site in summary["metrics"]["sites"].values():
         site["epsilon"] = None
     summary["statement"]["sites"] = {}
-    folder.rewrite(summary)
+    folder.write_summary(summary)
+    render_report(folder.path)
     page = page_of(summary)
     assert "Differentially private: epsilon not known" in page and "No privacy guarantee" not in page
     assert "trained without differential privacy" not in page and "no guarantee" not in page

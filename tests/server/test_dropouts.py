@@ -12,8 +12,8 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError, whose
 from polyclinic.evaluation.report.context import report_context
 from polyclinic.messages import ENROL, STATISTICS
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import _Logged, coordinate
-from polyclinic.server.run_folder import RunFolder
 from tests.server.test_history import StopsAfter
 from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run
 from tests.server.test_silent_hospitals import Silent, silent_run
@@ -36,14 +36,14 @@ def test_fault_43_a_refusing_hospital_is_named_at_the_coordinator_and_is_asked_f
     set_policy(hospitals, "west", "most-local-steps = 1")
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
     grid = Hospitals(hospitals, config, lambda done: set(NAMES))
-    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False), progress=_Logged())
+    _, summary = coordinate(grid, config, Run.create(config, pictures=False), progress=_Logged())
     reason = "training.local-steps 2 is above the policy's most-local-steps 1."
     assert [(drop["round"], drop["site"], drop["reason"]) for drop in summary["dropouts"]] == [(0, "west", reason)]
     assert {kind for name, kind in grid.asked if name == "west"} == {ENROL}
     assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
     warned = [entry for entry in caplog.records if entry.levelno == logging.WARNING]
     assert f"Polyclinic: west dropped out before the first round: {reason}" in [entry.getMessage() for entry in warned]
-    shown = report_context(summary, RunFolder.existing(hospitals / "runs").rounds())
+    shown = report_context(summary, Run.open(hospitals / "runs").rounds())
     assert [(row["site"], row["rounds"]) for row in shown["dropouts"]] == [("west", "before the first")]
 
 
@@ -77,7 +77,7 @@ def test_a_silent_hospital_whose_node_then_fails_is_still_called_by_its_name(hos
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "timeout": 0.2})
     grid = Lost(hospitals, config, lambda done: set(NAMES))
     grid.silent = range(2, 6)
-    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
+    _, summary = coordinate(grid, config, Run.create(config, pictures=False))
     assert {drop["site"] for drop in summary["dropouts"]} == {"west"}
     assert set(missed(summary, "west")) == {2, 3, 4}
     assert [drop["reason"] for drop in summary["dropouts"]][-1] == "Node Unavailable"
@@ -88,13 +88,13 @@ def test_every_round_that_a_silent_hospital_missed_is_told_also_while_it_is_put_
 ) -> None:
     summary, _ = silent_run(hospitals, range(2, 99), rounds=6)
     assert missed(summary, "west") == [2, 3, 4, 5, 6]
-    shown = report_context(summary, RunFolder.existing(hospitals / "runs").rounds())
+    shown = report_context(summary, Run.open(hospitals / "runs").rounds())
     assert [(row["site"], row["rounds"]) for row in shown["dropouts"]] == [("west", "2–6")]
 
 
 def test_every_round_that_a_hospital_missed_after_a_resume_is_told(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
@@ -108,7 +108,7 @@ def test_a_budget_that_was_made_for_the_run_lets_it_be_resumed(hospitals: Path) 
         path = hospitals / name / "hospital.toml"
         path.write_text(path.read_text().replace("budget = 3.0", "budget = 2.0"))
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(3))
     _, summary = coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
@@ -150,9 +150,7 @@ def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_on
     with pytest.raises(
         PolyclinicError, match=r"^Round 4: 1 hospital replied, participation.min-sites is 2\. south, west: refused: the"
     ):
-        coordinate(
-            Hospitals(hospitals, config, here), config, RunFolder.create(config, pictures=False), progress=_Logged()
-        )
+        coordinate(Hospitals(hospitals, config, here), config, Run.create(config, pictures=False), progress=_Logged())
     [said] = [entry.getMessage() for entry in caplog.records if "dropped out in round 3" in entry.getMessage()]
     assert said.startswith("Polyclinic: south dropped out in round 3: refused: the records are not")
 

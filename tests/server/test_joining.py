@@ -12,9 +12,9 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.messages import STATISTICS
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
 from polyclinic.server.federate import Outcome
-from polyclinic.server.run_folder import RunFolder
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from tests.client.test_hospital import make_hospital
@@ -93,7 +93,7 @@ def hospitals(tmp_path: Path) -> Path:
 def run(folder: Path, here: Here, **keys: Any) -> tuple[Outcome, dict[str, Any], Hospitals]:
     config = RunConfig.build(KEYS | {"out": str(folder / "runs")}, keys)
     grid = Hospitals(folder, config, here)
-    return *coordinate(grid, config, RunFolder.create(config, pictures=False)), grid
+    return *coordinate(grid, config, Run.create(config, pictures=False)), grid
 
 
 def charges(folder: Path, name: str) -> list[str]:
@@ -150,7 +150,7 @@ class Loses(Hospitals):
 def test_one_whose_count_was_lost_is_asked_again_and_pays_once(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
     late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
-    _, summary = coordinate(late, config, RunFolder.create(config, pictures=False))
+    _, summary = coordinate(late, config, Run.create(config, pictures=False))
     assert summary["metrics"]["sites"]["west"]["rounds_joined"] == 2
     assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [(2, "west")]
     assert charges(hospitals, "west") == ["statistics", "train", "train"]
@@ -161,7 +161,7 @@ def test_so_is_it_when_the_run_was_broken_off_and_else_the_statement_has_it(
     hospitals: Path, lost: int, joined: int
 ) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     late = Loses(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[:2]))
     late.lost = lost
     with pytest.raises(PolyclinicError, match="lights"):
@@ -185,7 +185,7 @@ class Dies(Hospitals):
 
 def test_one_that_joined_and_left_in_a_round_that_was_lost_is_in_the_statement(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     first = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(first, config, folder, progress=StopsAfter(2))
@@ -209,12 +209,12 @@ def test_where_the_sum_counts_on_who_takes_part_nobody_joins(hospitals: Path, ke
 
 def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     # North is away until one more round is done.
     grid = Hospitals(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[1:]))
-    resumed = RunFolder.to_resume(config.changed({"resume": folder.name}))
+    resumed = Run.to_resume(config.changed({"resume": folder.name}))
     outcome, summary = coordinate(grid, config, resumed, resume=True)
     told = summary["metrics"]["sites"]
     assert [site.name for site in outcome.sites] == list(NAMES)
@@ -226,7 +226,7 @@ def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(ho
 
 def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
@@ -237,14 +237,14 @@ def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> No
 
 def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
     asked = config.changed({"resume": folder.name})
     with pytest.raises(ConfigError, match=r"'rounds' has the value 9, but the run .* was begun with 4"):
-        RunFolder.to_resume(asked.model_copy(update={"rounds": 9}))
+        Run.to_resume(asked.model_copy(update={"rounds": 9}))
     with pytest.raises(ConfigError, match="not a run's folder"):
-        RunFolder.to_resume(config.changed({"resume": "elsewhere"}))
+        Run.to_resume(config.changed({"resume": "elsewhere"}))
     with folder.held(), pytest.raises(ConfigError, match="by another process"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
     simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())
@@ -254,7 +254,7 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
 
 def test_nobody_takes_the_place_of_a_hospital_that_is_away(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     here = set(NAMES[:2])
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: here), config, folder, progress=StopsAfter(2))
@@ -274,7 +274,7 @@ def test_a_stranger_leaves_itself_out_and_stops_no_run(hospitals: Path, resumed:
     path = hospitals / "west" / "schema.toml"
     path.write_text(path.read_text().replace("120", "121"))
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     if resumed:
         with pytest.raises(PolyclinicError, match="lights"):
             grid = Hospitals(hospitals, config, lambda done: set(NAMES[:2]))

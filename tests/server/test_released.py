@@ -13,8 +13,8 @@ from polyclinic.cli.live import result_table
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.report import render_comparison
 from polyclinic.federation import RunResult
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import _Logged, coordinate
-from polyclinic.server.run_folder import RunFolder
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
 
 __all__ = ["hospitals"]
@@ -27,7 +27,7 @@ def run(folder: Path, policies: tuple[str, str, str], **keys: Any) -> RunResult:
         path = folder / name / "hospital.toml"
         path.write_text(path.read_text() + line)
     config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "rounds": 2}, keys)
-    run_folder = RunFolder.create(config)
+    run_folder = Run.create(config)
     coordinate(Hospitals(folder, config, lambda done: set(NAMES)), config, run_folder, progress=_Logged())
     return RunResult.read(run_folder.path)
 

@@ -11,8 +11,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from polyclinic.config import RunConfig
 from polyclinic.messages import ENROL
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.server.run_folder import RunFolder
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, charges, hospitals, run
 
 __all__ = ["hospitals"]
@@ -56,7 +56,7 @@ def test_one_that_errs_when_it_enrols_is_called_by_the_name_of_its_registration_
         return {"north", "west"} if done == 0 else set(NAMES)
 
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    _, summary = coordinate(Registered(hospitals, config, here), config, RunFolder.create(config, pictures=False))
+    _, summary = coordinate(Registered(hospitals, config, here), config, Run.create(config, pictures=False))
     assert [(drop["round"], drop["site"]) for drop in summary["dropouts"]] == [
         (0, "west clinic (node 3)"),
         (2, "south clinic (node 2)"),
@@ -99,7 +99,7 @@ def silent_run(
     config = RunConfig.build(KEYS | {"out": str(folder / "runs"), "timeout": 0.2}, keys)
     grid = Silent(folder, config, here)
     grid.silent = silent
-    return coordinate(grid, config, RunFolder.create(config, pictures=False))[1], grid
+    return coordinate(grid, config, Run.create(config, pictures=False))[1], grid
 
 
 @pytest.mark.parametrize(("silent", "when", "trained"), [(range(2, 6), 2, 3), (range(1, 6), 1, 2)])

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from starlette.testclient import TestClient
 
 from polyclinic.federation import RunResult
-from polyclinic.server.history import History
-from polyclinic.server.json_text import json_text
+from polyclinic.runs.history import History
+from polyclinic.runs.json_text import json_text
 from polyclinic.serving.app import application
 from tests.server.test_hostile_hospitals import at, metric, run, told
 

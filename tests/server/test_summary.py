@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from polyclinic.federation import RunResult
+from polyclinic.privacy.accounting.risk import worst
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger_terms import risk_of
-from polyclinic.privacy.risk import worst
+from polyclinic.privacy.ledger.terms import risk_of
 from tests.privacy.test_ledger_terms import ran
 
 CYCLIC = {"training.batching": "cyclic", "rounds": 4, "training.local-steps": 4}

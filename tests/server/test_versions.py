@@ -11,8 +11,8 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation, RunResult
 from polyclinic.messages import ENROL
+from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.server.run_folder import RunFolder
 from polyclinic.versions import recorded_versions
 from tests.server.test_history import StopsAfter
 from tests.server.test_hostile_enrolment import Lying
@@ -58,7 +58,7 @@ def test_a_hospital_of_another_version_is_left_out_by_name_and_pays_nothing(
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2})
     grid = Lying(hospitals, config, lambda done: set(NAMES) if done or not late else set(NAMES[1:]))
     grid.lie = says_version(version)
-    _, summary = coordinate(grid, config, RunFolder.create(config, pictures=False))
+    _, summary = coordinate(grid, config, Run.create(config, pictures=False))
     assert set(summary["metrics"]["sites"]) == {"south", "west"}
     [dropped] = summary["dropouts"]
     assert dropped["site"] == "north" and dropped["round"] == (2 if late else 0)
@@ -71,7 +71,7 @@ def test_a_hospital_of_another_version_is_left_out_by_name_and_pays_nothing(
 def test_one_that_comes_back_with_another_version_is_left_out_until_it_has_the_runs(hospitals: Path) -> None:
     """North upgrades while the coordinator is down, and downgrades after one more round."""
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     grid = Lying(hospitals, config, lambda done: set(NAMES))
@@ -84,13 +84,13 @@ def test_one_that_comes_back_with_another_version_is_left_out_until_it_has_the_r
 
 def test_a_run_does_not_go_on_with_another_version_than_it_was_begun_with(hospitals: Path) -> None:
     config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
-    folder = RunFolder.create(config, pictures=False)
+    folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     path = folder.path / "versions.json"
     path.write_text(path.read_text().replace(f'"polyclinic": "{OURS}"', '"polyclinic": "0.9.9"'))
     for go_on in (
-        lambda: RunFolder.to_resume(config.changed({"resume": folder.name})),
+        lambda: Run.to_resume(config.changed({"resume": folder.name})),
         lambda: Federation.resume(folder.path),
     ):
         with pytest.raises(ConfigError, match=rf"begun with Polyclinic 0.9.9 and this is {OURS}"):

@@ -15,7 +15,7 @@ from polyclinic import LocalHalf, Trained
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
 from polyclinic.training.local import Penalty, Sites
-from polyclinic.training.rehearsal import check_half
+from polyclinic.training.sites.rehearsal import check_half
 from tests.strategies.halves import HALVES, START, build, settings
 
 Quick = Callable[..., RunResult]

@@ -20,7 +20,7 @@ from polyclinic.programs.densities import Densities
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
+from polyclinic.synthesis.synthesizer import load
 from polyclinic.training.density import DensityTask
 from polyclinic.training.task import SiteWork
 
@@ -48,7 +48,9 @@ def run(tmp_path: Path) -> Run:
 
 def rows_of_run(result: RunResult) -> FlowRows:
     hospitals = max(result.config.synthesis.condition_hospitals, 1)
-    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml"), hospitals))
+    found = load(
+        result.path / "synthesizer.safetensors", Layout.of(Schema.from_toml(result.path / "schema.toml"), hospitals)
+    )
     assert isinstance(found, FlowRows)
     return found
 

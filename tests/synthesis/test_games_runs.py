@@ -27,6 +27,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.programs.games import Games
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.game import Game
@@ -34,9 +35,8 @@ from polyclinic.synthesis.games.generator import generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import class_frequencies
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
+from polyclinic.synthesis.synthesizer import load
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.central import train_centrally
 
@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def generators(result: RunResult) -> GeneratedRows:
-    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml")))
+    found = load(result.path / "synthesizer.safetensors", Layout.of(Schema.from_toml(result.path / "schema.toml")))
     assert isinstance(found, GeneratedRows)
     return found
 

@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord
 
 from polyclinic import Federation, RunResult
 from polyclinic.client.app import app
-from polyclinic.client.hospital import simulated_patients
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
@@ -19,11 +18,12 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.runs.simulation import simulated_patients
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.release import synthesize
 from polyclinic.synthesis.sums import fit_centrally
-from polyclinic.synthesis.synthesizer import SYNTHESIZER, load
+from polyclinic.synthesis.synthesizer import load
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.plain import Plain, PlainRows
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def rows_of(result: RunResult) -> PlainRows:
-    found = load(result.path / SYNTHESIZER, Layout.of(Schema.from_toml(result.path / "schema.toml")))
+    found = load(result.path / "synthesizer.safetensors", Layout.of(Schema.from_toml(result.path / "schema.toml")))
     assert isinstance(found, PlainRows)
     return found
 
@@ -125,7 +125,9 @@ def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -
     result = run(**options)
     assert result.privacy["epsilon"] <= 3.0
     if options == {"workers": 2}:
-        assert (result.path / SYNTHESIZER).read_bytes() == (run().path / SYNTHESIZER).read_bytes()
+        assert (result.path / "synthesizer.safetensors").read_bytes() == (
+            run().path / "synthesizer.safetensors"
+        ).read_bytes()
     else:
         exact = rows_of(run(privacy={"dp": False})).means
         clear = np.abs(rows_of(run()).means - exact).mean()
@@ -154,7 +156,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
             task="synthesis", model=PLAIN, rounds=2, sites=3, synthesis={"rows": 200}, progress=Watcher()
         )
     again = Federation.resume(Watcher.folder)
-    assert (again.path / SYNTHESIZER).read_bytes() == (whole.path / SYNTHESIZER).read_bytes()
+    assert (again.path / "synthesizer.safetensors").read_bytes() == (
+        whole.path / "synthesizer.safetensors"
+    ).read_bytes()
     assert again.privacy["epsilon"] == whole.privacy["epsilon"]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic, mlp
-from polyclinic.training.optimizers import apply_step, dump_state, restore_state
+from polyclinic.training.sites.optimizers import apply_step, dump_state, restore_state
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.engines import Engine, choose, sums
 from polyclinic.training.task import TrainSettings

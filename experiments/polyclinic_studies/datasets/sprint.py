@@ -15,8 +15,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.datasets.dataset import simulated_dataset
-from polyclinic.ehr.datasets.enrolment import check_size, enrolment, patient_names, site_names
+from polyclinic.ehr.datasets.simulated import check_size, enrolment, patient_names, simulated_dataset, site_names
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.types import Floats
 

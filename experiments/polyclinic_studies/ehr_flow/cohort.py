@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from polyclinic.ehr.datasets.enrolment import check_size, enrolment, patient_names, site_names
+from polyclinic.ehr.datasets.simulated import check_size, enrolment, patient_names, site_names
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from polyclinic.experiments import Target, markdown
-from polyclinic.privacy.composition import gdp_epsilon
+from polyclinic.privacy.accounting.composition import gdp_epsilon
 from polyclinic_studies.ehr_flow.release import FlowSettings
 from polyclinic_studies.tables import spread
 

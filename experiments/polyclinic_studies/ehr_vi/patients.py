@@ -23,7 +23,7 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
-from polyclinic.privacy.composition import clt_mu
+from polyclinic.privacy.accounting.composition import clt_mu
 from polyclinic.privacy.streams import generator, keyed_stream, torch_seed
 from polyclinic.synthesis.flows.recipe import make
 from polyclinic.synthesis.flows.synthesizer import FlowRows

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyclinic.errors import ConfigError
 from polyclinic.experiments import Say, markdown
-from polyclinic.privacy.composition import gdp_epsilon
+from polyclinic.privacy.accounting.composition import gdp_epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.cvsim6 import BEATS
 from polyclinic_studies.cvsim6.surrogate import Surrogate

@@ -25,12 +25,12 @@ from flwr.serverapp.strategy import FedAvg
 from matplotlib.figure import Figure
 from torch import nn
 
-from polyclinic.client.hospital import check_simulation, simulated_patients
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.experiments import Asked, Findings, Say, markdown
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger, spent_all
+from polyclinic.runs.simulation import check_simulation, simulated_patients
 from polyclinic.server.federate import federate
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid

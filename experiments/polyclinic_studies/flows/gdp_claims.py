@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Relation
-from polyclinic.privacy.comparison import shown_epsilon
-from polyclinic.privacy.composition import clt_mu, gdp_epsilon
+from polyclinic.privacy.accounting.comparison import shown_epsilon
+from polyclinic.privacy.accounting.composition import clt_mu, gdp_epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add-remove", "replace-one")
 _CLOSE = 0.005  # the paper prints two or three digits

@@ -60,7 +60,7 @@ def table_of(sides: Sequence[Rows]) -> Table:
 
 def synthesizer_of(result: RunResult, layout: Layout) -> Synthesizer:
     """What the run draws rows by."""
-    return load(result.folder.synthesizer, layout)
+    return load(result.folder.synthesizer_file, layout)
 
 
 def synthetic(synthesizer: Synthesizer, rows: int, seed: int) -> tuple[pd.DataFrame, Table]:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from polyclinic.privacy.accounting import Relation, calibrate_noise_multiplier, epsilon
-from polyclinic.privacy.comparison import shown_epsilon
+from polyclinic.privacy.accounting.comparison import shown_epsilon
 from polyclinic.privacy.events import dpsgd_event
 
 

@@ -11,8 +11,7 @@ from polyclinic.training.auditing.audit import as_claimed, several
 from polyclinic.training.auditing.canaries import noiseless
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import ROUNDING, Finding
-from polyclinic.training.auditing.made_up import moves, neighbours, nobody
-from polyclinic.training.auditing.subject import noisy_sums
+from polyclinic.training.auditing.subject import moves, neighbours, nobody, noisy_sums
 from polyclinic.training.synthesis import GameTask
 from polyclinic_studies.published_games.training import AsPublished
 

@@ -4,12 +4,11 @@ k-anonymity and its kin say nothing of an outsider who knows more, and are no di
 """
 
 from polyclinic.ehr.anonymity.classes import Classes, equivalence_classes, measures, spread, uniqueness
-from polyclinic.ehr.anonymity.exposure import downstream_auroc, identifying
+from polyclinic.ehr.anonymity.exposure import downstream_auroc, identifying, read_table, write_table
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy, read_hierarchies
 from polyclinic.ehr.anonymity.linking import Linked, link
 from polyclinic.ehr.anonymity.methods import Target
 from polyclinic.ehr.anonymity.release import METHODS, Release, anonymise, fitting_schema
-from polyclinic.ehr.anonymity.tables import read_table, write_table
 
 __all__ = [
     "METHODS",

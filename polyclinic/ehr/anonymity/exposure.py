@@ -1,7 +1,8 @@
-"""A table with the roles of its columns, what it gives away, and what an outside table makes of it."""
+"""A table with the roles of its columns, with or without a schema: what it gives away, and what an outside table makes of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from polyclinic.ehr.anonymity.classes import (
     equivalence_classes,
@@ -20,15 +21,14 @@ from polyclinic.ehr.anonymity.classes import (
     unique_patients,
     uniqueness,
 )
-from polyclinic.ehr.anonymity.hierarchies import Hierarchy
+from polyclinic.ehr.anonymity.hierarchies import ZIP_NAME, Hierarchy
 from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.release import Release
-from polyclinic.ehr.anonymity.tables import read_table
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.labels import midpoint
 from polyclinic.ehr.schema import Role, Schema
 from polyclinic.ehr.shard import is_test_patient
-from polyclinic.ehr.sources import read_records
+from polyclinic.ehr.sources import files, read_records
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints
 
@@ -239,3 +239,58 @@ def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None 
 
 def _is_measured(known: pd.Series) -> bool:
     return is_numeric_dtype(known) and not (known == known.round()).all()
+
+
+_LEADING_ZERO = re.compile(r"-?0\d")
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """The table in a CSV or Parquet file as it is: numbers where every known cell of a column is one, else text.
+
+    Cells such as 02139 and columns named after ZIP or postal codes stay text; dates become ISO text; empty cells, NA, NaN,
+    null and ? are missing. Raises DataError, with the file and never a cell, for what cannot be read or has no rows.
+    """
+    file = Path(path)
+    files.check_suffix(file)
+    if not file.is_file():
+        raise DataError(f"{path}: there is no such file.")
+    header = files.column_names(file)
+    names = [name.strip() for name in header]
+    if "" in names:
+        raise DataError(f"{path}: a name of the header is empty.")
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: two columns of the header have the same name.")
+    frames = list(files.read_table(file, header))
+    if not any(map(len, frames)):
+        raise DataError(f"{path}: there are no records; give a file with at least one row under its header.")
+    found = pd.concat(frames, ignore_index=True).set_axis(names, axis=1)
+    typed = pd.DataFrame({name: _typed(found[name]) for name in found.columns})
+    for name in typed.select_dtypes("number").columns:
+        if np.isinf(typed[name].to_numpy(dtype=np.float64, na_value=np.nan)).any():
+            raise DataError(f"{path}: column {name!r} holds an infinite number; correct it, or leave the cell empty.")
+    return typed
+
+
+def write_table(records: pd.DataFrame, path: Path) -> None:
+    """Write the records by the file's suffix, without their index."""
+    if path.name.lower().endswith(".parquet"):
+        records.to_parquet(path, index=False)
+    else:
+        records.to_csv(path, index=False)
+
+
+def _typed(values: pd.Series) -> pd.Series:
+    if is_bool_dtype(values) or is_numeric_dtype(values):
+        return values
+    if is_datetime64_any_dtype(values):
+        return values.dt.strftime("%Y-%m-%d").astype(object).where(values.notna(), None)
+    text = values.map(lambda cell: str(cell).strip(), na_action="ignore").astype(object)
+    known = text.dropna()
+    numbers = pd.to_numeric(known, errors="coerce")
+    if (
+        len(known) == 0 or ZIP_NAME.search(str(values.name)) or numbers.isna().any() or numbers.abs().eq(float("inf")).any()
+        or known.str.match(_LEADING_ZERO).any()
+    ):  # fmt: skip
+        return text.where(values.notna(), None)
+    found = pd.to_numeric(text)
+    return found.astype("Int64") if numbers.dtype.kind == "i" and values.isna().any() else found

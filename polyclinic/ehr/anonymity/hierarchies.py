@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,22 +29,24 @@ from polyclinic.types import Floats, Ints
 
 ANY = "*"
 _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
-_ZIP = re.compile(r"zip|postal|postcode", re.IGNORECASE)
+ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-class Hierarchy(Protocol):
-    """levels: between the cell as it is and ``*``."""
+class Hierarchy(Declared):
+    """What every hierarchy does; each kind says its labels."""
 
     @property
-    def levels(self) -> int: ...
+    def levels(self) -> int:
+        """The number of levels between the cell as it is and ``*``."""
+        return len(self.labels(0.0))
 
-    def label(self, cell: Any, level: int) -> str:
-        """The label of a known cell (text, or a float of a numeric column) at level 1..levels."""
-        ...
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        """The labels of a known cell (text, or a float of a numeric column) at level 1 and up, as many for each cell."""
+        raise NotImplementedError
 
 
-class Intervals(Declared):
+class Intervals(Hierarchy):
     """Numbers into intervals from multiples of each width; below ``low`` and from ``high`` on they are one interval."""
 
     kind: Literal["intervals"] = "intervals"
@@ -62,21 +64,18 @@ class Intervals(Declared):
             raise ValueError("low must lie below high, and both must be multiples of the largest width")
         return self
 
-    @property
-    def levels(self) -> int:
-        return len(self.widths)
-
-    def label(self, cell: Any, level: int) -> str:
-        width, number = self.widths[level - 1], float(cell)
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        number = float(cell)
         if self.low is not None and number < self.low:
-            return f"below {self.low:g}"
+            return (f"below {self.low:g}",) * len(self.widths)
         if self.high is not None and number >= self.high:
-            return f"{self.high:g} or more"
-        start = math.floor(round(number / width, 9)) * width
-        return interval_name(start, start + width, all(part.is_integer() for part in self.widths))
+            return (f"{self.high:g} or more",) * len(self.widths)
+        starts = [math.floor(round(number / width, 9)) * width for width in self.widths]
+        whole = all(width.is_integer() for width in self.widths)
+        return tuple(interval_name(at, at + width, whole) for at, width in zip(starts, self.widths, strict=True))
 
 
-class Prefix(Declared):
+class Prefix(Hierarchy):
     """Codes to their first characters, the others masked: 60637 at ``keep = [4, 3]`` is 6063* and then 606**."""
 
     kind: Literal["prefix"] = "prefix"
@@ -92,44 +91,33 @@ class Prefix(Declared):
             raise ValueError("keep must hold falling numbers of characters, the last at least 1")
         return self
 
-    @property
-    def levels(self) -> int:
-        return len(self.keep)
-
-    def label(self, cell: Any, level: int) -> str:
-        text, kept = _text(cell), self.keep[level - 1]
-        return text[:kept] + "*" * max(len(text) - kept, 0)
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        text = _text(cell)
+        return tuple(text[:shown] + "*" * max(len(text) - shown, 0) for shown in self.keep)
 
 
-class Dates(Declared):
+class Dates(Hierarchy):
     """ISO dates to month, year and decade."""
 
     kind: Literal["dates"] = "dates"
 
-    @property
-    def levels(self) -> int:
-        return 3
-
-    def label(self, cell: Any, level: int) -> str:
+    def labels(self, cell: Any) -> tuple[str, ...]:
         text = _text(cell)
-        return (text[:7], text[:4], f"{text[:3]}0s")[level - 1]
+        return text[:7], text[:4], f"{text[:3]}0s"
 
 
-class Codes(Declared):
+class Codes(Hierarchy):
     """Diagnosis codes to three digits and to chapters."""
 
     kind: Literal["codes"] = "codes"
     system: CodeSystem
 
-    @property
-    def levels(self) -> int:
-        return 2
-
-    def label(self, cell: Any, level: int) -> str:
-        return (three_digits, chapter)[level - 1](_text(cell), self.system)
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        code = _text(cell)
+        return three_digits(code, self.system), chapter(code, self.system)
 
 
-class Tree(Declared):
+class Tree(Hierarchy):
     """Named groups: each level a table of a label and what of the level below it holds; what none names is ``other``."""
 
     kind: Literal["tree"] = "tree"
@@ -143,18 +131,14 @@ class Tree(Declared):
                 raise ValueError("a value is in two groups of one level")
         return self
 
-    @property
-    def levels(self) -> int:
-        return len(self.groups)
-
-    def label(self, cell: Any, level: int) -> str:
-        text = _text(cell)
-        for groups in self.groups[:level]:
-            text = next((name for name, members in groups.items() if text in members), "other")
-        return text
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        names = [_text(cell)]
+        for groups in self.groups:
+            names.append(next((name for name, members in groups.items() if names[-1] in members), "other"))
+        return tuple(names[1:])
 
 
-_KINDS: dict[str, type[Intervals | Prefix | Dates | Codes | Tree]] = {
+_KINDS: dict[str, type[Hierarchy]] = {
     "intervals": Intervals, "prefix": Prefix, "dates": Dates, "codes": Codes, "tree": Tree,
 }  # fmt: skip
 
@@ -184,7 +168,7 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
     if column is not None and column.bounds is not None:
         return Intervals(widths=doubling(*column.bounds, whole=column.kind == "integer"))
     name, known = str(values.name), values.dropna()
-    if _ZIP.search(name):
+    if ZIP_NAME.search(name):
         longest = max((len(_text(cell)) for cell in known.unique()), default=5)
         return Prefix(keep=tuple(range(max(longest - 1, 1), 0, -1)))
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and known.nunique() > 2:
@@ -265,8 +249,9 @@ def ladder(values: pd.Series, hierarchy: Hierarchy) -> Ladder:
     sizes = np.bincount(base, minlength=len(known) + missing)
     labels: list[tuple[object, ...]] = [(*known, *([None] if missing else []))]
     maps = [np.arange(len(known) + missing, dtype=np.int64)]
+    by_cell = [hierarchy.labels(cell) for cell in known]
     for level in range(1, hierarchy.levels + 1):
-        names = [hierarchy.label(cell, level) for cell in known]
+        names = [of_cell[level - 1] for of_cell in by_cell]
         place, found = pd.factorize(np.array([*names, ""], dtype=object)[:-1])
         _check_nested(maps[-1][: len(known)], place, str(values.name), level)
         labels.append((*found.tolist(), *([None] if missing else [])))

@@ -110,8 +110,7 @@ def _column(labels: Sequence[str], cells: Sequence[str], hierarchy: Hierarchy | 
     pairs: set[tuple[int, int]] = set()
     for row, cell in enumerate(known):
         if cell:
-            levels = range(1, hierarchy.levels + 1 if hierarchy else 0)
-            behind = {cell, *_disguises(cell), *(hierarchy.label(cell, level) for level in levels if hierarchy)}
+            behind = {cell, *_disguises(cell), *(hierarchy.labels(cell) if hierarchy else ())}
             pairs |= {(row, place[label]) for label in behind if label in place}
     ends = [(number, found) for name, number in place.items() if (found := bounds_of(name)) is not None]
     number_of = pd.to_numeric(pd.Series(known), errors="coerce").to_numpy(dtype=np.float64)

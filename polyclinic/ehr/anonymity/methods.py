@@ -158,23 +158,25 @@ MOST_NODES = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """levels: of each quasi-identifier. of_row: (rows,) class of each row. kept: (rows,) bool rows that stay.
+class Outcome:
+    """What a method makes of a table.
 
-    loss: mean over rows and quasi-identifiers, 1 for a suppressed row. is_least: whether no other combination loses less.
-    looked_at: combinations that were tried. of: all there are.
+    cells: by column the labels of each quasi-identifier that changes, as objects. kept: (rows,) bool rows that stay. loss: mean
+    over rows and quasi-identifiers, 1 for a suppressed row. levels: one of each quasi-identifier; None where classes have labels
+    of their own. is_least: whether no other combination of levels loses less. looked_at: combinations that were tried. of: all
+    there are.
     """
 
-    levels: tuple[int, ...]
-    of_row: Ints
+    cells: dict[str, pd.Series]
     kept: Bools
     loss: float
-    is_least: bool
-    looked_at: int
-    of: int
+    levels: tuple[int, ...] | None = None
+    is_least: bool = False
+    looked_at: int = 0
+    of: int = 0
 
 
-def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Choice:
+def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Outcome:
     """The combination of levels that reaches the demand and loses least.
 
     Raises ConfigError for a lattice of more than ``MOST_NODES``, DataError where not even ``*`` everywhere reaches it.
@@ -195,8 +197,9 @@ def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Choice:
     while (place := search.next()) is not None:
         search.climb(tuple(search.nodes[place].tolist()), top)
     assert search.best is not None
-    levels, of_row, kept, loss = search.best
-    return Choice(levels, of_row, kept, loss, demand.is_monotone, len(search.tried), len(nodes))
+    levels, kept, loss = search.best
+    cells = {ladder.name: ladder.cells(level) for ladder, level in zip(ladders, levels, strict=True) if level > 0}
+    return Outcome(cells, kept, loss, levels, demand.is_monotone, len(search.tried), len(nodes))
 
 
 class _Search:
@@ -204,12 +207,12 @@ class _Search:
         self.ladders, self.demand, self.nodes, self.bound = ladders, demand, nodes, bound
         self.open = np.ones(len(nodes), dtype=np.bool_)
         self.tried: dict[tuple[int, ...], bool] = {}
-        self.best: tuple[tuple[int, ...], Ints, Bools, float] | None = None
+        self.best: tuple[tuple[int, ...], Bools, float] | None = None
 
     def next(self) -> int | None:
         """The first combination that is still open and may lose less than the best."""
         place = int(np.argmax(self.open))
-        less = self.best is None or self.bound[place] < self.best[3] - 1e-12
+        less = self.best is None or self.bound[place] < self.best[2] - 1e-12
         return place if self.open[place] and less else None
 
     def climb(self, start: tuple[int, ...], top: tuple[int, ...]) -> None:
@@ -233,8 +236,8 @@ class _Search:
             return False
         self.open &= ~(self.nodes == levels).all(axis=1)
         loss = _loss(self.ladders, levels, kept)
-        if self.best is None or _rank(loss, levels) < _rank(self.best[3], self.best[0]):
-            self.best = (levels, of_row, kept, loss)
+        if self.best is None or _rank(loss, levels) < _rank(self.best[2], self.best[0]):
+            self.best = (levels, kept, loss)
         return True
 
 
@@ -261,16 +264,7 @@ def _path(start: tuple[int, ...], top: tuple[int, ...]) -> list[tuple[int, ...]]
     return path
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """of_row: (rows,) class of each row. cells: each quasi-identifier's labels. loss: mean over rows and columns."""
-
-    of_row: Ints
-    cells: tuple[pd.Series, ...]
-    loss: float
-
-
-def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand) -> Partition:
+def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand) -> Outcome:
     """Classes that reach the demand. numeric: which columns are told as ranges.
 
     Raises DataError where all rows together miss it.
@@ -282,7 +276,9 @@ def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand
         (_ranges if ranged else _shared)(ladder, of_row, order, begin)
         for ladder, ranged in zip(ladders, numeric, strict=True)
     ]
-    return Partition(of_row, tuple(cells for cells, _ in told), float(np.mean([loss.mean() for _, loss in told])))
+    cells = {ladder.name: labels for ladder, (labels, _) in zip(ladders, told, strict=True)}
+    kept = np.ones(demand.rows, dtype=np.bool_)
+    return Outcome(cells, kept, float(np.mean([loss.mean() for _, loss in told])))
 
 
 def _halved(ranks: Sequence[Ints], demand: Demand) -> Ints:

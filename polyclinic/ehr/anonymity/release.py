@@ -81,44 +81,27 @@ def anonymise(
         patient = None
     demand = Demand(target, len(records), patient,
                     tuple(Sensitive(*value_numbers(records[name])) for name in sensitive))  # fmt: skip
-    if method == "mondrian":
-        return _local(records, used, ladders, demand)
-    return _full_domain(records, used, ladders, demand)
-
-
-def _full_domain(
-    records: pd.DataFrame, used: dict[str, Hierarchy], ladders: Sequence[Ladder], demand: Demand
-) -> Release:
-    choice = best_levels(ladders, demand)
-    cells = {one.name: one.cells(level) for one, level in zip(ladders, choice.levels, strict=True) if level > 0}
-    suppressed = int((~choice.kept).sum())
-    released = records.assign(**cells)[choice.kept]
-    found = classes_of(
-        [one.numbers[level][choice.kept] for one, level in zip(ladders, choice.levels, strict=True)],
-        None if demand.patient is None else demand.patient[choice.kept],
+    if method == "lattice":
+        outcome = best_levels(ladders, demand)
+    else:
+        outcome = partition(ladders, [isinstance(hierarchy, Intervals) for hierarchy in used.values()], demand)
+    released = records.assign(**outcome.cells)[outcome.kept]
+    # By what the cells say: two classes may have got the same labels, and are one class for a reader.
+    classes = classes_of(
+        [cell_numbers(released[name]) for name in quasi], None if patient is None else patient[outcome.kept]
     )
-    loss = {
-        "loss": choice.loss, "discernibility": discernibility(found.rows, suppressed),
-        "average_class_size": average_class_size(found.rows, demand.target.k),
-        "height": height(ladders, choice.levels), "precision": precision(ladders, choice.levels, choice.kept),
-        "looked_at": choice.looked_at, "combinations": choice.of,
+    loss: dict[str, Any] = {
+        "loss": outcome.loss, "discernibility": discernibility(classes.rows, int((~outcome.kept).sum())),
+        "average_class_size": average_class_size(classes.rows, target.k),
     }  # fmt: skip
-    levels = {one.name: (level, one.top) for one, level in zip(ladders, choice.levels, strict=True)}
-    return Release(released, choice.kept, used, levels, found.k, found.patients, loss, choice.is_least)
-
-
-def _local(records: pd.DataFrame, used: dict[str, Hierarchy], ladders: Sequence[Ladder], demand: Demand) -> Release:
-    ranged = [isinstance(hierarchy, Intervals) for hierarchy in used.values()]
-    found = partition(ladders, ranged, demand)
-    released = records.assign(**{str(cells.name): cells for cells in found.cells})
-    # Two classes may have got the same labels, and are one class for a reader.
-    classes = classes_of([cell_numbers(cells) for cells in found.cells], demand.patient)
-    loss = {
-        "loss": found.loss, "discernibility": discernibility(classes.rows, 0),
-        "average_class_size": average_class_size(classes.rows, demand.target.k),
-    }  # fmt: skip
-    kept = np.ones(len(records), dtype=np.bool_)
-    return Release(released, kept, used, None, classes.k, classes.patients, loss, False)
+    levels = None
+    if outcome.levels is not None:
+        loss |= {
+            "height": height(ladders, outcome.levels), "precision": precision(ladders, outcome.levels, outcome.kept),
+            "looked_at": outcome.looked_at, "combinations": outcome.of,
+        }  # fmt: skip
+        levels = {one.name: (level, one.top) for one, level in zip(ladders, outcome.levels, strict=True)}
+    return Release(released, outcome.kept, used, levels, classes.k, classes.patients, loss, outcome.is_least)
 
 
 def _hierarchy(values: pd.Series, declared: Mapping[str, Hierarchy], schema: Schema | None) -> Hierarchy:
@@ -159,10 +142,11 @@ def _fitted(column: Column, release: Release) -> Column | None:
         return None
     hierarchy = release.hierarchies[column.name]
     if column.bounds is not None:
-        return _listed(column, "ordinal", [hierarchy.label(cell, level) for cell in _points(column, hierarchy, level)])
+        points = _points(column, hierarchy, level)
+        return _listed(column, "ordinal", [hierarchy.labels(cell)[level - 1] for cell in points])
     if not column.categories and column.kind == "categorical":
         return column
-    return _listed(column, "categorical", [hierarchy.label(cell, level) for cell in column.categories])
+    return _listed(column, "categorical", [hierarchy.labels(cell)[level - 1] for cell in column.categories])
 
 
 def _listed(column: Column, kind: str, labels: Sequence[str]) -> Column | None:

@@ -1,16 +1,24 @@
-"""What a built-in dataset is: a public schema, a loader, and the facts a user asks for before training on it."""
+"""What a built-in dataset is: a public schema, a loader, its files, and the facts a user asks for before training on it.
+
+Files are under $POLYCLINIC_DATA or in the user's download cache, each known by its SHA-256.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.ehr.schema import Schema
+from polyclinic.errors import DataError
+from polyclinic.files import write_file
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,108 @@ def hospital_names(key: str) -> tuple[str, ...]:
     return tuple(f"hospital-{number:03d}" for number in numbers)
 
 
-def simulated_dataset(
-    name: str, title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame],
-    sites: int, patients: int, source: str,
-) -> Dataset:  # fmt: skip
-    """A dataset that ``generate(sites, patients, seed)`` makes, by default with seed 0; ``source``: the generator's module."""
-    return Dataset(
-        name=name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
-        citation=f"Polyclinic's own generator {source}", patients=patients, rows=patients, default_sites=sites,
-        default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
-        load=lambda: generate(sites, patients, 0), available=lambda: True, simulated=True, generate=generate,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Files:
+    """Files that a dataset is read from.
+
+    dataset: its name, for `polyclinic datasets fetch`. folder: the subfolder of $POLYCLINIC_DATA and of the cache.
+    url: what a file's name is appended to or, where archive is set, the address of a zip that holds them all.
+    published: file -> SHA-256 (hex), or "" where none is published. copies: file -> a compressed copy that is read in its
+    stead, and its SHA-256. by_hand: nothing is downloaded for the user, and ``url`` is the page to get the files from.
+    """
+
+    dataset: str
+    folder: str
+    url: str
+    published: Mapping[str, str]
+    copies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    archive: bool = False
+    by_hand: bool = False
+
+    def place(self) -> Path | None:
+        """The folder that holds every file or its copy: $POLYCLINIC_DATA first, else the cache, else None."""
+        declared = os.environ.get("POLYCLINIC_DATA")
+        places = [Path(declared) / self.folder] if declared else []
+        return next((place for place in (*places, self._cache()) if self._all_in(place)), None)
+
+    def available(self) -> bool:
+        """Whether the files are at hand."""
+        return self.place() is not None
+
+    def get(self, names: tuple[str, ...] = ()) -> dict[str, Path]:
+        """The checked paths of the files (of all where no name is given), downloaded first where absent.
+
+        Raises DataError for a file that is not the known one, or that cannot be downloaded.
+        """
+        place = self.place() or self.fetch()
+        return {name: self._checked(place, name) for name in names or self.published}
+
+    def fetch(self, url: str | None = None, target: Path | None = None) -> Path:
+        """The folder with the files, downloaded to the user's cache where they are missing; raises DataError."""
+        if self.by_hand:
+            return self._brought()
+        url, target = url or self.url, target or self._cache()
+        try:
+            if self.archive:
+                self._unpack(url, target)
+            else:
+                for name, digest in self.published.items():
+                    _retrieve(f"{url}{name}", digest, name, target)
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise DataError(
+                f"{self.dataset}: its files could not be downloaded from {url} ({type(error).__name__}); go online and run "
+                f"`polyclinic datasets fetch {self.dataset}`, or set POLYCLINIC_DATA to a folder whose subfolder "
+                f"{self.folder} holds {', '.join(self.published)}."
+            ) from None
+        return target
+
+    def _brought(self) -> Path:
+        if (place := self.place()) is not None:
+            return place
+        copies = ", ".join(copy for copy, _ in self.copies.values())
+        raise DataError(
+            f"{self.dataset}: its files cannot be fetched for you; download {', '.join(self.published)} from {self.url} and set "
+            f"POLYCLINIC_DATA to a folder whose subfolder {self.folder} holds them{f' (or {copies})' if copies else ''}."
+        )
+
+    def _unpack(self, url: str, target: Path) -> None:
+        if self._all_in(target):
+            return
+        with ZipFile(_retrieve(url, None, "archive.zip", target)) as archive:
+            members = {Path(member).name: member for member in archive.namelist()}
+            for name, digest in self.published.items():
+                content = archive.read(members[name])
+                if hashlib.sha256(content).hexdigest() != digest:
+                    raise ValueError(name)
+                write_file(target / name, content)
+
+    def _cache(self) -> Path:
+        import pooch
+
+        return Path(pooch.os_cache("polyclinic")) / self.folder
+
+    def _found(self, place: Path, name: str) -> tuple[Path, str] | None:
+        kept = [(place / name, self.published[name])]
+        if name in self.copies:
+            copy, digest = self.copies[name]
+            kept.insert(0, (place / copy, digest))
+        return next(((file, digest) for file, digest in kept if file.is_file()), None)
+
+    def _all_in(self, place: Path) -> bool:
+        return all(self._found(place, name) for name in self.published)
+
+    def _checked(self, place: Path, name: str) -> Path:
+        found = self._found(place, name)
+        if found is None or (found[1] and hashlib.sha256(found[0].read_bytes()).hexdigest() != found[1]):
+            file = place / name if found is None else found[0]
+            raise DataError(
+                f"{file} is not the published file (its SHA-256 differs); delete it and download it anew from {self.url}."
+            )
+        return found[0]
+
+
+def _retrieve(url: str, digest: str | None, name: str, target: Path) -> Path:
+    import pooch
+
+    known = None if digest is None else f"sha256:{digest}"
+    return Path(pooch.retrieve(url, known_hash=known, fname=name, path=target))

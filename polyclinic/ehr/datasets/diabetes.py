@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files
 from polyclinic.ehr.schema import Schema
 
 FILES = Files(

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset, hospital_names
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files, hospital_names
 from polyclinic.ehr.schema import Schema
 
 FILES = Files(

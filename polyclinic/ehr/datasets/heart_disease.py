@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files
 from polyclinic.ehr.schema import Schema
 
 #: site name -> file, in the order of FLamby's centres.

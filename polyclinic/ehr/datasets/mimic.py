@@ -6,15 +6,14 @@ Too small to learn from: it is here for schemas, joins and generators. ``mimic-d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
 
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.files import Files
+from polyclinic.ehr.datasets.dataset import Dataset, Files
 from polyclinic.ehr.schema import Column, Schema
 
 FILES = Files(
@@ -39,6 +38,7 @@ FILES = Files(
 )
 STEPS = 5
 HEART_FAILURE = "428"
+_CITATION = "Johnson, Pollard and Mark 2019, MIMIC-III Clinical Database Demo 1.4, doi:10.13026/C2HM2Q"
 
 # Every category of ICD-9-CM that MIMIC's dictionary D_ICD_DIAGNOSES has: the standard's, not these patients'.
 _CATEGORIES = """
@@ -168,44 +168,32 @@ def load_vitals() -> pd.DataFrame:
     return table[[name for column in SCHEMA_VITALS.columns for name in column.record_names]]
 
 
-def _dataset(
-    schema: Schema,
-    load: Callable[[], pd.DataFrame],
-    patients: int,
-    rows: int,
-    title: str,
-    text: str,
-    paper: str,
-    flow: Flow | None = None,
-) -> Dataset:
-    return Dataset(
-        name=schema.name,
-        title=f"MIMIC-III demo, {title}",
-        description=f"{text}; {patients} patients of one hospital, too few to learn from.",
-        schema=schema,
-        licence="ODbL 1.0",
-        citation=f"Johnson, Pollard and Mark 2019, MIMIC-III Clinical Database Demo 1.4, doi:10.13026/C2HM2Q; {paper}",
-        patients=patients,
-        rows=rows,
-        default_sites=2,
-        default_partitioner="iid",
-        load=load,
-        available=FILES.available,
-        fetch=FILES.fetch,
-        flow=flow,
-    )
-
-
-DATASET = _dataset(
-    SCHEMA,
-    load,
-    100,
-    100,
-    "diagnoses",
-    "ICD-9 code sets, one row a patient, as PPGAN generates them",
-    "Liu et al. 2019",
+DATASET = Dataset(
+    name="mimic-demo",
+    title="MIMIC-III demo, diagnoses",
+    description="ICD-9 code sets, one row a patient, as PPGAN generates them; 100 patients of one hospital, too few to learn "
+    "from.",
+    schema=SCHEMA,
+    licence="ODbL 1.0",
+    citation=f"{_CITATION}; Liu et al. 2019",
+    patients=100,
+    rows=100,
+    default_sites=2,
+    default_partitioner="iid",
+    load=load,
+    available=FILES.available,
+    fetch=FILES.fetch,
 )
-DATASET_VITALS = _dataset(
-    SCHEMA_VITALS, load_vitals, 98, 125, "vital signs", "The first five measurements of nine vital signs of an admission",
-    "Beaulieu-Jones et al. 2019", Flow.of(("admissions", 129, 100), ("a vital sign measured", 125, 98)),
-)  # fmt: skip
+DATASET_VITALS = replace(
+    DATASET,
+    name="mimic-demo-vitals",
+    title="MIMIC-III demo, vital signs",
+    description="The first five measurements of nine vital signs of an admission; 98 patients of one hospital, too few to learn "
+    "from.",
+    schema=SCHEMA_VITALS,
+    citation=f"{_CITATION}; Beaulieu-Jones et al. 2019",
+    patients=98,
+    rows=125,
+    load=load_vitals,
+    flow=Flow.of(("admissions", 129, 100), ("a vital sign measured", 125, 98)),
+)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from polyclinic.config.keys import flat_keys
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.figures.rounds import (
     POOLED,
@@ -21,7 +22,8 @@ from polyclinic.evaluation.figures.rounds import (
 from polyclinic.evaluation.formats import finite, part, size
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
-from polyclinic.evaluation.report.run import Run, read_run
+from polyclinic.evaluation.report.run import Results, read_results
+from polyclinic.runs.folder import Run
 from polyclinic.toml import read_toml
 
 if TYPE_CHECKING:
@@ -39,22 +41,14 @@ _PAGE = """
 {% for warning in warnings %}<div class="notice warn"><p><strong>Warning.</strong> {{ warning }}</p></div>
 {% endfor %}
 <h2>Runs</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Runs">
-<table class="sortable">
-<thead><tr><th>Run</th>{% for key in differing %}<th>{{ key }}</th>{% endfor %}<th class="num first">Epsilon</th>
-<th class="num">Delta</th><th class="num first">AUROC</th><th class="num">Brier score</th><th class="num">Calibration error</th>
-<th class="num">Worst hospital's AUROC</th><th class="num first">Rounds</th><th class="num">Seconds</th>
-<th class="num">Sent by hospitals</th></tr></thead>
-<tbody>
+{% call table(["Run"] + differing, ["Epsilon", "Delta", "AUROC", "Brier score", "Calibration error", "Worst hospital's AUROC",
+"Rounds", "Seconds", "Sent by hospitals"], "Runs", firsts=(1, 3, 7)) %}
 {% for run in runs %}
 <tr><th scope="row">{{ run.name }}</th>{% for value in run.differing %}<td>{{ value }}</td>{% endfor %}
-<td class="num first">{{ run.epsilon | epsilon }}</td><td class="num nowrap">{{ run.delta | delta }}</td>
+{{ cell(run.epsilon | epsilon, true) }}{{ cell(run.delta | delta) }}
 {{ estimated(run.auroc, true) }}{{ estimated(run.brier) }}{{ estimated(run.calibration) }}{{ estimated(run.worst) }}
-<td class="num first">{{ run.rounds | count }}</td><td class="num">{{ run.seconds }}</td>
-<td class="num nowrap">{{ run.sent }}</td></tr>
-{% endfor %}
-</tbody></table>
-</div>
+{{ cell(run.rounds | count, true) }}{{ cells([run.seconds, run.sent]) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of hospitals whose policies
 let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
@@ -73,12 +67,12 @@ several runs on the same patients learns more than any one of them tells.</p>
 def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     """Writes one page of several finished runs and returns its path.
 
-    Raises ConfigError for fewer than two runs, DataError as ``read_run`` does.
+    Raises ConfigError for fewer than two runs, DataError as ``read_results`` does.
     """
     if len(run_dirs) < 2:
         raise ConfigError(f"A comparison needs at least two runs, not {len(run_dirs)}.")
-    runs = [read_run(Path(folder)) for folder in run_dirs]
-    configs = [_config(run) for run in runs]
+    runs = [read_results(Run(Path(folder))) for folder in run_dirs]
+    configs = [_config(run.run) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
     kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
@@ -110,29 +104,25 @@ def _plot_courses(courses: dict[str, Course]) -> Figure:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    path = run.folder / "config.toml"
-    flat: dict[str, Any] = {}
-    for key, value in (read_toml(path, "configuration file") if path.is_file() else {}).items():
-        flat |= (
-            {f"{key}.{inner}": content for inner, content in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return flat
+    """The keys of the run's configuration as they are written, whatever their Polyclinic; none where there is no file."""
+    written = read_toml(run.config_file, "configuration file") if run.config_file.is_file() else {}
+    return flat_keys(written, tuple(written))
 
 
-def _kind(config: dict[str, Any], run: Run, differing: Sequence[str]) -> str:
+def _kind(config: dict[str, Any], run: Results, differing: Sequence[str]) -> str:
     """What a run is of, but for its privacy: its strategy, and what else differs."""
     told = [str(config.get(key, "–")) for key in differing if key not in (*_UTILITY, "strategy")]
     return ", ".join([str(run.summary.get("strategy", "run")), *told[:2]])
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[Results]) -> list[str]:
     """What tells the runs' folders apart: the folders in which they lie, where each lies in one of its own."""
-    places = [run.folder.resolve() for run in runs]
+    places = [run.run.path.resolve() for run in runs]
     outer = [place.parent.name for place in places]
     return outer if len(set(outer)) == len(runs) else [place.name for place in places]
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Results) -> dict[str, Any]:
     summary = run.summary
     evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
     pooled = part(evaluation, "pooled")
@@ -158,7 +148,7 @@ def _point(kind: str, row: dict[str, Any]) -> Point:
     return Point(kind, finite(row["epsilon"]), float(found["value"]), found.get("low"), found.get("high"))
 
 
-def _courses(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Course]:
+def _courses(runs: Sequence[Results], kinds: Sequence[str]) -> dict[str, Course]:
     found: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
         pooled = read_series(run.rounds, "auroc").get(POOLED)

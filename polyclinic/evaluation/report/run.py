@@ -6,7 +6,6 @@ nothing and touches no record.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,31 +19,31 @@ from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
 from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
-from polyclinic.evaluation.figures.utility import plot_posterior
+from polyclinic.evaluation.figures.utility import plot_posterior, utility_figures
 from polyclinic.evaluation.formats import Summary, finite, part
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
-from polyclinic.evaluation.report.context import cost, report_context
+from polyclinic.evaluation.report.context import cost, report_context, utility
 from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
-from polyclinic.evaluation.report.utility import UTILITY, utility, utility_figures
+from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run's folder as it was read."""
+class Results:
+    """What a report shows of a finished run."""
 
-    folder: Path
+    run: Run
     summary: Summary
     rounds: pd.DataFrame
 
     @cached_property
     def quality(self) -> Summary:
         """What ``quality.json`` holds, empty without one."""
-        return read_quality(self.folder)
+        return read_quality(self.run)
 
     @property
     def figures(self) -> dict[str, dict[str, Figure]]:
@@ -67,8 +66,8 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
-    run = read_run(run_dir)
-    return _render(run, _drawn(run, with_figures), page or run.folder / "report.html")
+    results = read_results(Run(Path(run_dir)))
+    return _render(results, _drawn(results, with_figures), page or results.run.report)
 
 
 def write_plots(run_dir: Path) -> list[Path]:
@@ -78,31 +77,24 @@ def write_plots(run_dir: Path) -> list[Path]:
     calibration, decision and hospitals, as SVG alone, are there where predictions left. Raises DataError as
     ``render_report`` does.
     """
-    run = read_run(run_dir)
-    return _write(run, _drawn(run))
+    results = read_results(Run(Path(run_dir)))
+    return _write(results, _drawn(results))
 
 
-def write_report(run_dir: Path, with_figures: bool = True) -> Path:
-    """``write_plots`` and ``render_report`` of figures that are drawn once; without figures a report of tables alone."""
-    run = read_run(run_dir)
-    drawn = _drawn(run, with_figures)
-    _write(run, drawn)
-    return _render(run, drawn, run.folder / "report.html")
+def write_report(run: Run) -> Path:
+    """``write_plots`` and ``render_report`` of figures that are drawn once; without pictures a report of tables alone."""
+    results = read_results(run)
+    drawn = _drawn(results, run.pictures)
+    _write(results, drawn)
+    return _render(results, drawn, run.report)
 
 
-def read_run(run_dir: Path) -> Run:
-    """The files of a run folder; DataError if its summary or its rounds are missing or cannot be read."""
-    for name in ("summary.json", "rounds.parquet"):
-        if not (run_dir / name).is_file():
-            raise DataError(f"{run_dir} is not a finished run: it has no {name}.")
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        rounds = pd.read_parquet(run_dir / "rounds.parquet")
-    except (ValueError, OSError) as error:  # pyarrow's errors are both
-        raise DataError(f"{run_dir} holds a summary.json or rounds.parquet that cannot be read.") from error
-    if not isinstance(summary, dict):
-        raise DataError(f"{run_dir / 'summary.json'} must hold one JSON object.")
-    return Run(Path(run_dir), summary, rounds)
+def read_results(run: Run) -> Results:
+    """The summary and the rounds of a run; DataError if they are missing or cannot be read."""
+    for path in (run.summary_file, run.rounds_file):
+        if not path.is_file():
+            raise DataError(f"{run.path} is not a finished run: it has no {path.name}.")
+    return Results(run, run.summary_json(), run.rounds())
 
 
 def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
@@ -124,37 +116,38 @@ def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
     return figures
 
 
-def _drawn(run: Run, with_figures: bool = True) -> Drawn:
+def _drawn(results: Results, with_figures: bool = True) -> Drawn:
     """The run's figures by section and name, each as SVG and as it was drawn; without figures its sections, empty."""
     if not with_figures:
         return {section: {} for section in ("training", "utility", "quality", "transfer", "patients")}
     return {
         section: {name: (to_svg(figure), figure) for name, figure in figures.items()}
-        for section, figures in run.figures.items()
+        for section, figures in results.figures.items()
     }
 
 
-def _render(run: Run, drawn: Drawn, page: Path) -> Path:
+def _render(results: Results, drawn: Drawn, page: Path) -> Path:
     from markupsafe import Markup
 
     shown = {name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn.items()}
-    shared = report_context(run.summary, run.rounds) | {"figures": shown}
+    shared = report_context(results.summary, results.rounds) | {"figures": shown}
     files = {
-        name: _text(run.folder / file) for name, file in (("config", "config.toml"), ("versions", "versions.json"))
+        name: path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"
+        for name, path in (("config", results.run.config_file), ("versions", results.run.versions_file))
     }
     sections = [
         (templates.HEADER, {}),
         (templates.HOSPITALS, {}),
-        (UTILITY, utility(run.summary)),
+        (templates.UTILITY, utility(results.summary)),
         (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
-        (QUALITY, quality(run.quality)),
+        (QUALITY, quality(results.quality)),
         (templates.PATIENTS, {}),
         (templates.TRAINING, {}),
-        (templates.COST, cost(run.summary, run.rounds)),
+        (templates.COST, cost(results.summary, results.rounds)),
         (templates.DROPOUTS, {}),
         (templates.PRIVACY, {}),
-        ("{{ attacks }}", {"attacks": attack_section(run.folder)}),
+        ("{{ attacks }}", {"attacks": attack_section(results.run)}),
         (templates.NOTES, {}),
         (templates.REPEAT, files),
     ]
@@ -162,8 +155,8 @@ def _render(run: Run, drawn: Drawn, page: Path) -> Path:
     return write_page(page, shared["title"], Markup("\n\n").join(parts))
 
 
-def _write(run: Run, drawn: Drawn) -> list[Path]:
-    folder = run.folder / "plots"
+def _write(results: Results, drawn: Drawn) -> list[Path]:
+    folder = results.run.plots
     folder.mkdir(exist_ok=True)
     written = []
     for section, figures in drawn.items():
@@ -174,7 +167,3 @@ def _write(run: Run, drawn: Drawn) -> list[Path]:
                 written.append(folder / f"{name}.png")
                 written[-1].write_bytes(to_png(figure))
     return written
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"

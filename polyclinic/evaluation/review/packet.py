@@ -24,8 +24,9 @@ from polyclinic.evaluation.review.form import render_form
 from polyclinic.evaluation.review.grid import Table, on_grid, steps
 from polyclinic.files import SECRET, NewFile, new_folder, reason, write_files
 from polyclinic.privacy.streams import generator
+from polyclinic.runs.folder import Run
+from polyclinic.runs.synthesize import synthesize
 from polyclinic.synthesis.certificate import certificate_path
-from polyclinic.synthesis.release import run_in, synthesize
 from polyclinic.types import Ints
 
 PACKET, KEY, README = "packet.html", "answer-key.json", "README.txt"
@@ -164,7 +165,7 @@ def schema_of_run(run: Path, out: Path, rows: int, seed: int) -> tuple[Schema, P
     Raises ConfigError or DataError as ``synthesize`` does.
     """
     synthesize(run, rows, out, seed=seed)
-    return Schema.from_toml(run_in(run) / "schema.toml"), out
+    return Run.open(run).schema(), out
 
 
 def read_synthetic(path: Path, schema: Schema) -> Checked:

@@ -73,9 +73,12 @@ class Marginals:
         """(m,) cells of each marginal of a round."""
         if round == _ALONE:
             return self.table.sizes
-        if round == _SCREEN:
-            return pair_sizes(self._pairs, merged_sizes(question["groups"], self.table))
-        return pair_sizes(question["pairs"], merged_sizes(question["merged"], self.table))
+        merged, pairs = self._asked(round, question)
+        return pair_sizes(pairs, merged_sizes(merged, self.table))
+
+    def _asked(self, round: int, question: Arrays) -> tuple[Ints, Ints]:
+        """How a round of pairs merges cells, and (m, 2) its pairs."""
+        return (question["groups"], self._pairs) if round == _SCREEN else (question["merged"], question["pairs"])
 
     @property
     def _pairs(self) -> Ints:
@@ -88,11 +91,10 @@ class Marginals:
         whose numbers are not of cells and columns: they would write a patient's cells into another's vector.
         """
         if round > _ALONE:
-            self._check(question["groups" if round == _SCREEN else "merged"], question.get("pairs", self._pairs))
+            self._check(*self._asked(round, question))
         cells, sizes = self.table.cells(z), self._sizes(round, question)
         if round > _ALONE:
-            merged = question["groups" if round == _SCREEN else "merged"]
-            pairs = self._pairs if round == _SCREEN else question["pairs"]
+            merged, pairs = self._asked(round, question)
             cells = pair_codes(mapped(cells, merged, self.table), pairs, merged_sizes(merged, self.table))
         return indicators(cells, sizes, patient, patients)
 

@@ -21,9 +21,8 @@ from polyclinic.privacy.streams import generator
 from polyclinic.training.auditing.canaries import Contributions, Guessing, guess, noiseless, told_apart
 from polyclinic.training.auditing.fixed import Fixed, label_counts
 from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding, counts, covariance
-from polyclinic.training.auditing.made_up import moves, neighbours, nobody
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
-from polyclinic.training.auditing.subject import Subject, noisy_sums, train
+from polyclinic.training.auditing.subject import Subject, moves, neighbours, nobody, noisy_sums, train
 from polyclinic.training.auditing.views import View
 from polyclinic.types import Arrays, Builder, Reals
 

@@ -18,9 +18,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import correct_guesses, largest_lower
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import covariance, scores
-from polyclinic.training.auditing.made_up import canaries, joined, nobody, strangers
 from polyclinic.training.auditing.releases import from_releases, is_release
-from polyclinic.training.auditing.subject import Subject, noisy_sums, train
+from polyclinic.training.auditing.subject import Subject, canaries, joined, nobody, noisy_sums, strangers, train
 from polyclinic.training.task import TrainSettings, own_arrays
 from polyclinic.types import Arrays, Bools, Builder, Reals
 

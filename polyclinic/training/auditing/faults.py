@@ -17,8 +17,8 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.streams import Size, Stream
 from polyclinic.training.auditing.views import Around, HalfAround
 from polyclinic.training.local import Penalty, Sites, Trained
-from polyclinic.training.one_by_one import train_one
 from polyclinic.training.sites import TrainedSites
+from polyclinic.training.sites.one_by_one import train_one
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder, Ints, Reals
 

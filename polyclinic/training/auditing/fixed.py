@@ -25,8 +25,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
 from polyclinic.training.auditing.faults import Train, unchecked
 from polyclinic.training.auditing.law import ROUNDING, Finding
-from polyclinic.training.auditing.made_up import moves, neighbours
-from polyclinic.training.auditing.subject import Claim, Subject, privatised
+from polyclinic.training.auditing.subject import Claim, Subject, moves, neighbours, privatised
 from polyclinic.training.preparation import class_contributions
 from polyclinic.training.synthesis import ROUND, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings

@@ -15,8 +15,7 @@ from polyclinic.privacy.audit import correlation_limit, mean_length_interval, me
 from polyclinic.privacy.perturbation import TOLERANCE, determinant_epsilon, least_strength
 from polyclinic.training.auditing.faults import Silent
 from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding
-from polyclinic.training.auditing.made_up import canaries, joined, moves, neighbours, nobody
-from polyclinic.training.auditing.subject import Hospital, Subject, train
+from polyclinic.training.auditing.subject import Hospital, Subject, canaries, joined, moves, neighbours, nobody, train
 from polyclinic.training.convex import ConvexTask
 from polyclinic.types import Arrays, Bools, Builder, Reals
 

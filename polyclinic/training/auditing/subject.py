@@ -1,12 +1,13 @@
 """What is audited: a task's own ``train``, called as hospitals call it, with a run's settings.
 
 The auditor plays the server: it may choose the model that a round starts from, since the guarantee holds for any, and it
-sees all that a hospital makes of its records. Nothing here scores or judges.
+sees all that a hospital makes of its records. Beside it are made-up patients: canaries, and hospitals that differ by one
+patient, typical or extreme. Nothing here scores or judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from polyclinic.training.auditing.views import View, Watched, views
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
-from polyclinic.types import Arrays, Builder, Reals
+from polyclinic.types import Arrays, Bools, Builder, Reals
 
 # A step this small leaves every gradient as it was, and is still far above the rounding of float64.
 _SMALL = 1e-6
@@ -55,9 +56,10 @@ class Subject(Claim):
         return int(self.patients.x.shape[1])
 
     @property
-    def canaries(self) -> Callable[[int, int, int, float, Stream], Rows] | None:
-        """(features, classes, count, scale, stream) to canaries; None where each has a column of its own or the task has some."""
-        return None
+    def canaries(self) -> Callable[[int, int, int, float, Stream], Rows]:
+        """(features, classes, count, scale, stream) to canaries: the task's own, or each with a column of its own."""
+        own: Callable[[int, int, int, float, Stream], Rows] = getattr(self.task, "canaries", _one_column_each)
+        return own
 
     def views(self, settings: TrainSettings | None = None) -> list[View]:
         """The noisy sums of a round, as ``settings`` or the run's make them."""
@@ -145,3 +147,72 @@ def privatised(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:
     if hasattr(subject.task, "privatised"):
         return list(subject.task.privatised(build, arrays))
     return [name for name, value in load(build, arrays).named_parameters() if value.requires_grad]
+
+
+_COMPANY = 100
+_MANY = 64
+
+
+def canaries(subject: Subject, count: int, scale: float) -> Rows:
+    """``count`` patients of one row, each alone in having ``scale`` in a column of its own behind the patients' columns.
+
+    They are the same in every call and no secret: only which of them take part is. A task may have
+    ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
+    """
+    draw = keyed_stream(0, "audit", "canaries")
+    return subject.canaries(subject.features, subject.classes, count, scale, draw)
+
+
+def _one_column_each(features: int, classes: int, count: int, scale: float, stream: Stream) -> Rows:
+    x = np.zeros((count, features + count))
+    x[np.arange(count), features + np.arange(count)] = scale
+    return Rows(x, (stream.uniform(count) * classes).astype(np.int64), np.arange(count), count)
+
+
+def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
+    """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``."""
+    extra = np.zeros((len(patients.y), canaries.x.shape[1] - patients.x.shape[1]))
+    return Rows.joined([replace(patients, x=np.hstack([patients.x, extra])), canaries.of_patients(included)])
+
+
+def nobody(subject: Subject, extra: int = 0) -> Rows:
+    """No patients, with ``extra`` columns behind the subject's."""
+    none = np.zeros(0, dtype=np.int64)
+    return Rows(np.zeros((0, subject.features + extra)), none, none, 0)
+
+
+def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
+    """Pairs of hospitals by what tells them apart, one patient who is in the first alone."""
+    # The first few patients, all of one class: their gradients do not cancel, if another patient shifts them all.
+    company = subject.patients.of_patients(np.arange(subject.patients.patients) < _COMPANY)
+    company = replace(company, y=np.zeros_like(company.y))
+    number = np.arange(company.patients)
+    without = {f"patient {i + 1}": company.of_patients(number != i) for i in range(min(4, company.patients - 1))}
+    return {**{name: (company, rest) for name, rest in without.items()},
+            **{name: (Rows.joined([company, one]), company) for name, one in strangers(subject)}}  # fmt: skip
+
+
+def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, float]:
+    """By how much, in L2, what was seen differs in each pair; seen: (2 pairs, P), infinite where it is not finite."""
+    with np.errstate(invalid="ignore"):
+        moved = np.linalg.norm(seen[::2] - seen[1::2], axis=1)
+    return dict(zip(pairs, np.where(np.isfinite(moved), moved, np.inf).tolist(), strict=True))
+
+
+def strangers(subject: Subject) -> Iterator[tuple[str, Rows]]:
+    """Patients to add, each by a name."""
+    row = np.nan_to_num(subject.patients.x[:1])
+    for label in range(min(2, subject.classes)):
+        for name, x in (
+            ("a typical one", row),
+            ("one of 1e30", np.full_like(row, 1e30)),
+            ("one of NaN", np.full_like(row, np.nan)),
+            ("an infinite one", np.full_like(row, np.inf)),
+            (f"one with {_MANY} rows", np.repeat(3.0 * row + 1.0, _MANY, axis=0)),
+        ):
+            yield f"{name}, class {label}", one_patient(x, label)
+
+
+def one_patient(x: Reals, label: int) -> Rows:
+    """A patient with the rows ``x`` of one class."""
+    return Rows(np.asarray(x), np.full(len(x), label), np.zeros(len(x), dtype=np.int64), 1)

@@ -6,16 +6,14 @@ torch.func, all sites at once (per_example.py). ``opacus``: site by site with Op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol, cast, get_args
+from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.training.local import Penalty
 from polyclinic.training.losses import CROSS_ENTROPY
-from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.layers import Masks, plan
 from polyclinic.training.stacked.linear import linear_sums
 from polyclinic.training.stacked.per_example import fits, functional_sums
@@ -23,12 +21,8 @@ from polyclinic.training.stacked.per_example import fits, functional_sums
 Engine = Literal["linear", "functional", "opacus"]
 
 
-class Sums(Protocol):
-    """Sums of the patients' gradients."""
-
-    def __call__(self, theta: Tensor, batch: Batch, *, penalty: Penalty | None = None) -> tuple[Tensor, Tensor]:
-        """(S, P) sums of the (clipped) gradients at (S, P) models, and (S,) of the losses."""
-        ...
+#: Of (S, P) models, a ``Batch``, and by its name a ``penalty``: (S, P) sums of (clipped) gradients and (S,) of the losses.
+Sums = Callable[..., tuple[Tensor, Tensor]]
 
 
 def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bool = False) -> Engine:

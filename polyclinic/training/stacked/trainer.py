@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.draws import Draws
 from polyclinic.training.local import Penalty
 from polyclinic.training.modules import kept_apart, load, reseed
 from polyclinic.training.sites import Running, TrainedSites
+from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan

@@ -23,6 +23,7 @@ from polyclinic.ehr.anonymity.classes import (
 from polyclinic.ehr.anonymity.exposure import downstream_auroc
 from polyclinic.ehr.anonymity.hierarchies import (
     Dates,
+    Hierarchy,
     Intervals,
     Prefix,
     Tree,
@@ -74,6 +75,7 @@ def test_no_combination_of_levels_loses_less_than_the_one_that_is_chosen(
         ladders = [ladder(records[name], default_hierarchy(records[name])) for name in QUASI]
         demand = demand_of(records, target, sensitive, by_patient)
         chosen = best_levels(ladders, demand)
+        assert chosen.levels is not None
         losses = {}
         for levels in product(*(range(one.top + 1) for one in ladders)):
             numbers = [one.numbers[level] for one, level in zip(ladders, levels, strict=True)]
@@ -189,7 +191,7 @@ def test_a_model_learns_from_the_release_what_its_columns_still_tell() -> None:
     ],
 )  # fmt: skip
 def test_labels(hierarchy: Any, cell: Any, labels: list[str]) -> None:
-    assert [hierarchy.label(cell, level) for level in range(1, hierarchy.levels + 1)] == labels
+    assert list(hierarchy.labels(cell)) == labels and hierarchy.levels == len(labels)
 
 
 def test_a_schemas_public_bounds_decide_where_there_is_one() -> None:
@@ -211,7 +213,7 @@ def test_hierarchies_are_declared_in_toml(tmp_path: Path) -> None:
     )
     found = read_hierarchies(path)
     assert found["age"] == Intervals(widths=(5, 10), high=90) and found["zip"] == Prefix(keep=(3,))
-    assert found["country"].label("Italy", 1) == "Europe"
+    assert found["country"].labels("Italy")[0] == "Europe"
 
 
 @pytest.mark.parametrize(
@@ -235,11 +237,9 @@ def test_wrong_hierarchies_are_refused_in_one_sentence(tmp_path: Path, text: str
 
 
 def test_labels_that_lie_in_two_labels_of_the_next_level_are_refused() -> None:
-    class Crossed:
-        levels = 2
-
-        def label(self, cell: Any, level: int) -> str:
-            return str(int(cell) // 2 if level == 1 else int(cell) // 3)
+    class Crossed(Hierarchy):
+        def labels(self, cell: Any) -> tuple[str, ...]:
+            return str(int(cell) // 2), str(int(cell) // 3)
 
     with pytest.raises(ConfigError, match="in two labels of level 2"):
         ladder(pd.Series(range(12), name="n"), Crossed())

@@ -1,0 +1,42 @@
+"""Every change that Polyclinic makes to Flower 1.41's programs while they run; nothing else in Polyclinic touches their insides.
+
+Each is made by ``patch`` and says why it is there. A test holds what Flower has in each place to what it had in 1.41, so that a
+new Flower is looked at before it is allowed.
+
+- ``supercore.superexec.run_superexec``: ``get_executor`` and ``time``, by ``executor.main``. Flower starts a new Python for each
+  message and polls at fixed pauses.
+- ``superlink.extensions``: ``get_middleware``, by ``superlink.guard``. Whoever reaches the port could submit runs.
+- ``superlink.routers.fleet.node_auth``: ``authenticate_node``, by ``refusals.explain``. A wrong clock is a bare 401.
+- ``superlink.servicer.fleet.fleet_handlers``: ``activate_node``, by ``refusals.explain``. A key that is refused is a bare 412.
+- ``supernode.fleet_http_connection``: ``HeartbeatSender``, by ``supernode.note_heartbeats``. No port of a node says whether it is
+  connected.
+- ``supernode.fleet_http_connection``: ``NodeAuthHttpInterceptor``, by ``supernode.explain_end``. A node that is refused ends as
+  if it had been asked to.
+- ``supernode.fleet_http_connection``: ``make_simple_http_retry_invoker``, by ``supernode.persist``. A node gives up where a line
+  ends within TLS's handshake.
+- ``supernode.nodestate.in_memory_nodestate.InMemoryNodeState``: ``finish_task``, by ``supernode.hasten``. The answer of a
+  ClientApp that died is waited for without end.
+- ``supernode.start_client_internal``: ``_pull_and_store_message`` and ``_verify_fab``, by ``supernode.judge_bundles``. A node
+  runs whatever code it is sent.
+- ``supernode.start_client_internal``: ``_pull_and_store_message``, ``_push_messages``, ``subprocess`` and ``time``, by
+  ``supernode.hasten``. Flower polls at fixed pauses, and its executor is the slow one.
+
+Upstream, each module has its file below https://github.com/adap/flower/tree/main/framework/py/flwr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def patch(owner: Any, name: str, change: Callable[[Any], Any], purpose: str) -> None:
+    """Put ``change`` of what Flower's module or class has under a name in its place.
+
+    Ends the process where Flower has no function or class of that name: without the change it must not run.
+    """
+    original = getattr(owner, name, None)
+    if not callable(original):
+        sys.exit(f"This flwr has no place for {purpose}; install flwr 1.41.")
+    setattr(owner, name, change(original))

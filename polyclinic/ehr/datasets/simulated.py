@@ -1,0 +1,54 @@
+"""Simulated datasets: what a user asks for before training on one, and who is enrolled where under which name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from polyclinic.ehr.datasets.dataset import Dataset
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
+from polyclinic.types import Ints
+
+
+def check_size(what: str, sites: int, patients: int, seed: int) -> None:
+    """Raise ConfigError unless 1 <= sites <= patients and seed >= 0."""
+    if sites < 1 or sites > patients:
+        raise ConfigError(f"sites is {sites}; {what} of {patients} patients needs 1 to {patients} sites.")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or greater.")
+
+
+def enrolment(sites: int, patients: int, rng: np.random.Generator) -> Ints:
+    """Each patient's hospital, in order: half of the patients evenly, the others in proportion to hospitals' sizes."""
+    even = np.tile(np.arange(sites), patients // 2 // sites + 1)[: max(sites, patients // 2)]
+    others = rng.choice(sites, size=patients - len(even), p=rng.dirichlet(np.full(sites, 2.0)))
+    return np.sort(np.concatenate([even, others])).astype(np.int64)
+
+
+def patient_names(prefix: str, patients: int) -> list[str]:
+    """``prefix-1``, ``prefix-2``, ... of equal length."""
+    width = len(str(patients))
+    return [f"{prefix}-{row + 1:0{width}d}" for row in range(patients)]
+
+
+def site_names(sites: int) -> NDArray[np.object_]:
+    """``hospital-1``, ``hospital-2``, ... of equal length."""
+    width = len(str(sites))
+    return np.array([f"hospital-{i + 1:0{width}d}" for i in range(sites)], dtype=object)
+
+
+def simulated_dataset(
+    name: str, title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame],
+    sites: int, patients: int, source: str,
+) -> Dataset:  # fmt: skip
+    """A dataset that ``generate(sites, patients, seed)`` makes, by default with seed 0; ``source``: the generator's module."""
+    return Dataset(
+        name=name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
+        citation=f"Polyclinic's own generator {source}", patients=patients, rows=patients, default_sites=sites,
+        default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
+        load=lambda: generate(sites, patients, 0), available=lambda: True, simulated=True, generate=generate,
+    )  # fmt: skip

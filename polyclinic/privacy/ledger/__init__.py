@@ -1,0 +1,329 @@
+"""The ledger: every privacy event of a hospital's patients, over all runs, in one SQLite file.
+
+Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; a
+refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the trainer's
+part. What stands in it is read by ``statements``, checked by ``verify``.
+
+A hospital's file is its own. The hospitals of a simulation share one file, so that a round is one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent
+
+from polyclinic.errors import BudgetRefused, ConfigError, several
+from polyclinic.privacy.accounting import Accountant
+from polyclinic.privacy.ledger.file import (
+    COLUMNS,
+    TERMS,
+    Recorded,
+    Row,
+    connection,
+    create,
+    explained,
+    genesis,
+    heads_in,
+    link,
+    past_in,
+    read_sites,
+    terms_in,
+    transaction,
+)
+from polyclinic.privacy.ledger.terms import (
+    History,
+    Terms,
+    entry_of,
+    epsilon_of,
+    filtered_epsilon,
+    is_affordable,
+    is_costly,
+    plan_text,
+    read_plan,
+    reserving_run,
+    with_charge,
+    with_spares,
+)
+
+__all__ = ["Charge", "Ledger", "Terms", "charge_all", "spent_all"]
+
+_FIXED = ("delta", "relation", "unit", "records")
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One event of one round.
+
+    ``release`` identifies what will leave: a release that was charged before, and can only leave again as the same numbers,
+    is not charged twice. Empty means that every charge is a new release, as at a real hospital, whose crash in mid-round makes
+    it charge again.
+    ``plan``: ``plan_text`` of all charges that the run will make; it is recorded with the run's first charge, and what
+    later ones say of it does not count. Empty: the run's later charges may follow from its answers.
+    """
+
+    event: DpEvent
+    purpose: str
+    run: str
+    round: int
+    release: str = ""
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One site's spending in the file ``path``. Holds no connection between calls; made by ``open`` or ``read``."""
+
+    path: Path
+    terms: Terms
+    writable: bool
+
+    @classmethod
+    def open(cls, path: Path, terms: Terms) -> Ledger:
+        """The ledger of a hospital, begun if there is none.
+
+        Raises ConfigError if the file was begun with another site, delta, relation, unit or other records; DataError if it is no
+        ledger.
+        """
+        return cls.open_all(path, [terms], alone=True)[0]
+
+    @classmethod
+    def open_all(cls, path: Path, terms: Sequence[Terms], alone: bool = False) -> list[Ledger]:
+        """The ledgers of a simulation's sites in their one file; ``alone`` allows no other site in it."""
+        path = Path(path)
+        if not path.exists():
+            create(path)
+        with connection(path) as db:
+            known = {found.site: found for found in terms_in(db)}
+        wrong = [name for name in known if name != terms[0].site] if alone else []
+        if wrong:
+            raise ConfigError(
+                f"The ledger {path} was begun with site {wrong[0]!r}; it must stay so, got {terms[0].site!r}."
+            )
+        for wanted in terms:
+            for name in _FIXED if wanted.site in known else ():
+                if (begun := getattr(known[wanted.site], name)) != getattr(wanted, name):
+                    raise ConfigError(
+                        f"The ledger {path} was begun with {name} {begun!r}; it must stay so, got {getattr(wanted, name)!r}."
+                    )
+        changed = [wanted for wanted in terms if known.get(wanted.site) != wanted]
+        if changed:
+            with transaction(path) as db:
+                db.executemany(
+                    f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                    " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
+                    [(*astuple(wanted), genesis(wanted)) for wanted in changed],
+                )
+        return [cls(path, wanted, True) for wanted in terms]
+
+    @classmethod
+    def read(cls, path: Path, site: str | None = None) -> Ledger:
+        """A site's ledger under its own terms, for looking only; ``site`` may be left out where there is just one.
+
+        Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
+        """
+        found = cls.read_all(path)
+        if site is None and len(found) > 1:
+            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {several(found)}.")
+        if site is not None and site not in found:
+            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {several(found)}.")
+        return found[site] if site is not None else next(iter(found.values()))
+
+    @classmethod
+    def read_all(cls, path: Path) -> dict[str, Ledger]:
+        """The ledgers of all sites in a file, by site, for looking only. Raises DataError if the file is no ledger."""
+        with connection(Path(path)) as db:
+            found = terms_in(db)
+            if not found:
+                raise LookupError("it holds no site")
+            return {terms.site: cls(Path(path), terms, False) for terms in found}
+
+    @property
+    def site(self) -> str:
+        return self.terms.site
+
+    @property
+    def budget(self) -> float | None:
+        return self.terms.budget
+
+    @property
+    def delta(self) -> float:
+        return self.terms.delta
+
+    def charge(
+        self,
+        event: DpEvent,
+        purpose: str,
+        run: str,
+        round: int,
+        release: str = "",
+        plan: Sequence[tuple[DpEvent, int]] = (),
+    ) -> float:
+        """Record ``event`` before it happens; returns an upper bound on the epsilon spent with it.
+
+        plan: all charges that the run will make, each with how often at most; of its first charge only, see ``Charge``.
+        Raises BudgetRefused, with the file unchanged, if the budget does not allow it.
+
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> ledger = Ledger.open(Path("ledger.sqlite"), Terms("north", delta=1e-5, budget=3.0))  # doctest: +SKIP
+        >>> ledger.charge(gaussian_event(9.0), "statistics", "run-1", round=0)  # doctest: +SKIP
+        """
+        after = charge_all([(self, Charge(event, purpose, run, round, release, plan_text(plan) if plan else ""))])[0]
+        if isinstance(after, BudgetRefused):
+            raise after
+        return after
+
+    def spent(self, accountant: Accountant | None = None, delta: float | None = None) -> float:
+        """The epsilon of all events at the ledger's delta, by its own accountant unless another is named.
+
+        Another ``delta`` gives another true epsilon of the same events; the budget stays at the ledger's own.
+        """
+        terms = replace(
+            self.terms,
+            accountant=accountant or self.terms.accountant,
+            delta=self.delta if delta is None else delta,
+        )
+        with explained(self.path):
+            return epsilon_of(self.recorded().history, terms)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
+        with explained(self.path):
+            return [row.shown() for row in self.recorded().rows]
+
+    def charges(self, purpose: str, run: str) -> list[Row]:
+        """All charges of one purpose of one run, in order."""
+        return [row for row in self.recorded().rows if (row.purpose, row.run) == (purpose, run)]
+
+    def recorded(self) -> Recorded:
+        """What the file holds of the site."""
+        return read_sites(self.path, [self.site])[self.site]
+
+    def verify(self) -> bool:
+        """Whether every row and the fixed terms are as they were written, and none is missing."""
+        return self.recorded().intact
+
+
+def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetRefused]:
+    """Charge several sites of one file in one transaction; for each its new epsilon or its refusal."""
+    path = charges[0][0].path
+    if not all(ledger.writable and ledger.path == path for ledger, _ in charges):
+        raise ConfigError(f"The ledger {path} was opened for reading, so it cannot be charged.")
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    results: list[float | BudgetRefused] = []
+    rows: list[tuple[Any, ...]] = []
+    with transaction(path) as db:
+        heads = heads_in(db)
+        for ledger, charge in charges:
+            site = ledger.site
+            before = _charged_before(db, site, charge) if charge.release else None
+            if before is not None:
+                results.append(before)
+                continue
+            seq, past = _past_of(db, path, site, heads)
+            entry = entry_of(charge.event)
+            is_first = is_costly(entry) and all(block.run != charge.run for block in past)
+            plan = charge.plan if is_first else ""
+            if plan and not charge.release:
+                plan = with_spares(past, charge.run, plan, ledger.terms)
+            total = with_charge(past, charge.run, entry, read_plan(plan))
+            after = _afford(ledger.terms, past, total, charge)
+            results.append(after)
+            if not isinstance(after, BudgetRefused):
+                row = Row(
+                    seq + 1, now, charge.run, int(charge.round), charge.purpose, charge.release, plan, entry, after
+                )  # fmt: skip
+                heads[site] = link(heads[site], row)
+                rows.append((site, *row[:-1], heads[site]))
+                _remember(path, site, heads[site], seq + 1, total)
+        db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 10}?)", rows)
+        db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
+    return results
+
+
+def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str) -> None:
+    """Raises BudgetRefused if the budget has no room for ``events``, with which a ``run`` begins that declares ``plan``.
+
+    Charges nothing, and begins no ledger where there is none. A run of which the ledger holds a charge has begun: what it
+    still costs is judged charge by charge.
+    """
+    ledger = Ledger(path, terms, False)
+    rows = ledger.recorded().rows if path.exists() else []
+    if not any(row.run == run for row in rows):
+        past = total = past_all([ledger])[0] if rows else ()
+        for event in events:
+            total = with_charge(total, run, entry_of(event), read_plan(plan))
+        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1))
+        if isinstance(after, BudgetRefused):
+            raise after
+
+
+def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
+    """``Ledger.spent`` of several sites of one file."""
+    with explained(ledgers[0].path):
+        return [epsilon_of(past, one.terms) for past, one in zip(past_all(ledgers), ledgers, strict=True)]
+
+
+def past_all(ledgers: Sequence[Ledger]) -> list[History]:
+    """What several sites of one file have spent, run by run."""
+    path = ledgers[0].path
+    with connection(path) as db:
+        heads = heads_in(db)
+        return [_past_of(db, path, ledger.site, heads)[1] for ledger in ledgers]
+
+
+# What a chain of hashes stands for, by its head: read from the file once, and then valid as long as nobody else charges.
+_pasts: dict[tuple[Path, str], tuple[str, int, History]] = {}
+_MOST_PASTS = 100_000
+
+
+def _past_of(db: sqlite3.Connection, path: Path, site: str, heads: Mapping[str, str]) -> tuple[int, History]:
+    """The number of a site's charges, and what they have spent. Raises LookupError if the file does not hold the site."""
+    if site not in heads:
+        raise LookupError(f"the site {site!r} is missing")
+    remembered = _pasts.get((path, site))
+    if remembered is None or remembered[0] != heads[site]:
+        _remember(path, site, heads[site], *past_in(db, site))
+        remembered = _pasts[path, site]
+    return remembered[1:]
+
+
+def _remember(path: Path, site: str, head: str, charges: int, history: History) -> None:
+    if len(_pasts) >= _MOST_PASTS:
+        _pasts.clear()
+    _pasts[path, site] = head, charges, history
+
+
+def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float | None:
+    """The site's epsilon now if this very release was charged; None if it was not."""
+    same = "SELECT 1 FROM events WHERE site = ? AND run = ? AND round = ? AND purpose = ? AND release = ?"
+    if not db.execute(same, (site, charge.run, charge.round, charge.purpose, charge.release)).fetchone():
+        return None
+    newest = "SELECT epsilon_after FROM events WHERE site = ? ORDER BY seq DESC LIMIT 1"
+    return float(db.execute(newest, (site,)).fetchone()[0])
+
+
+def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
+    # What costs nothing is never refused, even if the policy's budget is now below what was spent.
+    if terms.budget is None or total == past:
+        return epsilon_of(total, terms, quick=True)
+    if is_affordable(total, terms):
+        after = epsilon_of(total, terms, quick=True)
+        return after if after <= terms.budget else min(epsilon_of(total, terms), terms.budget)
+    refused = f"The privacy budget of {terms.site!r} refuses {charge.purpose!r} of round {charge.round}:"
+    run = reserving_run(total, terms)
+    if run is not None and is_affordable(past, terms):
+        return BudgetRefused(
+            f"{refused} run {run!r} declared before its first charge that it would spend the budget of {terms.budget:.4g}, and "
+            "only what it declared is answered; resume that run, or raise the budget."
+        )
+    after = max(epsilon_of(total, terms), filtered_epsilon(total, terms))
+    return BudgetRefused(
+        f"{refused} epsilon spent is {epsilon_of(past, terms):.4g}, it would become {after:.4g}, allowed is"
+        f" {terms.budget:.4g}."
+    )

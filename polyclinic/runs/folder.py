@@ -1,0 +1,455 @@
+"""A run's folder: what it holds, typed, and how it is written so that nothing half-written is taken for a result.
+
+The names of a run's files are spelled here alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import polyclinic
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import Standardiser, feature_names
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
+from polyclinic.files import Content, NewFile, write_file, write_files
+from polyclinic.runs.history import Record, records_in
+from polyclinic.runs.json_text import json_text
+from polyclinic.runs.summary import Summary
+from polyclinic.spreadsheets import as_text
+from polyclinic.toml import checked, read_toml
+from polyclinic.types import Arrays
+from polyclinic.versions import recorded_versions
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from polyclinic.runs.simulation import Simulation
+    from polyclinic.synthesis.layout import Layout
+    from polyclinic.synthesis.synthesizer import Synthesizer
+
+RESULTS = "Polyclinic: results go to "  # and the run's folder, in the log of a Flower runtime
+_MEAN, _STD = "standardiser.mean", "standardiser.std"  # beside the model's arrays
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder. ``sites`` holds the ledgers of simulated hospitals; real ones keep theirs.
+
+    ``pictures``: Whether its report has them.
+
+    >>> run = Run.open("runs/20261125-040506-a1b2c3")  # doctest: +SKIP
+    >>> run.summary().metrics.pooled.auroc  # doctest: +SKIP
+    0.87
+    """
+
+    path: Path
+    pictures: bool = True
+
+    @classmethod
+    def create(cls, config: RunConfig, *, comparison: bool = False, pictures: bool = True) -> Run:
+        """A new folder under ``config.out`` with the resolved configuration and the coordinator's versions.
+
+        ``comparison``: the run is to be compared, which a resumed run must know too. ``pictures``: its report has them.
+        """
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        run = cls(Path(config.out).expanduser().resolve() / name, pictures)
+        try:
+            run.path.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"Configuration key 'out' has the value {config.out!r}, where no folder can be made: {error}."
+            ) from None
+        write_file(run.config_file, config.toml())
+        run._write_versions({"coordinator": recorded_versions()})
+        if comparison:
+            run._awaited.touch()
+        return run
+
+    @classmethod
+    def all_in(cls, folder: Path) -> list[Run]:
+        """The runs whose folders lie in ``folder``, by name."""
+        return [cls(config.parent) for config in sorted(folder.glob("*/config.toml"))]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run whose folder is ``path``, or the only run in it. Raises ConfigError where it holds none, or several."""
+        folder = Path(path)
+        if cls(folder).config_file.is_file():
+            return cls(folder.resolve())
+        runs = cls.all_in(folder)
+        if len(runs) > 1:
+            raise ConfigError(f"{folder} holds {len(runs)} runs; name one: {several(str(run.path) for run in runs)}.")
+        if not runs:
+            raise ConfigError(f"{folder} is not a run's folder: it holds no config.toml.")
+        return cls(runs[0].path.resolve())
+
+    @classmethod
+    def to_resume(cls, config: RunConfig) -> Run:
+        """The run in ``config.out`` that ``config.resume`` names. Raises ConfigError when there is none to go on, or when
+        it was begun with another value of a key that decides its result."""
+        run = cls.open(Path(config.out).expanduser() / config.resume)
+        run.check_unfinished()
+        begun, now = run.config().decisive(), config.decisive()
+        for key, value in begun.items():
+            if now[key] != value:
+                raise ConfigError(
+                    f"Configuration key {key!r} has the value {now[key]!r}, but the run {run.name} was begun with "
+                    f"{value!r}; a resumed run keeps what it was begun with."
+                )
+        return run
+
+    def check_unfinished(self) -> None:
+        """Raises ConfigError when the run has finished, holds no checkpoint, or was begun with another Polyclinic."""
+        if self.finished or not self.checkpoint.is_file():
+            raise ConfigError(self.way_on())
+        begun = self.versions().get("coordinator", {}).get("polyclinic", "a version that is not recorded")
+        if begun != polyclinic.__version__:
+            raise ConfigError(
+                f"The run {self.name} was begun with Polyclinic {begun} and this is {polyclinic.__version__}; two versions may "
+                "count privacy or split patients differently: go on with the version with which it was begun, or start anew."
+            )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else carries out this run meanwhile; a process that is killed lets go.
+
+        Raises ConfigError when another process is at it.
+        """
+        with (self.path / "held").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
+                ) from None
+            yield
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process carries out this run now; also True where the folder cannot be written, so that nobody can see."""
+        try:
+            with self.held():
+                return False
+        except (ConfigError, OSError):
+            return True
+
+    def add_flower_run(self, number: int) -> None:
+        """Note Flower's number of a run that works in this folder; each resumption has another."""
+        with self._flower_runs.open("a", encoding="utf-8") as file:
+            file.write(f"{number}\n")
+
+    @property
+    def flower_runs(self) -> list[str]:
+        """Flower's numbers of the runs that worked in this folder, oldest first; none outside a Flower runtime."""
+        try:
+            return self._flower_runs.read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return []
+
+    @property
+    def _flower_runs(self) -> Path:
+        return self.path / "flower-runs.txt"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def history_file(self) -> Path:
+        """The records of all rounds, which grows while the run goes on."""
+        return self.path / "history.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def kept_checkpoints(self) -> Path:
+        """The folder of the newest checkpoints, by round, where more than one is kept."""
+        return self.path / "checkpoints"
+
+    @property
+    def sites(self) -> Path:
+        return self.path / "sites"
+
+    @property
+    def ledger(self) -> Path:
+        """The ledgers of all simulated hospitals."""
+        return self.sites / "ledger.sqlite"
+
+    @property
+    def server_ledger(self) -> Path:
+        """What central noise has spent of the hospitals' protection."""
+        return self.path / "server-ledger.sqlite"
+
+    @property
+    def tracker_file(self) -> Path:
+        """How far a tracker was told of the run."""
+        return self.path / "tracker.json"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def rounds_file(self) -> Path:
+        return self.path / "rounds.parquet"
+
+    @property
+    def model_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def schema_file(self) -> Path:
+        return self.path / "schema.toml"
+
+    @property
+    def versions_file(self) -> Path:
+        return self.path / "versions.json"
+
+    @property
+    def statement_file(self) -> Path:
+        """What every hospital spent, and on what."""
+        return self.path / "ledger.json"
+
+    @property
+    def synthesizer_file(self) -> Path:
+        """What draws synthetic rows, after a run of task synthesis."""
+        return self.path / "synthesizer.safetensors"
+
+    @property
+    def certified(self) -> dict[str, Path]:
+        """The files whose digests stand in a certificate of synthetic records."""
+        return {"synthesizer": self.synthesizer_file, "ledger": self.statement_file}
+
+    @property
+    def quality_file(self) -> Path:
+        """How good the synthetic patients are, where they were judged."""
+        return self.path / "quality.json"
+
+    @property
+    def attacks_file(self) -> Path:
+        """What attacks on the run reached, where it was attacked."""
+        return self.path / "attacks.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def finished(self) -> bool:
+        """The report is written last, so its presence means that everything else is there."""
+        return self.report.is_file()
+
+    @property
+    def awaits_comparison(self) -> bool:
+        """A comparison was asked for and is not made yet."""
+        return self._awaited.is_file()
+
+    @property
+    def _awaited(self) -> Path:
+        return self.path / "comparison.awaited"
+
+    def way_on(self) -> str:
+        """One sentence for a person whose run was stopped or is not to be resumed."""
+        path = shlex.quote(str(self.path))
+        if self.finished:
+            lacking = " without the comparison that was asked for" if self.awaits_comparison else ""
+            return f"The run in {self.path} has finished{lacking}; `polyclinic show {path}` prints it."
+        if self.checkpoint.is_file():
+            return f"The run's folder is {self.path}; go on with `polyclinic run --resume {path}`."
+        kept = sorted(self.kept_checkpoints.glob("*.safetensors"))
+        if kept:
+            return f"{self.checkpoint} is missing; copy {kept[-1]} to it, and the run can go on."
+        return f"The run's folder is {self.path}; it stopped before its first checkpoint, so start it anew."
+
+    def config(self) -> RunConfig:
+        return RunConfig.build(read_toml(self.config_file, "configuration file"))
+
+    def schema(self) -> Schema:
+        return Schema.from_toml(self.schema_file)
+
+    def summary(self) -> Summary:
+        """The run's outcome. Raises ConfigError when the run has not finished, DataError when the file is damaged."""
+        return checked(Summary, self.summary_json(), str(self.summary_file), DataError)
+
+    def summary_json(self) -> dict[str, Any]:
+        """What summary.json holds, for pages and commands that show all of it. Raises as ``summary``."""
+        try:
+            content = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path} has no summary.json: the run has not finished; resume it with `run --resume`."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.summary_file} cannot be read: {error}.") from None
+        if not isinstance(content, dict):
+            raise DataError(f"{self.summary_file} cannot be read: it must hold one JSON object.")
+        return content
+
+    def versions(self) -> dict[str, dict[str, Any]]:
+        """What ``versions.json`` holds: the coordinator's versions by package and, of real hospitals, those of each by name.
+
+        Empty for a file that is missing or cannot be read.
+        """
+        try:
+            recorded = json.loads(self.versions_file.read_text(encoding="utf-8"))
+            return {name: part for name, part in recorded.items() if isinstance(part, dict)}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def history(self) -> dict[str, list[Record]]:
+        """The records of the rounds so far by their kind, ``row``, ``strategy`` and ``dropout``; none before the first."""
+        return records_in(self.history_file.read_bytes() if self.history_file.is_file() else b"")
+
+    def rounds(self) -> pd.DataFrame:
+        """One row for each round and hospital, after the run's end. Raises DataError for a file that cannot be read."""
+        import pandas as pd
+
+        try:
+            return pd.read_parquet(self.rounds_file)
+        except (ValueError, OSError):  # pyarrow's errors are both
+            raise DataError(f"{self.rounds_file} cannot be read.") from None
+
+    def stored_arrays(self) -> Arrays:
+        """Everything in model.safetensors: the model's arrays, and the standardiser's mean and std."""
+        from safetensors.numpy import load_file
+
+        return load_file(self.model_file)
+
+    def arrays(self) -> Arrays:
+        """The model's arrays by name."""
+        return {name: value for name, value in self.stored_arrays().items() if name not in (_MEAN, _STD)}
+
+    def standardiser(self) -> Standardiser | None:
+        """The mean and standard deviation by which the model's inputs are scaled; None where they are not."""
+        stored = self.stored_arrays()
+        return (stored[_MEAN], stored[_STD]) if _MEAN in stored else None
+
+    def model(self) -> nn.Module:
+        """The trained module. Its inputs are encoded rows, scaled by the standardiser."""
+        import torch
+
+        from polyclinic.programs import program_of
+
+        module = program_of(self.config()).builder(self.schema())()
+        module.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays().items()})
+        return module.eval()
+
+    def layout(self) -> Layout:
+        """The layout of the synthetic rows. Raises ConfigError where the run draws none."""
+        from polyclinic.programs import program_of
+
+        program = program_of(self.config())
+        if not program.draws:
+            raise ConfigError(
+                f"{self.path} is a run of task {program.config.task!r}, which has no generator and draws no patients; rows are "
+                "drawn from a run of task 'synthesis'."
+            )
+        return program.layout(self.schema())
+
+    def synthesizer(self) -> Synthesizer:
+        """What draws synthetic rows.
+
+        Raises ConfigError where the run draws none, or stopped before it could; DataError for a damaged file.
+        """
+        from polyclinic.synthesis.synthesizer import load
+
+        layout = self.layout()
+        if not self.synthesizer_file.is_file():
+            raise ConfigError(f"{self.path} has no generator: the run stopped before there was one.")
+        return load(self.synthesizer_file, layout)
+
+    def posterior(self) -> dict[str, Any]:
+        """What a run of task posterior found: ``parameters``, ``correlations`` and what they rest on.
+
+        Raises PolyclinicError, which says why, where there is none.
+        """
+        found = self.summary().posterior or {"refused": f"{self.path} is not a run of task posterior."}
+        if found["refused"]:
+            raise PolyclinicError(found["refused"])
+        return found
+
+    def simulation(self, instead: str) -> Simulation:
+        """The run's simulated hospitals with their records, rebuilt from the configuration.
+
+        Args:
+            instead: What to do with a run of real hospitals, for the sentence of its error.
+
+        Raises:
+            ConfigError: The run has not finished, or is of real hospitals.
+        """
+        from polyclinic.runs.simulation import Simulation
+
+        if not self.summary().simulation:
+            raise ConfigError(f"{self.path} is a run of real hospitals, whose records are not here; {instead}.")
+        return Simulation(self)
+
+    def write(
+        self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
+        *, synthesizer: Synthesizer | None = None, hospitals: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """All results but the report, which goes last.
+
+        Args:
+            rows: The history's rows.
+            arrays: The model's, by name.
+            scale: What the model's inputs are standardised by.
+            hospitals: The versions of real hospitals by name.
+        """
+        import pandas as pd
+        from safetensors.numpy import save_file
+
+        frame = pd.DataFrame(rows)
+        stored = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        if scale is not None:
+            stored |= {_MEAN: scale[0], _STD: scale[1]}
+        features = {"features": json_text(feature_names(schema))}
+        files: dict[Path, Content] = {
+            self.rounds_file: lambda path: frame.to_parquet(path, index=False),
+            self.path / "rounds.csv": frame.rename(columns=as_text).map(as_text).to_csv(index=False),
+            self.model_file: lambda path: save_file(stored, path, features),
+            self.schema_file: schema.to_toml,
+            self.statement_file: json_text(summary["statement"], indent=2),
+        }
+        posterior = summary.get("posterior")
+        if posterior and posterior["finished"]:
+            files[self.path / "posterior.json"] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
+        write_files({path: NewFile(content) for path, content in files.items()})
+        if synthesizer is not None:
+            from polyclinic.synthesis.synthesizer import save
+
+            save(synthesizer, self.synthesizer_file)
+        if hospitals:
+            self._write_versions({**self.versions(), "hospitals": dict(hospitals)})
+        self.write_summary(summary)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write a new summary. One with a comparison ends the wait for it."""
+        if summary["comparison"]:
+            self._awaited.unlink(missing_ok=True)
+        write_file(self.summary_file, json_text(summary, indent=2))
+
+    def _write_versions(self, versions: dict[str, dict[str, Any]]) -> None:
+        write_file(self.versions_file, json_text(versions, indent=2))

@@ -1,0 +1,166 @@
+"""The hospitals of a simulation: whose records a configuration deals to which of them, and the hospitals of a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyclinic.config import RunConfig
+from polyclinic.config.reading import keyword_arguments
+from polyclinic.ehr.datasets import Dataset, load_shards
+from polyclinic.ehr.encoding import Standardiser
+from polyclinic.ehr.imputation import Imputer
+from polyclinic.ehr.shard import Rows, Shard
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_of, dealer_named
+from polyclinic.training.preparation import imputed, standardised
+
+if TYPE_CHECKING:
+    from polyclinic.runs.folder import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """The simulated hospitals of a finished run, with the records that its task saw there."""
+
+    run: Run
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return self.run.config()
+
+    @cached_property
+    def scale(self) -> Standardiser | None:
+        """What the run standardised its rows by; None where it left them as they were."""
+        return self.run.standardiser()
+
+    @cached_property
+    def shards(self) -> dict[str, Shard]:
+        """The hospitals' records by name, in order, before missing cells were filled."""
+        return SimulatedRecords.of(self.config).shards()
+
+    def rows(self, site: str) -> tuple[Rows, Rows]:
+        """A hospital's training and held-out rows, imputed and standardised."""
+        data = self.config.data
+        imputer = read_imputer(data.imputer_file) if data.imputation == "chained" else None
+        train, test = imputed(self.shards[site], data.imputation, imputer, self.config.seed)
+        return standardised(train, self.scale), standardised(test, self.scale)
+
+
+@dataclass(frozen=True)
+class SimulatedDataset:
+    """A dataset by name, with the schema's file, which may be ``written`` anew within a process."""
+
+    name: str
+    options: str
+    schema_file: str
+    written: int
+    indicators: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> SimulatedDataset:
+        written = _written(config.data.schema_file) if config.data.schema_file else 0
+        indicators = config.data.imputation == "indicator"
+        return cls(config.dataset, config.dataset_options, config.data.schema_file, written, indicators)
+
+    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
+    def load(self) -> Dataset:
+        imputation: Any = "indicator" if self.indicators else "mean"
+        return dataset_of(
+            RunConfig(
+                dataset=self.name,
+                dataset_options=self.options,
+                data={"schema_file": self.schema_file, "imputation": imputation},
+            )  # fmt: skip
+        )
+
+
+@dataclass(frozen=True)
+class SimulatedRecords:
+    """The records of a simulation's hospitals: a dataset and how it is dealt."""
+
+    dataset: SimulatedDataset
+    sites: int
+    partitioner: str
+    seed: int
+    alpha: float
+    partitioner_options: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> SimulatedRecords:
+        dataset = SimulatedDataset.of(config)
+        return cls(dataset, config.sites, config.partitioner, config.seed, config.alpha, config.partitioner_options)
+
+    @property
+    def words(self) -> str:
+        """Which records these are: a ledger is of these alone."""
+        number = f"{self.sites} hospitals" if self.sites else "as many hospitals as it has"
+        by = self.partitioner or "its own partitioner"
+        if self.partitioner_options:
+            by += f" ({self.partitioner_options})"
+        dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
+        return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
+
+    @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
+    def shards(self) -> dict[str, Shard]:
+        """The hospitals' records by their names, in order."""
+        found = self.dataset.load()
+        name = self.partitioner or found.default_partitioner
+        dealer = dealer_named(name, keyword_arguments(self.partitioner_options))
+        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer)
+        return {shard.site: shard for shard in shards}
+
+    def shard(self, site: str) -> Shard:
+        return self.shards()[site]
+
+
+def read_imputer(path: str) -> Imputer:
+    """The imputer in a file, read once until it is written anew. Raises DataError for a file that is none."""
+    return _imputer(path, _written(path))
+
+
+@lru_cache(maxsize=4)
+def _imputer(path: str, written: int) -> Imputer:
+    return Imputer.read(path)
+
+
+def _written(path: str) -> int:
+    """When a file was written; 0 where there is none, for who reads it to say."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def check_simulation(config: RunConfig) -> None:
+    """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
+    largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
+    if config.privacy.dp and config.privacy.delta >= 1 / largest.train.patients:
+        raise ConfigError(
+            f"Configuration key 'privacy.delta' has the value {config.privacy.delta:g}, which must be below 1/patients at every "
+            f"hospital: {largest.site} has {largest.train.patients} training patients; "
+            f"{0.1 / largest.train.patients:.1g} would be a tenth of that."
+        )
+
+
+def simulated_sites(config: RunConfig) -> list[str]:
+    """The names of the simulated hospitals in order of their index."""
+    return list(SimulatedRecords.of(config).shards())
+
+
+def simulated_patients(config: RunConfig) -> list[int]:
+    """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
+    return [shard.train.patients for shard in simulated_shards(config)]
+
+
+def simulated_shards(config: RunConfig) -> list[Shard]:
+    """The records of the simulated hospitals, in the same order."""
+    return list(SimulatedRecords.of(config).shards().values())
+
+
+def forget_datasets() -> None:
+    """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then."""
+    SimulatedDataset.load.cache_clear()
+    SimulatedRecords.shards.cache_clear()

@@ -15,8 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.baselines import beside
-from polyclinic.comparison import compare
+from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset

@@ -48,7 +48,7 @@ from polyclinic.server.phases.selection import select
 from polyclinic.server.phases.statistics import ask_statistics
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.tracks import check_tracker
+from polyclinic.server.tracking import check_tracker
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy

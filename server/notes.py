@@ -7,11 +7,7 @@ from typing import Any
 
 from polyclinic.config import put_aside
 from polyclinic.errors import several
-<<<<<<< HEAD
 from polyclinic.plugins import dataset_of
-from polyclinic.privacy.accounting import Accountant, Relation
-=======
->>>>>>> main
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program

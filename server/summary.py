@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
@@ -11,7 +11,6 @@ from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.evaluation.private_metrics import as_dict, pool_counts
 from polyclinic.plugins import dataset_named
-from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
@@ -145,9 +144,7 @@ def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, fl
     if overlap == 1:
         return largest
     site = outcome.sites[0]
-    terms = Terms(
-        "", outcome.config.privacy.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant)
-    )
+    terms = Terms("", outcome.config.privacy.delta, site.relation, accountant=site.accountant)
     return max(largest, epsilon_together([*charged.values()], overlap, terms))
 
 
@@ -155,8 +152,7 @@ def _risk(outcome: Outcome, charged: dict[str, History]) -> dict[str, float] | N
     """The run's risk, of the same patient as its epsilon; None where no hospital told what it was charged."""
     if not charged:
         return None
-    relation = cast(Relation, outcome.sites[0].relation)
-    return risk_together([*charged.values()], _overlap(outcome), relation).as_dict()
+    return risk_together([*charged.values()], _overlap(outcome), outcome.sites[0].relation).as_dict()
 
 
 def _charged(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]:
@@ -168,11 +164,11 @@ def _charged(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]
 def _site_metrics(
     site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float], charged: dict[str, History]
 ) -> dict[str, Any]:
-    state, private, relation = outcome.state, outcome.privacy is not None, cast(Relation, site.relation)
+    state, private = outcome.state, outcome.privacy is not None
     return {
         "patients": state.patients.get(site.name), **_metrics(row), "released": state.released.get(site.name),
         "epsilon": spent.get(site.name) if private else None, "delta": site.delta if private else None,
-        "risk": risk_of(charged[site.name], relation).as_dict() if site.name in charged else None,
+        "risk": risk_of(charged[site.name], site.relation).as_dict() if site.name in charged else None,
         "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from polyclinic.cli.live import privacy_sentence
+from polyclinic.cli.runs.live import privacy_sentence
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import share

@@ -10,7 +10,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from polyclinic.cli.terminal import Force, Json, answer, console, loading, table, warned
+from polyclinic.cli.options import Force
+from polyclinic.cli.terminal import Json, answer, console, loading, table, warned
 from polyclinic.errors import ConfigError
 
 

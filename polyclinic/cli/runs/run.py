@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from polyclinic.cli.options import Sets, with_options
 from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, without_name
@@ -18,60 +20,60 @@ from polyclinic.toml import read_toml
 
 flower = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
 
-Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.")]
+Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 _MOST_DROPOUTS = 20
-Set = Annotated[
-    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
-]
-Dataset = Annotated[str | None, typer.Option(help="Dataset by name.")]
-Sites = Annotated[int | None, typer.Option(help="Number of hospitals.")]
-Rounds = Annotated[int | None, typer.Option(help="Federated rounds.")]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")]
-Delta = Annotated[float | None, typer.Option(help="Target delta.")]
-NoDp = Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")]
-Strategy = Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")]
-Task = Annotated[str | None, typer.Option(help="Task by name.")]
-Model = Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the simulation.")]
-Out = Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Options that stand for configuration keys."""
+
+    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
+    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
+    delta: Annotated[float | None, typer.Option(help="Target delta.")] = None
+    no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False
+    strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None
+    task: Annotated[str | None, typer.Option(help="Task by name.")] = None
+    model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None
+    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The keys of the flags that were given."""
+        values = asdict(self) | {"no_dp": False if self.no_dp else None}
+        return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
+
+
+_KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
+
+
+@with_options(Flags)
 def run(
     config: Config = None,
-    sets: Set = None,
-    dataset: Dataset = None,
-    sites: Sites = None,
-    rounds: Rounds = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    no_dp: NoDp = False,
-    strategy: Strategy = None,
-    task: Task = None,
-    model: Model = None,
-    seed: Seed = None,
+    sets: Sets = None,
+    *,
+    options: Flags,
     workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
     ] = None,
     gpus: Annotated[float | None, typer.Option(help="GPUs that the workers share; 0.5 is half of one.")] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints that are kept, the newest.")] = None,
-    out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
-    given = _given({
-        "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
-        "seed": seed, "workers": workers, "ray-address": ray_address, "gpus": gpus, "out": out,
-        "privacy.epsilon": epsilon, "privacy.delta": delta, "checkpoints.kept": keep,
-    }, no_dp)  # fmt: skip
+    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.kept": keep}
+    given = options.given() | {key: value for key, value in more.items() if value is not None}
     screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
     resolved = RunConfig.build(*_layers(config, sets, given))
     with screen.status("Starting", spinner="line"), loading():
-        from polyclinic.cli.live import LiveProgress
+        from polyclinic.cli.runs.live import LiveProgress
         from polyclinic.federation import Federation
     # With --json, what plug-ins or Ray print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), LiveProgress(screen) as progress:
@@ -91,8 +93,7 @@ def run(
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.live import privacy_sentence, result_table
-    from polyclinic.cli.posterior import posterior_table
+    from polyclinic.cli.runs.live import posterior_table, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
     if (posterior := summary.get("posterior")) and posterior["finished"]:
@@ -126,44 +127,26 @@ def show(
 
 
 @flower.command("run")
+@with_options(Flags)
 def flower_run(
     config: Config = None,
-    sets: Set = None,
-    dataset: Dataset = None,
-    sites: Sites = None,
-    rounds: Rounds = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    no_dp: NoDp = False,
-    strategy: Strategy = None,
-    task: Task = None,
-    model: Model = None,
-    seed: Seed = None,
-    out: Out = None,
+    sets: Sets = None,
+    *,
+    options: Flags,
     app_dir: Annotated[
         Path | None, typer.Option("--app", help="Folder of a Flower app; without it, Polyclinic's own.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
-    from polyclinic.cli.flower import run_under_flower
+    from polyclinic.cli.runs.flower import run_under_flower
 
-    given = _given({
-        "dataset": dataset, "sites": sites, "rounds": rounds, "strategy": strategy, "task": task, "model": model,
-        "seed": seed, "out": out, "privacy.epsilon": epsilon, "privacy.delta": delta,
-    }, no_dp)  # fmt: skip
-    result = run_under_flower(_layers(config, sets, given), app_dir, console(as_json))
+    result = run_under_flower(_layers(config, sets, options.given()), app_dir, console(as_json))
     if as_json:
         print_json(result.summary)
     else:
         _print_result(console(), result.summary)
         console().print(f"Run folder: {result.path}", soft_wrap=True)
-
-
-def _given(flags: dict[str, Any], no_dp: bool) -> dict[str, Any]:
-    """The keys of the flags that were given."""
-    given = {key: value for key, value in flags.items() if value is not None}
-    return given | ({"privacy.dp": False} if no_dp else {})
 
 
 def _layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:

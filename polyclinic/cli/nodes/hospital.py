@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli import deploying
-from polyclinic.cli.deploying import Folder, LogFormat
+from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
 from polyclinic.errors import PolyclinicError
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyclinic.cli.risk import GUARANTEE, INSIDE, Hierarchies, Names, Quasi, Records, SchemaFile, Unit, names
-from polyclinic.cli.terminal import Force, Json, answer, dim, loading, number, table
+from polyclinic.cli.options import Force
+from polyclinic.cli.records.risk import GUARANTEE, INSIDE, Hierarchies, Names, Quasi, Records, SchemaFile, Unit, names
+from polyclinic.cli.terminal import Json, answer, dim, loading, number, table
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, write_outputs
 

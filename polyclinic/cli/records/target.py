@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from functools import wraps
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -70,27 +68,6 @@ class TargetOptions:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} is for a simulation; a real hospital's file and policy decide.")
         return real(hospital)
-
-
-def with_target(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of ``TargetOptions`` behind its own; they reach it as its parameter ``options``."""
-    names = [option.name for option in fields(TargetOptions)]
-
-    @wraps(command)
-    def asking(**given: Any) -> None:
-        options = TargetOptions(**{name: given.pop(name) for name in names})
-        command(**given, options=options)
-
-    own, types = inspect.signature(command, eval_str=True), get_type_hints(TargetOptions, include_extras=True)
-    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
-    for option in fields(TargetOptions):
-        parameters.append(
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=types[option.name]
-            )
-        )
-    cast(Any, asking).__signature__ = own.replace(parameters=parameters)
-    return asking
 
 
 def print_dropouts(screen: Console, result: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""What a person sees of a run: a live table while it goes on, and the final one."""
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import number, significant, unless_withheld
+from polyclinic.cli.terminal import number, significant, table, unless_withheld
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
 
@@ -153,25 +153,18 @@ class LiveProgress(progress.Progress):
         reached = f": {figures(state)}" if program_of(config).judged else ""
         self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
 
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        pass  # the result names them
-
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("hospital", "loss", "AUROC", "epsilon"):
-            table.add_column(heading, justify="left" if heading == "hospital" else "right")
-        shown = [site.name for site in self._sites][:_WIDEST]
-        for name in [*shown, "pooled"]:
-            row = rows.get(name)
-            if row is not None:
-                spent = row.get("epsilon")
-                of_budget = (
-                    f"{significant(spent)} of {config.privacy.epsilon:g}"
-                    if config.privacy.dp and spent is not None
-                    else ""
-                )
-                table.add_row(name, number(row["loss"]), number(row["auroc"]), of_budget)
-        return table
+        def of_budget(spent: float | None) -> str:
+            return (
+                f"{significant(spent)} of {config.privacy.epsilon:g}" if config.privacy.dp and spent is not None else ""
+            )
+
+        names = [site.name for site in self._sites][:_WIDEST]
+        shown = ((name, rows[name]) for name in (*names, "pooled") if name in rows)
+        cells = (
+            (name, number(row["loss"]), number(row["auroc"]), of_budget(row.get("epsilon"))) for name, row in shown
+        )
+        return table(("hospital", "loss", "AUROC", "epsilon"), cells)
 
 
 def result_table(summary: dict[str, Any], screen: Console) -> Table:
@@ -262,6 +255,24 @@ def _natural_width(table: Table, screen: Console) -> int:
     wide = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
     table.columns[0].max_width = names
     return wide
+
+
+def posterior_table(posterior: dict[str, Any]) -> Table:
+    """A row for each parameter: mean, standard deviation, 95 % interval, and how many times privacy widened it, where known."""
+    widened = "not_counted" not in posterior
+    caption = "Widened: standard deviation over that without privacy."
+    if not widened:
+        caption = f"Intervals do not count {posterior['not_counted']}."
+    table = Table(
+        title=f"Posterior of {posterior['model']}, by feature as scaled", title_justify="left", box=box.SIMPLE_HEAD,
+        pad_edge=False, caption=caption, caption_justify="left",
+    )  # fmt: skip
+    for heading in ("parameter", "mean", "SD", "from", "to", *(["widened"] if widened else [])):
+        table.add_column(heading, justify="left" if heading == "parameter" else "right", no_wrap=heading != "parameter")
+    for name, row in posterior["parameters"].items():
+        figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
+        table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
+    return table
 
 
 def privacy_sentence(summary: dict[str, Any]) -> str:

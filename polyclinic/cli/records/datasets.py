@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.text import Text
 
-from polyclinic.cli.cohort import flow_table
+from polyclinic.cli.records.cohort import flow_table
 from polyclinic.cli.terminal import Json, answer, json_alone, say, table
 from polyclinic.errors import several
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.risk import names
+from polyclinic.cli.records.risk import names
 from polyclinic.cli.terminal import Json, answer, dim, interval, loading, number, significant, table, working
 from polyclinic.errors import ConfigError
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from polyclinic.cli.terminal import Force, Json, answer, loading, table, working
+from polyclinic.cli.options import Force
+from polyclinic.cli.terminal import Json, answer, loading, table, working
 from polyclinic.errors import ConfigError
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli import deploying
-from polyclinic.cli.deploying import Folder, LogFormat
-from polyclinic.cli.terminal import Json, Sets, answer, assignments, loading, say
+from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes.deploying import Folder, LogFormat
+from polyclinic.cli.options import Sets
+from polyclinic.cli.terminal import Json, answer, assignments, loading, say
 
 if TYPE_CHECKING:
     from polyclinic.deployment.coordinator import Coordinator

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from polyclinic.cli.target import TargetOptions, print_dropouts, with_target
+from polyclinic.cli.options import with_options
+from polyclinic.cli.records.target import TargetOptions, print_dropouts
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 
 
-@with_target
+@with_options(TargetOptions)
 def prepare(
-    options: TargetOptions,
     out: Annotated[Path, typer.Option(help="Folder for prepared.toml and preparation.json.")] = Path("prepared"),
     epsilon: Annotated[
         float | None, typer.Option(help="What preparing may cost each hospital.", show_default=False)
@@ -39,6 +39,8 @@ def prepare(
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
     most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
     as_json: Json = False,
+    *,
+    options: TargetOptions,
 ) -> None:  # fmt: skip
     """Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."""
     target = options.target(lambda: out / "ledger.sqlite", {})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from polyclinic.cli.target import TargetOptions, print_dropouts, with_target
+from polyclinic.cli.options import with_options
+from polyclinic.cli.records.target import TargetOptions, print_dropouts
 from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 from polyclinic.errors import ConfigError
 
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from polyclinic.releases.statistics import Statistic
 
 
-@with_target
+@with_options(TargetOptions)
 def query(
-    options: TargetOptions,
     statistic: Annotated[str, typer.Argument(help="count, mean, histogram or quantile.")],
     epsilon: Annotated[float, typer.Option(help="What the answer may cost each hospital.")],
     column: Annotated[str, typer.Argument(metavar="[COLUMN]", help="Column of the schema.", show_default=False)] = "",
@@ -49,6 +49,8 @@ def query(
         typer.Option(help="Simulation: folder for a new ledger where --ledger names none; runs.", show_default=False),
     ] = None,
     as_json: Json = False,
+    *,
+    options: TargetOptions,
 ) -> None:
     """Ask hospitals for one statistic, with noise; each charges its ledger first."""
     if column and named:

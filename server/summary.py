@@ -10,7 +10,7 @@ from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.evaluation.private_metrics import as_dict, pool_counts
-from polyclinic.plugins import dataset_named
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
@@ -33,7 +33,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     spent, charged = _spent(outcome, ledgers), _charged(outcome, ledgers)
     site, overlap = outcome.sites[0], _overlap(outcome)
     statement = _statement(outcome, ledgers, spent)
-    unchanged, flow = _unchanged(outcome, statement), dataset_named(config.dataset).flow if simulated else None
+    unchanged, flow = _unchanged(outcome, statement), dataset_of(config).flow if simulated else None
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,

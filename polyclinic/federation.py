@@ -15,8 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.baselines import beside
-from polyclinic.comparison import compare
+from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
@@ -31,11 +30,11 @@ from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.central import central_plan
-from polyclinic.server.cohort import check_cohorts
+from polyclinic.server.exchange.central import central_plan
+from polyclinic.server.exchange.cohort import check_cohorts
+from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.federate import check_names
-from polyclinic.server.model import check_model
-from polyclinic.server.noise import check_noise
+from polyclinic.server.phases.model import check_model
 from polyclinic.server.progress import OneLine, Progress
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference

@@ -48,7 +48,7 @@ th, td { padding: .4rem .55rem; text-align: left; vertical-align: top; border-bo
 thead th { color: var(--muted); font-weight: 600; vertical-align: bottom; border-bottom: 2px solid var(--rule); }
 thead tr.groups th { border-bottom: 0; padding-bottom: 0; color: var(--ink); }
 tbody th { font-weight: 500; overflow-wrap: anywhere; min-width: 7rem; }
-.num { text-align: right; font-variant-numeric: tabular-nums; } .nowrap { white-space: nowrap; }
+.num { text-align: right; font-variant-numeric: tabular-nums; } td.num { white-space: nowrap; }
 .first { border-left: 1px solid var(--line); padding-left: 1rem; }
 tbody.totals th, tbody.totals td { background: var(--soft); } tbody.totals tr.pooled > * { font-weight: 700; }
 td small { display: block; color: var(--muted); font-size: .8rem; line-height: 1.3; }
@@ -128,14 +128,28 @@ _FRAME = """<!doctype html>
 </body>
 </html>
 """
-_MACROS = """{%- macro metric(value, first=false) -%}
-{%- set shown = value | metric -%}
-<td class="num{{ ' undefined' if shown in ('undefined', 'not released') }}{{ ' first' if first }}">{{ shown }}</td>
+# cell, metric, estimated: a cell of a number, and what the caller sets beside it.  table: columns of words and then of numbers,
+# of which those at ``firsts``, from 1, begin a group; the rows are the caller's.
+_MACROS = """{%- macro cell(shown, first=false) -%}
+<td class="num{{ ' undefined' if shown in ('undefined', 'not released') }}{{ ' first' if first }}">{{ shown }}
+{{- caller() if caller }}</td>
+{%- endmacro %}
+{%- macro cells(texts) -%}
+{% for text in texts %}{{ cell(text) }}{% endfor %}
+{%- endmacro %}
+{%- macro metric(value, first=false) -%}
+{{ cell(value | metric, first) }}
 {%- endmacro %}
 {%- macro estimated(value, first=false) -%}
-{%- set shown, beside = value | estimate -%}
-<td class="num{{ ' undefined' if shown in ('undefined', 'not released') }}{{ ' first' if first }}">{{ shown }}
-{%- if beside %} <small>{{ beside }}</small>{% endif %}{{ caller() if caller }}</td>
+{%- set shown, beside = value | estimate -%}{%- set more = caller() if caller -%}
+{%- call cell(shown, first) %}{% if beside %} <small>{{ beside }}</small>{% endif %}{{ more }}{% endcall -%}
+{%- endmacro %}
+{%- macro table(words, numbers=(), label="Table", kind="sortable", firsts=()) -%}
+<div class="scroll" role="region" tabindex="0" aria-label="{{ label }}">
+<table class="{{ kind }}"><thead><tr>{% for name in words %}<th>{{ name }}</th>{% endfor %}
+{%- for name in numbers %}<th class="num{{ ' first' if loop.index in firsts }}">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{{ caller() }}</tbody></table></div>
 {%- endmacro %}
 {%- macro pictures(figures) -%}
 {% for figure in figures %}<figure><img src="{{ figure.source }}" alt="{{ figure.alt }}"></figure>
@@ -145,7 +159,7 @@ _MACROS = """{%- macro metric(value, first=false) -%}
 
 
 def render(template: str, values: Mapping[str, Any]) -> Markup:
-    """The values in a jinja2 template, which knows the filters of ``formats`` and the macros metric, estimated, pictures."""
+    """The values in a jinja2 template, which knows the filters of ``formats`` and the macros above."""
     from markupsafe import Markup
 
     return Markup(_template(_MACROS + template).render(values).strip())  # escaped by jinja2

@@ -58,20 +58,16 @@ class Plan:
     """How a hospital is to answer.
 
     points: what one patient weighs in the whole numbers that noise is added to.
-    noise_multiplier: noise over one patient's weight; 1 / epsilon where nothing is added.
+    policy_noise: noise over one patient's weight; 1 / epsilon where nothing is added.
     """
 
     mechanism: Mechanism
     points: int
-    noise_multiplier: float
+    policy_noise: float
 
     @property
     def event(self) -> DpEvent:
         return self.mechanism.event
-
-    @property
-    def policy_noise(self) -> float:
-        return self.noise_multiplier
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

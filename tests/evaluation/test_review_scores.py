@@ -12,8 +12,7 @@ from scipy import stats
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.review.answers import Key, Review, read_key, read_review, read_reviews
-from polyclinic.evaluation.review.result_page import write_results
-from polyclinic.evaluation.review.scores import analyse, compare, guess_rates, icc, kappa
+from polyclinic.evaluation.review.scores import analyse, compare, guess_rates, icc, kappa, write_results
 
 DIGEST = "ab" * 32
 REAL = np.arange(100) % 2 == 0

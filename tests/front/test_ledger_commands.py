@@ -23,8 +23,8 @@ from polyclinic.privacy.ledger.terms import entry_of, to_text
 from polyclinic.privacy.ledger.verify import export
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
-from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from tests.privacy.test_ledger_terms import ran

@@ -109,8 +109,7 @@ def score(
     """Compare the scores and guesses of real and synthetic patients; writes review.json and review.html into FOLDER."""
     with loading():
         from polyclinic.evaluation.review.answers import read_key, read_reviews
-        from polyclinic.evaluation.review.result_page import write_results
-        from polyclinic.evaluation.review.scores import analyse
+        from polyclinic.evaluation.review.scores import analyse, write_results
 
     key = read_key(folder)
     found = analyse(read_reviews(files, key), key)

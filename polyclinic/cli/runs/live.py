@@ -24,7 +24,7 @@ from polyclinic.server import progress
 if TYPE_CHECKING:
     from polyclinic.config import RunConfig
     from polyclinic.privacy.accounting import PrivacyPlan
-    from polyclinic.server.sites import Site
+    from polyclinic.server.exchange.sites import Site
     from polyclinic.server.state import RunState
 
 _WIDEST = 12

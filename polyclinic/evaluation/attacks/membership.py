@@ -176,8 +176,10 @@ def likelihood_ratios(target: Floats, shadows: Floats, inside: Bools) -> Floats:
     it; the two spreads are all patients', as is best for few models. Carlini et al. 2022, Algorithm 1.
     Raises ValueError where a patient took part in all models or in none, or in fewer than two of all.
     """
+    from scipy.stats import norm
+
     with_, without = _law(shadows, inside), _law(shadows, ~inside)
-    return np.asarray(_log_density(target, *with_) - _log_density(target, *without))
+    return np.asarray(norm.logpdf(target, *with_) - norm.logpdf(target, *without))
 
 
 def _law(shadows: Floats, chosen: Bools) -> tuple[Floats, float]:
@@ -187,7 +189,3 @@ def _law(shadows: Floats, chosen: Bools) -> tuple[Floats, float]:
     mean = np.where(chosen, shadows, 0.0).sum(axis=0) / count
     square = np.where(chosen, (shadows - mean) ** 2, 0.0).sum() / (count.sum() - len(count))
     return mean, max(float(np.sqrt(square)), _LEAST_SPREAD)
-
-
-def _log_density(values: Floats, mean: Floats, spread: float) -> Floats:
-    return np.asarray(-0.5 * ((values - mean) / spread) ** 2 - np.log(spread))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polyclinic.evaluation.figures.canvas import DASHES, INK, MUTED, PALETTE, label_axes, legend, name_rows, panels
+from polyclinic.evaluation.formats import Summary, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,6 +17,21 @@ MOST_NAMED = 40  # hospitals with a line and a name of their own
 LONGEST = 38
 _COVERED = 1.959964
 Told = Mapping[str, Any]
+
+
+def utility_figures(summary: Summary) -> dict[str, Figure]:
+    """By name ``hospitals``, ``calibration`` and ``decision``, as far as the evaluation has them."""
+    evaluation = part(summary, "evaluation")
+    if not evaluation or evaluation.get("undefined"):
+        return {}
+    sites: Mapping[str, Any] = evaluation["sites"]
+    pooled = evaluation["pooled"]["auroc"]["value"]
+    found = {
+        "hospitals": plot_hospitals({name: one["auroc"] for name, one in sites.items()}, pooled, "AUROC"),
+        "calibration": plot_calibration(evaluation["calibration"]),
+        "decision": plot_decision(evaluation["decision"]) if evaluation["decision"] else None,
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def plot_intervals(

@@ -29,27 +29,23 @@ who took part has an advantage of at most {{ found.allowed.advantage | figure }}
 
 {% if found.audit or found.membership %}
 <h3>Lower bounds on epsilon</h3>
-<table class="facts"><thead><tr><th>By</th><th class="num">Epsilon is at least</th><th class="num">At delta</th>
-<th>Right guesses</th></tr></thead><tbody>
-{% if found.audit %}<tr><th scope="row">the audit's canaries</th><td class="num">{{ found.audit.epsilon_lower | figure }}</td>
-<td class="num">{{ found.audit.delta }}</td><td>{{ found.audit.correct }} of {{ found.audit.guesses }}</td></tr>{% endif %}
+{% call table(["By"], ["Epsilon is at least", "At delta", "Right guesses"], kind="facts") %}
+{% if found.audit %}{% set one = found.audit %}<tr><th scope="row">the audit's canaries</th>
+{{ cells([one.epsilon_lower | figure, one.delta, one.correct ~ " of " ~ one.guesses]) }}</tr>{% endif %}
 {% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>{% if one.bound %}
-<td class="num">{{ one.bound.epsilon_lower | figure }}</td><td class="num">{{ one.bound.delta }}</td>
-<td>{{ one.bound.correct }} of {{ one.bound.guesses }}</td>{% else %}
-<td class="num undefined">undefined</td><td></td><td>who takes part was published with the dataset</td>{% endif %}</tr>
-{% endfor %}</tbody></table>
+{{ cells([one.bound.epsilon_lower | figure, one.bound.delta, one.bound.correct ~ " of " ~ one.bound.guesses]) }}
+{% else %}{{ cells(["undefined", "", "who takes part was published with the dataset"]) }}{% endif %}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">With 95 % confidence each. Claimed: {% if found.claimed.epsilon is none %}nothing{% else %}
 {{ found.claimed.epsilon | figure }} at delta {{ found.claimed.delta }}{% endif %}. A bound above the claim would show a mistake;
 one below it shows none.</p>
 {% endif %}
 {% if found.membership %}
 <h3>Who took part?</h3>
-<div class="scroll"><table class="facts"><thead><tr><th>Attack</th><th>AUC</th><th>Advantage</th>
-<th>Found at 1 % false</th><th>Found at 0.1 % false</th></tr></thead><tbody>
-{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th><td class="nowrap">{{ one.auc | span }}</td>
-<td class="nowrap">{{ one.advantage | span }}</td><td class="nowrap">{{ one.tpr_at_1_percent_fpr | span }}</td>
-<td class="nowrap">{{ one.tpr_at_01_percent_fpr | span }}</td></tr>
-{% endfor %}</tbody></table></div>
+{% call table(["Attack"], ["AUC", "Advantage", "Found at 1 % false", "Found at 0.1 % false"], kind="facts") %}
+{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>
+{{ cells([one.auc | span, one.advantage | span, one.tpr_at_1_percent_fpr | span, one.tpr_at_01_percent_fpr | span]) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">AUC: 0.5 tells nothing, 1 all. Undefined: too few others to show so small a share.</p>
 {% endif %}
 {% if gains %}
@@ -65,21 +61,18 @@ one below it shows none.</p>
 {% endif %}
 {% if found.identification %}
 <h3>Singling out, linking, inferring</h3>
-<div class="scroll"><table class="facts"><thead><tr><th>By the synthetic table</th><th>Of who took part</th><th>Of others</th>
-<th>Naive guess</th><th>Risk</th></tr></thead><tbody>
-{% for one in found.identification %}<tr><th scope="row">{{ one.name }}{% if one.column %}: {{ one.column }}{% endif %}</th>
-<td>{{ one.attack | span }}</td><td>{{ one.control | span }}</td><td>{{ one.naive | span }}</td>
-<td class="nowrap">{{ one.risk | span }}{% if one.weak %} (weak){% endif %}</td></tr>
-{% endfor %}</tbody></table></div>
+{% call table(["By the synthetic table"], ["Of who took part", "Of others", "Naive guess", "Risk"], kind="facts") %}
+{% for one in found.identification %}<tr><th scope="row">{{ one.name }}{{ ": " ~ one.column if one.column }}</th>
+{{ cells([one.attack | span, one.control | span, one.naive | span, (one.risk | span) ~ (" (weak)" if one.weak else "")]) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Weak: no better than the naive guess, which tells nothing of the risk.</p>
 {% endif %}
 {% if found.attributes %}
 <h3>Secret columns</h3>
-<div class="scroll"><table class="facts"><thead><tr><th>Column</th><th>Of who took part</th><th>Of others</th>
-<th>Without the model</th><th>Difference</th></tr></thead><tbody>
-{% for one in found.attributes %}<tr><th scope="row">{{ one.column }}</th><td>{{ one.members | span }}</td>
-<td>{{ one.non_members | span }}</td><td>{{ one.without_model | span }}</td><td class="nowrap">{{ one.excess | span }}</td></tr>
-{% endfor %}</tbody></table></div>
+{% call table(["Column"], ["Of who took part", "Of others", "Without the model", "Difference"], kind="facts") %}
+{% for one in found.attributes %}<tr><th scope="row">{{ one.column }}</th>
+{{ cells([one.members | span, one.non_members | span, one.without_model | span, one.excess | span]) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Shares of right guesses of a column by all others, the label and the model.</p>
 {% endif %}
 {% if gradients %}

@@ -41,22 +41,14 @@ _PAGE = """
 {% for warning in warnings %}<div class="notice warn"><p><strong>Warning.</strong> {{ warning }}</p></div>
 {% endfor %}
 <h2>Runs</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Runs">
-<table class="sortable">
-<thead><tr><th>Run</th>{% for key in differing %}<th>{{ key }}</th>{% endfor %}<th class="num first">Epsilon</th>
-<th class="num">Delta</th><th class="num first">AUROC</th><th class="num">Brier score</th><th class="num">Calibration error</th>
-<th class="num">Worst hospital's AUROC</th><th class="num first">Rounds</th><th class="num">Seconds</th>
-<th class="num">Sent by hospitals</th></tr></thead>
-<tbody>
+{% call table(["Run"] + differing, ["Epsilon", "Delta", "AUROC", "Brier score", "Calibration error", "Worst hospital's AUROC",
+"Rounds", "Seconds", "Sent by hospitals"], "Runs", firsts=(1, 3, 7)) %}
 {% for run in runs %}
 <tr><th scope="row">{{ run.name }}</th>{% for value in run.differing %}<td>{{ value }}</td>{% endfor %}
-<td class="num first">{{ run.epsilon | epsilon }}</td><td class="num nowrap">{{ run.delta | delta }}</td>
+{{ cell(run.epsilon | epsilon, true) }}{{ cell(run.delta | delta) }}
 {{ estimated(run.auroc, true) }}{{ estimated(run.brier) }}{{ estimated(run.calibration) }}{{ estimated(run.worst) }}
-<td class="num first">{{ run.rounds | count }}</td><td class="num">{{ run.seconds }}</td>
-<td class="num nowrap">{{ run.sent }}</td></tr>
-{% endfor %}
-</tbody></table>
-</div>
+{{ cell(run.rounds | count, true) }}{{ cells([run.seconds, run.sent]) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of hospitals whose policies
 let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at

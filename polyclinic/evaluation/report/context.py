@@ -28,6 +28,20 @@ from polyclinic.evaluation.privacy_text import (
 
 MOST_ROWS = 60
 FEW_ROWS = 10
+NAMES = {
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "accuracy": "Accuracy",
+    "f1": "F1",
+    "sensitivity": "Sensitivity",
+    "specificity": "Specificity",
+    "sensitivity_at_90": "Sensitivity at 90 % specificity",
+    "loss": "Loss",
+    "brier": "Brier score",
+    "calibration_error": "Calibration error",
+    "calibration_in_the_large": "Calibration in the large",
+}
+OF_GROUPS = ("auroc", "sensitivity", "specificity", "calibration_in_the_large")
 COMPARISONS = {
     "without_dp": ("Without privacy", "the same federated training without noise."),
     "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
@@ -339,3 +353,10 @@ def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
         slowest = simulated.groupby(rounds["round"]).max().sum()
         found.append(("Simulated time", f"{slowest:,.1f} s, each round as long as its slowest hospital"))
     return {"cost": found} if found else None
+
+
+def utility(summary: Summary) -> dict[str, Any] | None:
+    """What the section on utility shows; None for a run without an evaluation (a posterior, or one of before there was any)."""
+    evaluation = part(summary, "evaluation")
+    names = {"metrics": NAMES, "of_groups": OF_GROUPS, "names": [NAMES[key] for key in OF_GROUPS]}
+    return {"evaluation": evaluation, "groups": evaluation.get("groups"), **names} if evaluation else None

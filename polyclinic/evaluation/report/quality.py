@@ -39,27 +39,25 @@ QUALITY = """
 found.hospital %} of {{ found.hospital }}{% endif %}, who took no part in training. Read each figure against the next column: the
 same, with {{ found.rows.training | count }} real training patients in place of the synthetic ones, which is what a perfect
 generator would reach. These are exact figures of patients' records, which epsilon does not cover.</p>
-<div class="scroll" role="region" tabindex="0" aria-label="Quality">
-<table><thead><tr><th>Measure</th><th class="num">Synthetic patients</th><th class="num">Real training patients</th>
-<th class="num">Best</th></tr></thead><tbody>
+{% call table(["Measure"], ["Synthetic patients", "Real training patients", "Best"], "Quality", kind="") %}
 {% for row in rows %}<tr><th scope="row">{{ row.name }}</th>
-{% for value in (row.synthetic, row.training) %}<td class="num{{ ' undefined' if value[0] == 'undefined' }}">{{ value[0] }}
-{%- if value[1] %} <small>{{ value[1] }}</small>{% endif %}</td>{% endfor %}<td class="num">{{ row.best }}</td></tr>
-{% endfor %}</tbody></table></div>
+{% for shown, beside in (row.synthetic, row.training) %}
+{% call cell(shown) %}{% if beside %} <small>{{ beside }}</small>{% endif %}{% endcall %}
+{% endfor %}{{ cell(row.best) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Means over columns or pairs where there are several; with 95 % intervals of the bootstrap where there are
 two numbers. No cell lies outside the schema's bounds or categories: generated rows are brought within them.
 Pairs of columns are undefined below 2 and above 150 columns.
 {% if not found.full %}Classifiers were not asked; <code>polyclinic quality</code> asks them too.{% endif %}</p>
 {% if found.rules %}
 <h3>Rules broken</h3>
-<div class="scroll" role="region" tabindex="0" aria-label="Rules">
-<table class="sortable"><thead><tr><th>Rule</th><th class="num">Synthetic patients</th><th class="num">Held-out patients</th>
-<th class="num">Training patients</th></tr></thead><tbody>
+{% call table(["Rule"], ["Synthetic patients", "Held-out patients", "Training patients"], "Rules") %}
 {% for one in found.rules %}<tr><th scope="row"><code>{{ one.rule }}</code></th>
-{% for key in ("synthetic", "held_out", "training") %}<td class="num nowrap{{ ' undefined' if one[key].share is none }}">
-{%- if one[key].share is none %}undefined{% else %}{{ "%.2g" | format(100 * one[key].share) }} %
-<small>{{ one[key].broken | count }} of {{ one[key].asked | count }}</small>{% endif %}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>
+{% for part in (one.synthetic, one.held_out, one.training) %}{% if part.share is none %}{{ cell("undefined") }}{% else %}
+{% call cell("%.2g %%" | format(100 * part.share)) %}
+<small>{{ part.broken | count }} of {{ part.asked | count }}</small>{% endcall %}
+{% endif %}{% endfor %}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Of all cases in which what a rule names is recorded; a rule over trajectories is asked at each visit.</p>
 {% endif %}
 {{ pictures(figures.quality) }}
@@ -68,39 +66,33 @@ Pairs of columns are undefined below 2 and above 150 columns.
 <p>Classifiers of <code>{{ label }}</code> that learned from synthetic patients or from real training patients, all judged on
 held-out real ones.</p>
 {{ pictures(figures.transfer) }}
-<div class="scroll" role="region" tabindex="0" aria-label="Transfer">
-<table class="sortable"><thead><tr><th>Classifier</th><th class="num">AUROC, by synthetic</th><th class="num">by real</th>
-<th class="num">Difference</th><th class="num first">Accuracy, by synthetic</th><th class="num">by real</th>
-<th class="num first">F1, by synthetic</th><th class="num">by real</th>
-<th class="num first">Same features matter</th></tr></thead><tbody>
+{% call table(["Classifier"], ["AUROC, by synthetic", "by real", "Difference", "Accuracy, by synthetic", "by real",
+"F1, by synthetic", "by real", "Same features matter"], "Transfer", firsts=(4, 6, 8)) %}
 {% for row in transfer %}<tr><th scope="row">{{ row.name }}</th>
 {{ estimated(row.synthetic.auroc) }}{{ estimated(row.real.auroc) }}{{ estimated(row.less) }}
 {{ estimated(row.synthetic.accuracy, true) }}{{ estimated(row.real.accuracy) }}
 {{ estimated(row.synthetic.f1, true) }}{{ estimated(row.real.f1) }}
-{{ metric(row.importance, true) }}</tr>{% endfor %}
-</tbody></table></div>
+{{ metric(row.importance, true) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Same features matter: Spearman correlation of coefficients (logistic regression, SVM) or importances
 (forest) between the two; nearest neighbours have none, and so it is undefined.</p>
 {% endif %}
 {% if found.cutoff %}
 <h3>A cut-off from synthetic patients</h3>
-<table class="facts"><thead><tr><th>Logistic regression and cut-off of</th><th class="num">Cut-off</th>
-<th class="num">Fowlkes-Mallows index</th><th class="num">Sensitivity</th><th class="num">Specificity</th></tr></thead><tbody>
+{% call table(["Logistic regression and cut-off of"], ["Cut-off", "Fowlkes-Mallows index", "Sensitivity", "Specificity"],
+kind="facts") %}
 {% for name, one in found.cutoff.items() %}<tr><th scope="row">{{ name }} patients</th>{{ metric(one.cutoff) }}
 {{ metric(one.index) }}{{ metric(one.sensitivity) }}{{ metric(one.specificity) }}</tr>
-{% endfor %}</tbody></table>
+{% endfor %}{% endcall %}
 <p class="small muted">The probability that is best by Fowlkes and Mallows' index (root of precision times recall) in five folds
 of the patients named; the index, sensitivity and specificity are of held-out real patients.</p>
 {% endif %}
 {% if columns %}
 <h3>Columns</h3>
-<div class="scroll" role="region" tabindex="0" aria-label="Columns">
-<table class="sortable"><thead><tr><th>Column</th><th class="num">Alike</th><th class="num">Real training patients</th>
-<th class="num">Wasserstein</th><th class="num">Mean, synthetic</th><th class="num">Mean, held-out</th>
-<th class="num">Within held-out range</th><th class="num">Missing alike</th></tr></thead><tbody>
-{% for one in columns %}<tr><th scope="row">{{ one.name }}</th>
-{% for value in one.cells %}<td class="num{{ ' undefined' if value == 'undefined' }}">{{ value }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>
+{% call table(["Column"], ["Alike", "Real training patients", "Wasserstein", "Mean, synthetic", "Mean, held-out",
+"Within held-out range", "Missing alike"], "Columns") %}
+{% for one in columns %}<tr><th scope="row">{{ one.name }}</th>{{ cells(one.cells) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">Alike: one less the distance of Kolmogorov and Smirnov for numbers, one less the total variation distance
 for categories. Wasserstein in the column's unit. A dash: not for categories.
 {% if more %}{{ more | count }} more columns, which are more alike, are in <code>quality.json</code>.{% endif %}</p>

@@ -19,14 +19,13 @@ from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
 from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
-from polyclinic.evaluation.figures.utility import plot_posterior
+from polyclinic.evaluation.figures.utility import plot_posterior, utility_figures
 from polyclinic.evaluation.formats import Summary, finite, part
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
-from polyclinic.evaluation.report.context import cost, report_context
+from polyclinic.evaluation.report.context import cost, report_context, utility
 from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
-from polyclinic.evaluation.report.utility import UTILITY, utility, utility_figures
 from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
     sections = [
         (templates.HEADER, {}),
         (templates.HOSPITALS, {}),
-        (UTILITY, utility(results.summary)),
+        (templates.UTILITY, utility(results.summary)),
         (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
         (QUALITY, quality(results.quality)),

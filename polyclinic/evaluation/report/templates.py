@@ -92,15 +92,13 @@ HOSPITALS = """<h2>Hospitals</h2>
 </thead>
 <tbody>
 {% for hospital in hospitals %}
-<tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}<td class="num">{{ hospital.patients | count }}</td>
+<tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}{{ cell(hospital.patients | count) }}
 {% if hospital.estimates %}{{ estimated(hospital.estimates.auroc, true) }}{{ estimated(hospital.estimates.accuracy) }}
 {% else %}{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}{% endif %}{% endif %}
 {%- for comparison in comparisons %}{% set row = comparison.sites.get(hospital.name, {}) %}
 {{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
-<td class="num first nowrap">{{ hospital.spent }}</td>
-<td class="num nowrap">{{ hospital.risk.tpr_at_1_percent_fpr | share }}</td>
-<td class="num nowrap">{{ hospital.risk.advantage | share }}</td>
-<td class="num nowrap">{{ hospital.rounds_joined | count }} of {{ rounds | count }}</td></tr>
+{{ cell(hospital.spent, true) }}{{ cells([hospital.risk.tpr_at_1_percent_fpr | share, hospital.risk.advantage | share,
+(hospital.rounds_joined | count) ~ " of " ~ (rounds | count)]) }}</tr>
 {% endfor %}
 </tbody>
 {% if not posterior %}
@@ -135,39 +133,72 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 {% endif %}
 {% if private_metrics %}
 <h3>Private metrics</h3>
-<div class="scroll" role="region" tabindex="0" aria-label="Table">
-<table class="sortable"><thead><tr><th>Hospital</th><th class="num">AUROC</th><th class="num">Accuracy</th>
-<th class="num">Brier</th><th class="num">Held-out patients</th></tr></thead><tbody>
-{% for row in private_metrics.rows %}<tr><th scope="row">{{ row.name }}</th>
-{% for cell in row.cells %}<td class="num nowrap">{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>
+{% call table(["Hospital"], ["AUROC", "Accuracy", "Brier", "Held-out patients"]) %}
+{% for row in private_metrics.rows %}<tr><th scope="row">{{ row.name }}</th>{{ cells(row.cells) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">{{ private_metrics.sentence }} Each figure is of noised counts of scores, with the standard error of that
 noise; how few patients were held out adds to it. <strong>Undefined</strong>: the noise drowns the counts.</p>
 {% endif %}
 {% if strategy_metrics %}
 <h3>What the strategy measured</h3>
-<div class="scroll" role="region" tabindex="0" aria-label="Table">
-<table><thead><tr><th>Metric</th><th>Of</th><th class="num">Round {{ strategy_metrics.round | count }}</th></tr></thead><tbody>
+{% call table(["Metric", "Of"], ["Round " ~ (strategy_metrics.round | count)], kind="") %}
 {% for phase, name, value in strategy_metrics.rows %}<tr><th scope="row">{{ name }}</th>
-<td>{{ "training" if phase == "train" else "evaluation" }}</td><td class="num">{{ value | figure }}</td></tr>
-{% endfor %}</tbody></table></div>
+<td>{{ "training" if phase == "train" else "evaluation" }}</td>{{ cell(value | figure) }}</tr>
+{% endfor %}{% endcall %}
 <p class="small muted">As the strategy returned it; <code>summary.json</code> has every round.</p>
+{% endif %}
+"""
+
+UTILITY = """
+<h2>How good it is</h2>
+{% if evaluation.undefined %}
+<p>There are no intervals, curves or groups: {{ evaluation.undefined }}.</p>
+{% else %}
+{% set judged_at = evaluation.sites | length %}
+<p>On held-out patients of {{ judged_at }} {{ "hospital" if judged_at == 1 else "hospitals" }}, with 95 % intervals of
+{{ evaluation.resamples | count }} bootstrap resamples of the patients: how much another sample of such patients would change the
+figures of this very model.</p>
+{% call table(["Metric"], ["Pooled", "Mean over hospitals", "Worst hospital", "Gap of hospitals"], "Metrics") %}
+{% for key, name in metrics.items() %}{% set worst = evaluation.worst[key] %}{% set gap = evaluation.gap[key] %}
+<tr><th scope="row">{{ name }}</th>{{ estimated(evaluation.pooled[key]) }}{{ estimated(evaluation.macro[key]) }}
+{% call estimated(worst) %}{% if worst %}<small>{{ worst.name }}</small>{% endif %}{% endcall %}
+{% call estimated(gap) %}{% if gap %}<small>{{ gap.highest }}, {{ gap.lowest }}</small>{% endif %}{% endcall %}</tr>
+{% endfor %}{% endcall %}
+<p class="small muted">A value without an interval rests on too few patients for one, or on none that differ.
+<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays below in 95 of 100 such samples.
+<strong>Calibration in the large</strong>: mean probability less the share that came about; above 0, risk is overstated.
+<strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
+alone.</p>
+{% if groups %}
+<h3>Groups by {{ groups.column }}</h3>
+{% if groups.undefined %}
+<p>Undefined: {{ groups.undefined }}.</p>
+{% else %}
+{% call table([groups.column], ["Held-out patients, about"] + names, "Groups of patients") %}
+{% for name, one in groups.groups.items() %}<tr><th scope="row">{{ name }}</th>
+{% if one.metrics %}{{ cell(one.about | count) }}{% for key in of_groups %}{{ estimated(one.metrics[key]) }}{% endfor %}
+{% else %}{{ cell("below 10") }}{{ cells(["undefined"] * (of_groups | length)) }}{% endif %}</tr>
+{% endfor %}</tbody>
+<tbody class="totals"><tr><th scope="row">Gap</th><td></td>
+{% for key in of_groups %}{{ estimated(groups.gap[key]) }}{% endfor %}</tr>
+{% endcall %}
+<p class="small muted">Of all hospitals together; hospitals differ in whom they treat, so that a gap between groups may be one
+between hospitals. Of fewer than 10 patients nothing is told.</p>
+{% endif %}
+{% endif %}
+{{ pictures(figures.utility) }}
 {% endif %}
 """
 
 POSTERIOR = """{% if posterior %}
 <h2>Posterior</h2>
 {% if posterior.finished %}
-<div class="scroll" role="region" tabindex="0" aria-label="Table">
-<table class="sortable"><thead><tr><th>Parameter</th><th class="num">Mean</th><th class="num">Standard deviation</th>
-<th class="num">95 % interval</th>{% if not posterior.not_counted %}<th class="num">Widened by privacy</th>{% endif %}
-</tr></thead><tbody>
+{% set counted = not posterior.not_counted %}
+{% call table(["Parameter"], ["Mean", "Standard deviation", "95 % interval"] + ["Widened by privacy"] * counted) %}
 {% for name, row in posterior.parameters.items() %}<tr><th scope="row">{{ name }}</th>
-<td class="num">{{ "%.3f" | format(row.mean) }}</td><td class="num">{{ "%.3f" | format(row.sd) }}</td>
-<td class="num nowrap">{{ "%.3f to %.3f" | format(row.low, row.high) }}</td>
-{% if not posterior.not_counted %}<td class="num nowrap">{{ "%.3g times" | format(row.inflation) }}</td>{% endif %}</tr>
-{% endfor %}
-</tbody></table></div>
+{{ cells(["%.3f" | format(row.mean), "%.3f" | format(row.sd), "%.3f to %.3f" | format(row.low, row.high)]) }}
+{% if counted %}{{ cell("%.3g times" | format(row.inflation)) }}{% endif %}</tr>
+{% endfor %}{% endcall %}
 {% if posterior.not_counted %}<p class="small muted">Intervals do not count {{ posterior.not_counted }}.</p>{% endif %}
 <p class="small muted">By feature as scaled: a number z stands for centre + scale z.
 {% for name, row in posterior["columns"].items() if row.scale != 1 or row.centre != 0 %}
@@ -194,11 +225,10 @@ no further privacy.{% else %}It stopped before anything could be drawn.{% endif 
 ones (train on synthetic, test on real).</p>
 {% endif %}
 {% if synthesis.rows | length > 1 %}
-<table class="facts"><thead><tr><th>Method</th><th class="num">AUROC</th><th class="num">Accuracy</th></tr></thead><tbody>
+{% call table(["Method"], ["AUROC", "Accuracy"], kind="facts") %}
 {% for row in synthesis.rows %}<tr><th scope="row">{{ row.name }}</th>
 {% if row.error %}<td colspan="2">{{ row.error }}</td>{% else %}{{ metric(row.auroc) }}{{ metric(row.accuracy) }}{% endif %}</tr>
-{% endfor %}
-</tbody></table>
+{% endfor %}{% endcall %}
 <p class="small muted">The methods below the first are simple ones at the same epsilon, computed for this simulation alone: extra
 releases of the same patients, which this run's epsilon does not cover.</p>
 {% endif %}
@@ -219,11 +249,9 @@ TRAINING = """<h2>Course of the training</h2>
 DROPOUTS = """<h2>Dropouts</h2>
 {% if dropouts %}
 <p>Where a reply was missing, the round went on without that hospital.</p>
-<table class="facts sortable"><thead><tr><th>Hospital</th><th>Rounds missed</th><th>Reason</th></tr></thead><tbody>
-{% for dropout in dropouts %}
-<tr><td>{{ dropout.site }}</td><td>{{ dropout.rounds }}</td><td>{{ dropout.reason }}</td></tr>
-{% endfor %}
-</tbody></table>
+{% call table(["Hospital", "Rounds missed", "Reason"], kind="facts sortable") %}
+{% for one in dropouts %}<tr><td>{{ one.site }}</td><td>{{ one.rounds }}</td><td>{{ one.reason }}</td></tr>
+{% endfor %}{% endcall %}
 {% if more_dropouts %}<p>And {{ more_dropouts | count }} more in <code>summary.json</code>.</p>{% endif %}
 {% else %}
 <p>None: every hospital that was asked answered in every round.</p>
@@ -251,18 +279,12 @@ unbounded. Updates and the model are exact functions of the records they were tr
 <h3>Ledgers of the hospitals</h3>
 <p>Each hospital charges its own ledger before it reads a record and refuses what would pass its budget. A ledger
 outlives a run, so its epsilon holds what earlier runs spent too.</p>
-<div class="scroll" role="region" tabindex="0" aria-label="Table">
-<table class="facts sortable"><thead><tr><th>Hospital</th><th class="num">Epsilon</th>
-<th class="num">Budget</th><th class="num">Delta</th><th class="num">Found at 1 % wrong</th><th class="num">Advantage</th>
-<th class="num">Charges</th><th>Chain of entries</th></tr></thead>
-<tbody>
-{% for ledger in ledgers %}
-<tr><td>{{ ledger.name }}</td><td class="num">{{ ledger.epsilon | epsilon }}</td>
-<td class="num">{{ ledger.budget | budget }}</td><td class="num">{{ ledger.delta | delta }}</td>
-<td class="num">{{ ledger.risk.tpr_at_1_percent_fpr | share }}</td><td class="num">{{ ledger.risk.advantage | share }}</td>
-<td class="num">{{ ledger.charges | count }}</td><td>{{ ledger.intact }}</td></tr>
-{% endfor %}
-</tbody></table></div>
+{% call table(["Hospital"], ["Epsilon", "Budget", "Delta", "Found at 1 % wrong", "Advantage", "Charges", "Chain of entries"],
+kind="facts sortable") %}
+{% for one in ledgers %}<tr><td>{{ one.name }}</td>
+{{ cells([one.epsilon | epsilon, one.budget | budget, one.delta | delta, one.risk.tpr_at_1_percent_fpr | share,
+one.risk.advantage | share, one.charges | count, one.intact]) }}</tr>
+{% endfor %}{% endcall %}
 {% if more_ledgers %}<p>Those that do not verify come first, then those that spent most; {{ more_ledgers | count }} more are
 in <code>ledger.json</code>.</p>{% endif %}
 {% endif %}

@@ -1,4 +1,4 @@
-"""What returned scores say: means, Mann-Whitney, who was guessed rightly, and what so many patients cannot exclude.
+"""What returned scores say: means, Mann-Whitney, who was guessed rightly, what so many patients cannot exclude, and a page of it.
 
 Patients are the units. Several reviewers' scores of one patient are no independent patients, so the pooled comparison is of
 each patient's mean over reviewers. It speaks of these reviewers; it does not count that others might judge otherwise.
@@ -6,23 +6,33 @@ each patient's mean over reviewers. It speaks of these reviewers; it does not co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
+from polyclinic.evaluation.figures.canvas import PALETTE, label_axes, legend, panels
 from polyclinic.evaluation.intervals import LEVEL, Interval, bootstrap, percentiles, weighted_auroc, wilson
+from polyclinic.evaluation.page import embedded, frame, render
 from polyclinic.evaluation.review.answers import Key, Review
 from polyclinic.evaluation.review.form import MOST_SCORE
+from polyclinic.files import write_outputs
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Bools, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESAMPLES = 2000
 FEWEST = 5  # patients of each kind, for an interval that is found by drawing again
 POWER = 0.8
+_IN_A_ROW = 4
 NOTES = (
     "Patients are the units: several reviewers' scores of a patient are averaged before real and synthetic ones are compared, "
     "since they are no independent patients.",
@@ -33,6 +43,47 @@ NOTES = (
     "These figures come without noise from real patients' records, which were scored: they are no release with differential "
     "privacy and epsilon does not cover them. Ask whoever answers for privacy before they leave the hospital.",
 )
+
+
+_RESULT = """<header>
+<h1>Could clinicians tell synthetic patients from real ones?</h1>
+<p class="muted">Blinded review of {{ patients }} patients, {{ real }} real and {{ synthetic }} synthetic; packet
+{{ packet[:8] }}</p>
+</header>
+<div class="notice">{% for sentence in verdict %}<p>{{ sentence }}</p>{% endfor %}</div>
+<h2>Scores from 0, certainly not real, to 10, certainly real</h2>
+{% call table(["Reviewer"], ["Real: mean (sd)", "Synthetic: mean (sd)", "Difference", "Real above synthetic", "Mann-Whitney p"],
+"Scores", kind="") %}
+{% for kind, rows in (("", reviewers), ("totals", [{"reviewer": "Pooled", "scores": pooled.scores}])) %}
+{% if kind %}</tbody><tbody class="{{ kind }}">{% endif %}{% for one in rows %}
+<tr><th scope="row">{{ one.reviewer }}</th>
+{% for side in (one.scores.real, one.scores.synthetic) %}{% call cell((side.mean | metric) ~ " (" ~ (side.sd | metric) ~ ")") %}
+<small>{{ side.patients }} patients</small>{% endcall %}{% endfor %}
+{{ estimated(one.scores.difference) }}{{ estimated(one.scores.auc) }}{{ metric(one.scores.p) }}</tr>{% endfor %}
+{% endfor %}{% endcall %}
+<p class="small muted">Difference: of means, real less synthetic, with Welch's 95 % interval. Real above synthetic: the chance
+that a real patient has the higher score, ties half (0.5: none), with a 95 % bootstrap interval over patients. Pooled: each
+patient's mean over reviewers.</p>
+{{ pictures(figures) }}
+<h2>Guesses</h2>
+{% call table(["Reviewer"], ["Right", "p against one half", "Synthetic called synthetic", "Real called real"],
+"Guesses", kind="") %}
+{% for kind, rows in (("", reviewers), ("totals", [{"reviewer": "Pooled", "guesses": pooled.guesses}])) %}
+{% if kind %}</tbody><tbody class="{{ kind }}">{% endif %}{% for one in rows %}
+<tr><th scope="row">{{ one.reviewer }}</th>{{ estimated(one.guesses.accuracy) }}
+{% if kind and one.guesses.p is none %}{{ cell("–") }}{% else %}{{ metric(one.guesses.p) }}{% endif %}
+{{ estimated(one.guesses.sensitivity) }}{{ estimated(one.guesses.specificity) }}</tr>{% endfor %}
+{% endfor %}{% endcall %}
+<p class="small muted">With 95 % intervals: Wilson's for a reviewer, a bootstrap over patients for all of several.</p>
+{% if agreement.pairs %}
+<h2>Agreement between reviewers</h2>
+<p>Of scores: ICC(2,1) {{ agreement.icc | metric }}. Of guesses, Cohen's kappa:
+{% for pair in agreement.pairs %}{{ pair.reviewers | join(" and ") }} {{ pair.kappa | metric }}{{ ", " if not loop.last }}
+{%- endfor %}. 0 is what chance gives, 1 full agreement.</p>
+{% endif %}
+<h2>How to read this</h2>
+<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
+"""
 
 
 def analyse(reviews: Sequence[Review], key: Key) -> dict[str, Any]:
@@ -150,7 +201,7 @@ def icc(scores: Floats) -> float | None:
 
 
 def _reviewer(one: Review, key: Key) -> dict[str, Any]:
-    missing = {name: _numbers(np.isnan(getattr(one, name))) for name in ("scores", "guesses")}
+    missing = {name: (np.flatnonzero(np.isnan(getattr(one, name))) + 1).tolist() for name in ("scores", "guesses")}
     counts = {
         name: np.bincount(one.scores[np.isfinite(one.scores) & of].astype(np.int64), minlength=MOST_SCORE + 1).tolist()
         for name, of in (("real", key.real), ("synthetic", ~key.real))
@@ -161,16 +212,9 @@ def _reviewer(one: Review, key: Key) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(chosen: Bools) -> list[int]:
-    """The packet numbers that are chosen."""
-    return [int(place) + 1 for place in np.flatnonzero(chosen)]
-
-
 def _mean(values: Floats) -> Floats:
     """(n,) each patient's mean over the reviewers (reviewers, n) who answered; NaN where none did."""
-    known = np.isfinite(values)
-    count = known.sum(axis=0)
-    return np.where(count > 0, np.where(known, values, 0.0).sum(axis=0) / np.maximum(count, 1), np.nan)
+    return np.asarray(pd.DataFrame(values).mean(), dtype=np.float64)
 
 
 def _resampled(statistic: Any, real: Bools, name: str) -> Interval:
@@ -265,3 +309,45 @@ def _missing(found: dict[str, Any]) -> list[str]:
     gaps = {one["reviewer"]: len(one["missing"]["scores"]) for one in found["reviewers"]}
     told = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
     return [f"Patients without a score: {told}. They are left out, as if they lacked by chance."] if told else []
+
+
+def write_results(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes ``review.json`` and ``review.html`` of what ``analyse`` found, both or neither, in place of earlier ones.
+
+    Raises ConfigError where the folder cannot be written to.
+    """
+    figure = embedded(plot_scores(found["reviewers"]), "How often each score was given; numbers are in review.json.")
+    body = render(_RESULT, {**found, "figures": [figure]})
+    write_outputs(
+        {
+            folder / "review.json": json.dumps(found, indent=2, allow_nan=False),
+            folder / "review.html": frame("Blinded review: scores", body),
+        },
+        force=True,
+    )
+
+
+def plot_scores(reviewers: list[dict[str, Any]]) -> Figure:
+    """Share of real and of synthetic patients by score, a panel a reviewer; of more than four, the first four."""
+    shown = reviewers[:_IN_A_ROW]
+    more = f" The first {len(shown)} of {len(reviewers)} reviewers." if len(reviewers) > len(shown) else ""
+    figure, row = panels(
+        "Scores of real and synthetic patients",
+        f"Share of patients (%) by score; plain: real, hatched: synthetic.{more}",
+        [one["reviewer"] for one in shown], 1.0 + 2.4 * len(shown), 3.2,
+    )  # fmt: skip
+    top = 0.0
+    for axes, one in zip(row, shown, strict=True):
+        for place, (name, colour) in enumerate((("real", PALETTE[0]), ("synthetic", PALETTE[1]))):
+            counts = np.array(one["distribution"][name], dtype=np.float64)
+            share = 100 * counts / max(counts.sum(), 1.0)
+            axes.bar(
+                np.arange(MOST_SCORE + 1) + 0.4 * place - 0.2, share, 0.4, color=colour if not place else "white",
+                edgecolor=colour, hatch="////" if place else None, linewidth=0.8, label=name,
+            )  # fmt: skip
+            top = max(top, float(share.max()))
+        axes.set_xticks(range(0, MOST_SCORE + 1, 2))
+        label_axes(axes, "score")
+    row[0].set_ylim(0, 1.06 * top or 1.0)
+    legend(row[-1])
+    return figure

@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.secure_sum import is_safe_threshold
 from polyclinic.privacy.streams import generator, system_stream
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.sites import Site
 
 
 def check_cohorts(config: RunConfig, sites: int) -> None:

@@ -11,10 +11,10 @@ from polyclinic.privacy.selection import choice_event
 from polyclinic.programs import Choice
 from polyclinic.programs.synthetic import judge
 from polyclinic.server.calibration import declared_plan
-from polyclinic.server.evaluation import evaluate_again
-from polyclinic.server.learning import Learning
-from polyclinic.server.replies import accept, problem
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.replies import accept, problem
+from polyclinic.server.exchange.sites import put
+from polyclinic.server.phases.evaluation import evaluate_again
 from polyclinic.server.state import Run, RunState
 
 
@@ -39,17 +39,11 @@ def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> No
         "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
     })  # fmt: skip
 
-    plan = declared_plan(run.privacy)
-
-    def request(site: Site) -> SelectRequest:
-        return SelectRequest(
-            run=run.name, site=site.index, home=run.home, round=config.rounds, selected=choice.selected,
-            epsilon=choice.epsilon or None, plan=plan,
-        )  # fmt: skip
-
-    view = SiteGrid(run.grid, run.sites, request, {})
-    messages = [Message(RecordDict({QUESTION: beside}), site.id, SELECT) for site in run.sites]
-    exchange = view.exchange(messages, config.timeout)
+    request = SelectRequest(
+        run=run.name, site=0, home=run.home, round=config.rounds, selected=choice.selected, epsilon=choice.epsilon or None,
+        plan=declared_plan(run.privacy),
+    )  # fmt: skip
+    exchange = put(run.grid, run.sites, SELECT, request, config.timeout, RecordDict({QUESTION: beside}))
     votes = np.zeros(len(rounds))
     if choice.epsilon:
         event = choice_event(choice.epsilon, choice.selected)

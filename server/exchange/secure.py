@@ -38,10 +38,10 @@ from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
 from polyclinic.privacy.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
-from polyclinic.server.cohort import secure_threshold
-from polyclinic.server.merging import arrays_of
-from polyclinic.server.replies import TooFew
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.cohort import secure_threshold
+from polyclinic.server.exchange.merging import arrays_of
+from polyclinic.server.exchange.replies import TooFew
+from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run
 from polyclinic.types import Arrays
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -16,10 +16,9 @@ from polyclinic.evaluation.metrics import Metrics, classification_metrics
 from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.plugins import evaluator_named
-from polyclinic.privacy.accounting import Accountant, Relation
-from polyclinic.server.merging import metrics_of
-from polyclinic.server.replies import EXAMPLES, accept, alike, misplaced, problem
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.merging import metrics_of
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
 
@@ -135,9 +134,7 @@ def _private(state: RunState, site: Site, reply: Message) -> Metrics:
         if counts.shape != (tables_of(classes), 2, BINS) or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
         # Whatever the hospital says, counts with so little noise cost so much.
-        least = cost_of(
-            deviation, classes, site.delta, cast(Accountant, site.accountant), cast(Relation, site.relation)
-        )
+        least = cost_of(deviation, classes, site.delta, site.accountant, site.relation)
         if not (0 <= epsilon < np.inf and 0 < deviation < np.inf and least < np.inf):
             raise ValueError("an epsilon or a deviation that cannot be")
     except (LookupError, TypeError, ValueError, PolyclinicError):

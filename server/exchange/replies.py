@@ -13,8 +13,8 @@ from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.messages import RECORD, is_model
-from polyclinic.server.merging import arrays_of, is_merged, metrics_of
-from polyclinic.server.sites import Exchange, Site
+from polyclinic.server.exchange.merging import arrays_of, is_merged, metrics_of
+from polyclinic.server.exchange.sites import Exchange, Site
 from polyclinic.server.state import RunState
 from polyclinic.types import Arrays
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from polyclinic.config import RunConfig
 from polyclinic.plugins import strategy_named
 from polyclinic.programs import Program
-from polyclinic.server.enrolment import ask_to_enrol, enrol_request, newcomers, same_name
-from polyclinic.server.sites import Site, silence
+from polyclinic.server.exchange.sites import Site, silence
+from polyclinic.server.phases.enrolment import ask_to_enrol, enrol_request, newcomers, same_name
+from polyclinic.server.phases.statistics import count_patients
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.statistics import count_patients
 from polyclinic.strategies.registry import counts_hospitals
 
 

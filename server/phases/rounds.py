@@ -17,15 +17,15 @@ from polyclinic.arrays import from_record, to_record
 from polyclinic.errors import BudgetRefused
 from polyclinic.messages import TrainRequest, is_model
 from polyclinic.server.calibration import declared_plan, round_costs
-from polyclinic.server.cohort import sample_cohort
-from polyclinic.server.evaluation import METRICS, evaluate, evaluate_again, evaluate_here
-from polyclinic.server.joining import with_newcomers, without_silent
-from polyclinic.server.merging import metrics_of
-from polyclinic.server.model import check_understood
-from polyclinic.server.replies import EXAMPLES, TooFew, accept, misplaced, too_few
-from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.server.exchange.cohort import sample_cohort
+from polyclinic.server.exchange.merging import metrics_of
+from polyclinic.server.exchange.replies import EXAMPLES, TooFew, accept, misplaced, too_few
+from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
+from polyclinic.server.exchange.updates import Replies, Updates, never_skips, updates_of
+from polyclinic.server.phases.evaluation import METRICS, evaluate, evaluate_again, evaluate_here
+from polyclinic.server.phases.joining import with_newcomers, without_silent
+from polyclinic.server.phases.model import check_understood
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.updates import Replies, Updates, never_skips, updates_of
 from polyclinic.training.local import BESIDE
 from polyclinic.types import Arrays
 

@@ -25,8 +25,8 @@ from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.noise import warning
-from polyclinic.server.cohort import cohort_size, secure_threshold
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.cohort import cohort_size, secure_threshold
+from polyclinic.server.exchange.sites import Site
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
 

@@ -23,8 +23,17 @@ from polyclinic.errors import PolyclinicError, several, whose
 from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
-from polyclinic.server.prompt import replies_to
-from polyclinic.server.sites import Dropped, Site, by_index, node_title, one_line, reason_of, registered_names, silence
+from polyclinic.server.exchange.prompt import replies_to
+from polyclinic.server.exchange.sites import (
+    Dropped,
+    Site,
+    by_index,
+    node_title,
+    one_line,
+    reason_of,
+    registered_names,
+    silence,
+)
 from polyclinic.versions import version_conflict
 
 _LONGEST_SCHEMA = 16_000_000

@@ -18,7 +18,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.groups import group_names
 from polyclinic.messages import QUESTION, EnrolRequest, is_model
 from polyclinic.programs import Program
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import check_imputation

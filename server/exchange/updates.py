@@ -14,11 +14,11 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from polyclinic.compression import Compression
 from polyclinic.config import compression
 from polyclinic.ehr.schema import Schema
-from polyclinic.server.merging import merge
-from polyclinic.server.noise import tell_noise
-from polyclinic.server.replies import alike, problem, unpack
-from polyclinic.server.secure import SecureSum, begin
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.merging import merge
+from polyclinic.server.exchange.noise import tell_noise
+from polyclinic.server.exchange.replies import alike, problem, unpack
+from polyclinic.server.exchange.secure import SecureSum, begin
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.strategies.registry import merge_by
 from polyclinic.types import Arrays

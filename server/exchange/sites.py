@@ -19,6 +19,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.messages import RECORD, REFUSED, Request
 from polyclinic.passing import PassingGrid
+from polyclinic.privacy.accounting import Accountant, Relation
 
 NO_REPLY = 504
 _LONGEST, _LONGEST_NUMBER = 500, 25
@@ -40,8 +41,8 @@ class Site:
     schema: Schema
     delta: float
     budget: float | None
-    relation: str
-    accountant: str
+    relation: Relation
+    accountant: Accountant
     elsewhere: int = 0
     knows_others: bool = False
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -188,6 +189,14 @@ class SiteGrid(PassingGrid):
         content = filled(RecordDict(), {**message.content, **self._shared, RECORD: self._request(site).record()})
         kind = message.metadata.message_type
         return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))
+
+
+def put(
+    grid: Grid, sites: Sequence[Site], kind: str, request: Request, timeout: float, content: RecordDict | None = None
+) -> Exchange:
+    """One request to all sites, each with its own index, beside the same ``content``."""
+    view = SiteGrid(grid, sites, lambda site: request.model_copy(update={"site": site.index}), {})
+    return view.exchange([Message(content or RecordDict(), site.id, kind) for site in sites], timeout)
 
 
 def _speak_for_itself(reply: Message) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.programs import Program
-from polyclinic.server.cohort import cohort_size, secure_threshold
-from polyclinic.server.learning import Learning
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.cohort import cohort_size, secure_threshold
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState
 
 # Hospitals beside the one that may look on share the noise (``config.derived.secure_terms``).

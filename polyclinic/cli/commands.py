@@ -61,15 +61,14 @@ COMMANDS = {
 _PLACES = {
     "show": "runs.run:show", "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
-    "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "ledger": "ledger:app",
-    "plugins": "plugin:plugins",
+    "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
+    "ledger": "ledger:app", "plugins": "plugin:plugins",
 }  # fmt: skip
 _PLACES |= {
     name: f"{folder}.{name}:{name}"
     for folder, names in {
         "runs": ("run", "report", "audit", "attack", "synthesize", "quality", "serve", "reproduce", "simulate"),
         "records": ("query", "cohort", "prepare", "risk", "anonymize"),
-        "nodes": ("identity",),
     }.items()
     for name in names
 }

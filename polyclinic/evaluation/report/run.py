@@ -45,18 +45,6 @@ class Results:
         """What ``quality.json`` holds, empty without one."""
         return read_quality(self.run)
 
-    @property
-    def figures(self) -> dict[str, dict[str, Figure]]:
-        """The figures of each section by name."""
-        flow = self.summary.get("flow")
-        return {
-            "training": run_figures(self.summary, self.rounds),
-            "utility": utility_figures(self.summary),
-            "quality": quality_figures(self.quality),
-            "transfer": transfer_figures(self.quality),
-            "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
-        }
-
 
 Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
 
@@ -117,12 +105,20 @@ def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
 
 
 def _drawn(results: Results, with_figures: bool = True) -> Drawn:
-    """The run's figures by section and name, each as SVG and as it was drawn; without figures its sections, empty."""
+    """The run's figures by section and name, each as SVG and as it was drawn; none without figures."""
     if not with_figures:
-        return {section: {} for section in ("training", "utility", "quality", "transfer", "patients")}
+        return {}
+    flow = results.summary.get("flow")
+    sections = {
+        "training": run_figures(results.summary, results.rounds),
+        "utility": utility_figures(results.summary),
+        "quality": quality_figures(results.quality),
+        "transfer": transfer_figures(results.quality),
+        "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
+    }
     return {
         section: {name: (to_svg(figure), figure) for name, figure in figures.items()}
-        for section, figures in results.figures.items()
+        for section, figures in sections.items()
     }
 
 

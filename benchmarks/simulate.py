@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.probes import ROOT
-from polyclinic.cli.flower import superlink
+from polyclinic.cli.runs.flower import superlink
 from polyclinic.deployment.environment import flower_settings, with_settings
 
 RESULT = ROOT / "benchmarks" / "results" / "simulate.json"

@@ -1,22 +1,30 @@
-"""What a hospital answers before training: statistics, for one call or for a simulation's many."""
+"""What a hospital answers in a run beside training, for one call or for a simulation's many: its patients' sums before the
+first round, and after the last which generators are best. Charged before a record is looked at."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dp_accounting import NonPrivateDpEvent
+import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from flwr.app import RecordDict
 
+from polyclinic.arrays import from_record
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import Release, charged
-from polyclinic.client.checks import check_policy, check_terms, planned_settings
+from polyclinic.client.checks import check_names, check_numbers, check_policy, check_size, check_terms, planned_settings
+from polyclinic.client.hospital import filled_rows
 from polyclinic.digests import digest
-from polyclinic.messages import StatisticsRequest
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.messages import QUESTION, R, SelectRequest, StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
+from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.statistics import noisy_moments
 from polyclinic.programs import program_of
-from polyclinic.training.preparation import class_contributions, contributions
+from polyclinic.types import Arrays
 
 
 def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
@@ -33,19 +41,90 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
         settings = planned_settings(call.hospital, call.config, noise, call.request.local_half)
         check_terms(call.hospital, call.config, settings)
 
-    def compute(calls: Sequence[Call[StatisticsRequest]], spent: Sequence[float]) -> list[RecordDict]:
-        answers = []
-        for call, epsilon in zip(calls, spent, strict=True):
-            shard = call.hospital.shard()
-            if program_of(call.config).counts_classes:
-                sums = class_contributions(shard)
-            else:
-                sums = contributions(shard, call.config.data.standardise == "measured")
-            total = noisy_moments(sums, noise, call.hospital.stream("statistics-noise", 0))
-            answers.append(reply(call.hospital, {"sums": total}, {}, epsilon))
-        return answers
+    def sums(call: Call[StatisticsRequest]) -> Arrays:
+        exact = program_of(call.config).patient_sums(call.hospital.schema).exact(call.hospital.shard())
+        return {"sums": noisy_moments(exact, noise, call.hospital.stream("statistics-noise", 0))}
 
-    def identify(call: Call[StatisticsRequest]) -> str:
-        return digest(call.config.decisive(), noise, call.hospital.shard().digest)
+    return _answer(calls, "statistics", 0, event, allow, lambda call: (noise,), sums)
 
-    return charged(calls, Release("statistics", 0, allow, lambda call: event, identify, compute))
+
+def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
+    """Each hospital's choice among candidate generators, best first: by how many of its training patients a classifier that was
+    fitted to each one's rows gets right. Only the choice leaves.
+    """
+    request = calls[0].request
+    event = NonPrivateDpEvent() if request.epsilon is None else choice_event(request.epsilon, request.selected)
+
+    def allow(call: Call[SelectRequest]) -> None:
+        # Of another task, a policy would be asked about what is not done, and imputation could make patients' rows depend on
+        # each other.
+        if program_of(call.config).choice is None:
+            raise ConfigError(
+                f"{call.hospital.site}: only a game of task 'synthesis' with synthesis.candidates above 0 has a choice among "
+                "generators."
+            )
+        check_names(call.hospital, call.config)
+        check_policy(call.hospital, call.config.task, request.noise_multiplier)
+        check_size(call.hospital, _judges(call))
+        check_numbers(call.hospital, _judges(call))
+
+    def decisive(call: Call[SelectRequest]) -> tuple[object, ...]:
+        return call.request.model_dump(exclude={"site", "home", "plan"}), _judges(call)
+
+    def choose(call: Call[SelectRequest]) -> Arrays:
+        counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.data.imputation)[0])
+        stream = call.hospital.stream("selection", call.request.round)
+        chosen = best_few(counts, call.request.selected, call.request.epsilon, stream)
+        return {"chosen": np.array(chosen, dtype=np.int64)}
+
+    return _answer(calls, "selection", request.round, event, allow, decisive, choose)
+
+
+def _answer(
+    calls: Sequence[Call[R]], purpose: str, round: int, event: DpEvent, allow: Callable[[Call[R]], None],
+    decisive: Callable[[Call[R]], tuple[object, ...]], arrays: Callable[[Call[R]], Arrays],
+) -> list[Answer]:  # fmt: skip
+    """Each hospital's ``arrays``, charged first. decisive: what decides them beside the configuration and the records."""
+
+    def identify(call: Call[R]) -> str:
+        return digest(call.config.decisive(), *decisive(call), call.hospital.shard().digest)
+
+    def compute(calls: Sequence[Call[R]], spent: Sequence[float]) -> list[RecordDict]:
+        return [reply(call.hospital, arrays(call), {}, epsilon) for call, epsilon in zip(calls, spent, strict=True)]
+
+    return charged(calls, Release(purpose, round, allow, lambda call: event, identify, compute))
+
+
+def right_patients(judges: Arrays, rows: Rows) -> list[int]:
+    """For each of C linear classifiers, (C, K, F) and (C, K), how many patients have more than half of their rows right.
+
+    One patient added or removed changes each count by at most 1.
+    """
+    x = np.ascontiguousarray(np.nan_to_num(rows.x, nan=0.0))
+    size = np.bincount(rows.patient, minlength=rows.patients)
+    found = []
+    for weight, bias in zip(judges["weight"], judges["bias"], strict=True):
+        # Row by row: a matrix product's rounding would depend on how many rows there are, and could turn all of them at once.
+        scores = [(x * of_class).sum(axis=1) + offset for of_class, offset in zip(weight, bias, strict=True)]
+        right = np.argmax(np.stack(scores, axis=1), axis=1) == rows.y
+        found.append(int((2 * np.bincount(rows.patient, right, rows.patients) > size).sum()))
+    return found
+
+
+def _judges(call: Call[SelectRequest]) -> Arrays:
+    """Raises ConfigError unless the message carries one classifier for each of more candidates than are to be chosen."""
+    record = call.content.array_records.get(QUESTION)
+    arrays = {} if record is None else from_record(record)
+    schema = call.hospital.schema
+    wanted = (schema.num_classes, len(feature_names(schema)))
+    weight, bias = arrays.get("weight"), arrays.get("bias")
+    if (
+        weight is None or bias is None or len(arrays) != 2 or weight.ndim != 3 or weight.shape[1:] != wanted
+        or bias.shape != weight.shape[:2] or len(weight) <= call.request.selected
+        or not np.isfinite(weight).all() or not np.isfinite(bias).all()
+    ):  # fmt: skip
+        raise ConfigError(
+            f"The message's classifiers must be finite, of shapes (candidates, {wanted[0]}, {wanted[1]}) and (candidates, "
+            f"{wanted[0]}), and more than {call.request.selected}."
+        )
+    return {"weight": weight, "bias": bias}

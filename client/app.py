@@ -63,7 +63,7 @@ _ANSWERS: dict[str, tuple[type[Request], str]] = {
     ENROL: (EnrolRequest, "enrolment:enrol"),
     STATISTICS: (StatisticsRequest, "answers:statistics"),
     ASK: (AskRequest, "questions:answer"),
-    SELECT: (SelectRequest, "selection:select"),
+    SELECT: (SelectRequest, "answers:select"),
     MessageType.TRAIN: (TrainRequest, "training:train"),
     SECURE_KEYS: (SecureKeysRequest, "secure:keys"),
     SECURE_SHARES: (SecureSharesRequest, "secure:shares"),

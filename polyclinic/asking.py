@@ -33,7 +33,7 @@ from polyclinic.releases.question import Pricing, Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.survey import Survey
 from polyclinic.runs.simulation import check_simulation, simulated_sites
-from polyclinic.server.questions import put
+from polyclinic.server import questions
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 
@@ -145,9 +145,9 @@ def ask(target: Target | Grid, question: Question) -> dict[str, Any]:
     if not isinstance(target, Target):
         name = question.purpose.partition("-")[0]
         request = AskRequest(run=_fresh_run(name), site=0, question=write_question(question))
-        return put(target, question, request, RunConfig().timeout)
+        return questions.ask(target, question, request, RunConfig().timeout)
     question.plan(target.schema, target.pricing)
-    answer = put(target.grid(), question, target.request(question), target.config.timeout)
+    answer = questions.ask(target.grid(), question, target.request(question), target.config.timeout)
     return answer | {"ledger": str(target.ledger)}
 
 

@@ -22,9 +22,9 @@ from polyclinic.files import write_file
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import RESULTS, Run
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.progress import Progress, figures
-from polyclinic.server.prompt import PromptGrid
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from polyclinic.server.tracking import Tracked

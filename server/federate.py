@@ -25,7 +25,8 @@ from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.history import History
 from polyclinic.server.calibration import calibrate, declared_plan, round_costs
-from polyclinic.server.central import (
+from polyclinic.server.checkpoint import check_ledgers, check_states, history_of, load_checkpoint, save_checkpoint
+from polyclinic.server.exchange.central import (
     FEDERATION,
     central_plan,
     central_statement,
@@ -33,22 +34,21 @@ from polyclinic.server.central import (
     secure_ledger,
     secure_statement,
 )
-from polyclinic.server.checkpoint import check_ledgers, check_states, history_of, load_checkpoint, save_checkpoint
-from polyclinic.server.cohort import check_cohorts, cohort_size
-from polyclinic.server.enrolment import enrol, enrol_request
-from polyclinic.server.evaluation import evaluate_here
-from polyclinic.server.joining import unlike
-from polyclinic.server.learning import Learning
-from polyclinic.server.model import check_messages, check_model, engine_of
-from polyclinic.server.noise import check_noise
+from polyclinic.server.exchange.cohort import check_cohorts, cohort_size
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.noise import check_noise
+from polyclinic.server.exchange.sites import Site
+from polyclinic.server.exchange.updates import origin_of
+from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.server.phases.evaluation import evaluate_here
+from polyclinic.server.phases.joining import unlike
+from polyclinic.server.phases.model import check_messages, check_model, engine_of
+from polyclinic.server.phases.rounds import run_rounds
+from polyclinic.server.phases.selection import select
+from polyclinic.server.phases.statistics import ask_statistics
 from polyclinic.server.progress import Progress
-from polyclinic.server.rounds import run_rounds
-from polyclinic.server.selection import select
-from polyclinic.server.sites import Site
 from polyclinic.server.state import Run, RunState
-from polyclinic.server.statistics import ask_statistics
-from polyclinic.server.tracks import check_tracker
-from polyclinic.server.updates import origin_of
+from polyclinic.server.tracking import check_tracker
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.strategies.state import restore_strategy

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from polyclinic.config import put_aside
 from polyclinic.errors import several
-from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
 from polyclinic.server.accounts import doubts
-from polyclinic.server.cohort import cohort_size
+from polyclinic.server.exchange.cohort import cohort_size
 from polyclinic.server.federate import Outcome
 
 _MOST_UNCHANGED = 5
@@ -43,6 +43,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
+    if simulated:
+        said += dataset_of(outcome.config).notes
     if outcome.config.secure.shared_noise:
         trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
         said.append(
@@ -121,10 +123,9 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
 def terms_of(outcome: Outcome) -> dict[str, Terms]:
     """By what each hospital's epsilon is measured, with the budget of its policy."""
     return {
-        site.name: Terms(site.name, site.delta, cast(Relation, site.relation), site.schema.unit, site.budget,
-                         cast(Accountant, site.accountant))
+        site.name: Terms(site.name, site.delta, site.relation, site.schema.unit, site.budget, site.accountant)
         for site in outcome.sites
-    }  # fmt: skip
+    }
 
 
 def _asked(program: Program) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyclinic.config import RunConfig
 from polyclinic.privacy.accounting import PrivacyPlan
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.training.stacked.engines import Engine
 

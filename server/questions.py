@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from polyclinic.arrays import from_record
@@ -14,11 +14,11 @@ from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
 from polyclinic.messages import ASK, RECORD, AskRequest
 from polyclinic.privacy.accounting import Accountant, Relation, event_from_json
 from polyclinic.releases.question import Answer, HospitalAnswer, Pricing, Question, statement
-from polyclinic.server.enrolment import enrol, enrol_request
-from polyclinic.server.sites import Site, SiteGrid
+from polyclinic.server.exchange.sites import Site, put
+from polyclinic.server.phases.enrolment import enrol, enrol_request
 
 
-def put(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:
+def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:
     """The answer of all hospitals behind ``grid`` to a question, as ``releases.question.statement`` has it.
 
     request: holds the question, and goes to every hospital with its own ``site``. A hospital that refuses is left out and
@@ -32,8 +32,7 @@ def put(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
     schema = sites[0].schema
     for pricing in {_pricing(site, request) for site in sites}:
         question.plan(schema, pricing)
-    view = SiteGrid(grid, sites, lambda site: request.model_copy(update={"site": site.index}), {})
-    exchange = view.exchange([Message(RecordDict(), site.id, ASK) for site in sites], timeout)
+    exchange = put(grid, sites, ASK, request, timeout)
     if not exchange.replies:
         reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
         raise (BudgetRefused if exchange.refused == len(exchange.dropped) else PolyclinicError)(reasons)
@@ -45,7 +44,7 @@ def put(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
 
 def _pricing(site: Site, request: AskRequest) -> Pricing:
     relation = request.relation if site.simulated else site.relation
-    return Pricing(site.delta, cast(Accountant, site.accountant), cast(Relation, relation))
+    return Pricing(site.delta, site.accountant, relation)
 
 
 def _check_alike(sites: Sequence[Site]) -> None:

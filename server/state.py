@@ -25,8 +25,8 @@ from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
 from polyclinic.programs import Program
 from polyclinic.server.accounts import LOST, Account
-from polyclinic.server.learning import Learning
-from polyclinic.server.sites import Exchange, Site, node_title
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.sites import Exchange, Site, node_title
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.evaluation.private_metrics import as_dict, pool_counts
-from polyclinic.plugins import dataset_named
-from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
 from polyclinic.server.accounts import bound
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of
-from polyclinic.server.sites import Site
 from polyclinic.server.tracking import tracker_note
 
 _SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
@@ -30,15 +30,16 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     simulated = all(site.simulated for site in outcome.sites)
     last = {row["site"]: row for row in state.newest_rows()}
     private = privacy is not None
-    spent, charged = _spent(outcome, home), _charged(outcome, home)
+    ledgers = _ledgers(outcome, home)
+    spent, charged = _spent(outcome, ledgers), _charged(outcome, ledgers)
     site, overlap = outcome.sites[0], _overlap(outcome)
-    statement = _statement(outcome, home, spent)
+    statement = _statement(outcome, ledgers, spent)
     unchanged = _unchanged(outcome, statement)
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
-        "flow": _flow(config.dataset) if simulated else None,
+        "flow": _flow(config) if simulated else None,
         "metrics": {
             "pooled": _metrics(last.get("pooled")) | {"released": _if_asked(outcome, _is_pooled(outcome))},
             "macro": _metrics(last.get("macro")) | {"released": _if_asked(outcome, any(state.released.values()))},
@@ -74,8 +75,8 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
     return outcome.program.statement(half, learned, outcome.synthesizer, [*state.patients.values()], state.stopped)
 
 
-def _flow(dataset: str) -> list[dict[str, Any]] | None:
-    flow = dataset_named(dataset).flow
+def _flow(config: RunConfig) -> list[dict[str, Any]] | None:
+    flow = dataset_of(config).flow
     return flow.as_list() if flow else None
 
 
@@ -121,17 +122,21 @@ def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:
     return {name: row.get(name) if row else None for name in _SHOWN}
 
 
-def _spent(outcome: Outcome, home: Path) -> dict[str, float]:
+def _ledgers(outcome: Outcome, home: Path) -> dict[str, Ledger]:
+    """The ledgers of the run's simulated hospitals by name; a real hospital's stays there."""
+    path = home / "ledger.sqlite"
+    ledgers = Ledger.read_all(path) if path.exists() else {}
+    return {site.name: ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers}
+
+
+def _spent(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, float]:
     """Each site's epsilon: by its ledger where that is at hand; else the larger of its word and what it must have spent."""
     if outcome.privacy is None:
         return {}
     state, terms = outcome.state, terms_of(outcome)
     spent = {name: bound(state.accounts.get(name), state.epsilon.get(name), by) for name, by in terms.items()}
-    path = home / "ledger.sqlite"
-    if path.exists():
-        ledgers = Ledger.read_all(path)
-        known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
-        spent |= zip([ledger.site for ledger in known], spent_all(known) if known else [], strict=True)
+    if ledgers:
+        spent |= zip(ledgers, spent_all([*ledgers.values()]), strict=True)
     return {name: epsilon for name, epsilon in spent.items() if epsilon is not None}
 
 
@@ -147,9 +152,7 @@ def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, fl
     if overlap == 1:
         return largest
     site = outcome.sites[0]
-    terms = Terms(
-        "", outcome.config.privacy.delta, cast(Relation, site.relation), accountant=cast(Accountant, site.accountant)
-    )
+    terms = Terms("", outcome.config.privacy.delta, site.relation, accountant=site.accountant)
     return max(largest, epsilon_together([*charged.values()], overlap, terms))
 
 
@@ -157,27 +160,23 @@ def _risk(outcome: Outcome, charged: dict[str, History]) -> dict[str, float] | N
     """The run's risk, of the same patient as its epsilon; None where no hospital told what it was charged."""
     if not charged:
         return None
-    relation = cast(Relation, outcome.sites[0].relation)
-    return risk_together([*charged.values()], _overlap(outcome), relation).as_dict()
+    return risk_together([*charged.values()], _overlap(outcome), outcome.sites[0].relation).as_dict()
 
 
-def _charged(outcome: Outcome, home: Path) -> dict[str, History]:
+def _charged(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]:
     """What each site has spent: of a real hospital at least what it must have, and by the ledgers of simulated ones."""
-    path = home / "ledger.sqlite"
-    ledgers = Ledger.read_all(path) if path.exists() else {}
-    known = [ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers]
     accounts = {name: account.spent() for name, account in outcome.state.accounts.items()}
-    return accounts | dict(zip([one.site for one in known], past_all(known) if known else [], strict=True))
+    return accounts | (dict(zip(ledgers, past_all([*ledgers.values()]), strict=True)) if ledgers else {})
 
 
 def _site_metrics(
     site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float], charged: dict[str, History]
 ) -> dict[str, Any]:
-    state, private, relation = outcome.state, outcome.privacy is not None, cast(Relation, site.relation)
+    state, private = outcome.state, outcome.privacy is not None
     return {
         "patients": state.patients.get(site.name), **_metrics(row), "released": state.released.get(site.name),
         "epsilon": spent.get(site.name) if private else None, "delta": site.delta if private else None,
-        "risk": risk_of(charged[site.name], relation).as_dict() if site.name in charged else None,
+        "risk": risk_of(charged[site.name], site.relation).as_dict() if site.name in charged else None,
         "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),
     }  # fmt: skip
 
@@ -187,22 +186,19 @@ def _floor(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     return {"accuracy": majority[-1]} if majority else None
 
 
-def _statement(outcome: Outcome, home: Path, spent: dict[str, float]) -> dict[str, Any]:
+def _statement(outcome: Outcome, ledgers: dict[str, Ledger], spent: dict[str, float]) -> dict[str, Any]:
     """What was spent where: whole ledgers in a simulation; a real hospital's ledger stays there, its totals are here.
 
     ``said`` is a real hospital's own word, which ``epsilon`` is never below.
     """
-    sites: dict[str, Any] = {}
-    path = home / "ledger.sqlite"
-    ledgers = list(Ledger.read_all(path).values()) if path.exists() else []
-    shown = {statement["site"]: statement for statement in statements(ledgers)} if ledgers else {}
-    for site in outcome.sites:
-        if site.simulated and site.name in shown:
-            sites[site.name] = shown[site.name]
-        else:
-            sites[site.name] = {"site": site.name, "epsilon": spent.get(site.name),
-                                "said": outcome.state.epsilon.get(site.name), "delta": site.delta, "budget": site.budget,
-                                "relation": site.relation, "accountant": site.accountant}  # fmt: skip
+    whole = dict(zip(ledgers, statements([*ledgers.values()]), strict=True)) if ledgers else {}
+    sites = {
+        site.name: whole.get(site.name) or {
+            "site": site.name, "epsilon": spent.get(site.name), "said": outcome.state.epsilon.get(site.name),
+            "delta": site.delta, "budget": site.budget, "relation": site.relation, "accountant": site.accountant,
+        }
+        for site in outcome.sites
+    }  # fmt: skip
     first = outcome.sites[0]
     return {
         "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,

@@ -57,19 +57,21 @@ COMMANDS = {
     "coordinator": "A coordinator: its certificate, its SuperLink, its nodes and its runs.",
     "hospital": "A hospital: its policy, its node's key, its node, and how it stands.",
 }
-# Where the function of a command is, where its module has another name, or is a group, where it is ``app``.
+# Where a command is: one of its own name in this folder, unless it says more here. A group is called ``app``.
 _PLACES = {
-    "show": "run:show",
-    "datasets": "datasets:app",
-    "link": "risk:link",
-    "coarsen": "anonymize:coarsen",
+    "show": "runs.run:show", "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
+    "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
+    "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "ledger": "ledger:app",
     "plugins": "plugin:plugins",
-    "ledger": "ledger:app",
-    "schema": "schema:app",
-    "review": "review:app",
-    "flower": "run:flower",
-    "coordinator": "coordinator:app",
-    "hospital": "hospital:app",
+}  # fmt: skip
+_PLACES |= {
+    name: f"{folder}.{name}:{name}"
+    for folder, names in {
+        "runs": ("run", "report", "audit", "attack", "synthesize", "quality", "serve", "reproduce", "simulate"),
+        "records": ("query", "cohort", "prepare", "risk", "anonymize"),
+        "nodes": ("identity",),
+    }.items()
+    for name in names
 }
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Force, Json, answer, intact_or_altered, loading, significant, table
+from polyclinic.cli.options import Force
+from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, significant, table
 from polyclinic.evaluation.privacy_text import risk_sentence, share
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from polyclinic.errors import ConfigError, PolyclinicError, without_name
+from polyclinic.errors import ConfigError, PolyclinicError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, all else on stderr.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _SPELLED = {"ε": "epsilon", "δ": "delta", "…": "..."}
 
 
@@ -94,11 +90,6 @@ def dim(*sentences: str) -> list[Text]:
 def warned(*sentences: str) -> list[Text]:
     """What should not be overlooked."""
     return _styled(sentences, "yellow")
-
-
-def no_answers(dropouts: Iterable[Mapping[str, str]]) -> list[Text]:
-    """A sentence for each hospital that gave no answer."""
-    return warned(*(f"No answer of {drop['site']}: {without_name(drop['site'], drop['reason'])}" for drop in dropouts))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()) -> Table:

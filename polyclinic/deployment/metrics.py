@@ -7,7 +7,7 @@ they listen on this machine alone unless another address is given.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -78,65 +78,55 @@ class HospitalMetrics(Collector):
         self._journal.follow()
         yield from self._of_messages()
         if self._ledger.exists():
-            yield from self._of_ledger()
+            yield from _of_ledger(self._ledger)
         if self._held_out.exists():
-            yield from self._of_held_out()
+            yield from _of_ledger(self._held_out, held_out=True)
 
     def _of_messages(self) -> Iterator[Metric]:
-        kept = self._journal
-        messages = CounterMetricFamily("polyclinic_messages", "Messages asked, answered, refused and failed.",
-                                       labels=["kind", "event"])  # fmt: skip
-        for (kind, event), count in kept.messages.items():
-            messages.add_metric([kind, event], count)
-        seconds = CounterMetricFamily("polyclinic_message_seconds", "Seconds from message to answer.", labels=["kind"])
-        for kind, total in kept.seconds.items():
-            seconds.add_metric([kind], total)
-        size = CounterMetricFamily("polyclinic_bytes", "Bytes of arrays that came and left.", labels=["direction"])
-        for direction, total in kept.bytes.items():
-            size.add_metric([direction], total)
-        yield from (messages, seconds, size)
-        refused = sum(count for (_, event), count in kept.messages.items() if event == "refused")
-        yield CounterMetricFamily("polyclinic_rounds", "Rounds of training that were answered.", value=kept.rounds)
-        yield CounterMetricFamily(
-            "polyclinic_refusals", "Messages that the policy or the budget refused.", value=refused
-        )
-        yield GaugeMetricFamily("polyclinic_newest_message_timestamp_seconds", "When the journal was last written.",
-                                value=kept.newest)  # fmt: skip
+        told = self._journal
+        messages = "Messages asked, answered, refused and failed."
+        yield _labelled(CounterMetricFamily, "messages", messages, ("kind", "event"), told.messages.items())
+        seconds = (([kind], total) for kind, total in told.seconds.items())
+        yield _labelled(CounterMetricFamily, "message_seconds", "Seconds from message to answer.", ("kind",), seconds)
+        size = (([direction], total) for direction, total in told.bytes.items())
+        yield _labelled(CounterMetricFamily, "bytes", "Bytes of arrays that came and left.", ("direction",), size)
+        refused = sum(count for (_, event), count in told.messages.items() if event == "refused")
+        counts = {
+            "rounds": ("Rounds of training that were answered.", told.rounds),
+            "refusals": ("Messages that the policy or the budget refused.", refused),
+        }
+        for name, (what, count) in counts.items():
+            yield CounterMetricFamily(f"polyclinic_{name}", what, value=count)
+        yield _gauge("newest_message_timestamp_seconds", "When the journal was last written.", told.newest)
 
-    def _of_ledger(self) -> Iterator[Metric]:
-        try:
-            ledger = Ledger.read(self._ledger)
-            spent, budget, intact = ledger.spent(), ledger.budget, ledger.verify()
-        except PolyclinicError:
-            yield GaugeMetricFamily("polyclinic_ledger_intact", "1 where the ledger is as it was written.", value=0)
-            return
-        yield GaugeMetricFamily(
-            "polyclinic_ledger_intact", "1 where the ledger is as it was written.", value=int(intact)
-        )
-        yield GaugeMetricFamily(
-            "polyclinic_epsilon_spent", "Epsilon of all charges at the ledger's delta.", value=spent
-        )
-        if budget is not None:
-            yield GaugeMetricFamily("polyclinic_epsilon_budget", "Lifetime budget of these records.", value=budget)
-            yield GaugeMetricFamily(
-                "polyclinic_epsilon_left", "What of the budget is left.", value=max(budget - spent, 0.0)
-            )
 
-    def _of_held_out(self) -> Iterator[Metric]:
-        try:
-            ledger = Ledger.read(self._held_out)
-            spent, intact = ledger.spent(), ledger.verify()
-        except PolyclinicError:
-            spent, intact = None, False
-        yield GaugeMetricFamily(
-            "polyclinic_held_out_ledger_intact",
-            "1 where the held-out patients' is as it was written.",
-            value=int(intact),
-        )
-        if spent is not None:
-            yield GaugeMetricFamily(
-                "polyclinic_held_out_epsilon_spent", "Epsilon of held-out patients at the ledger's delta.", value=spent
-            )
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"polyclinic_{name}", what, value=value)
+
+
+def _labelled(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, what: str, labels: tuple[str, ...],
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:  # fmt: skip
+    metric = family(f"polyclinic_{name}", what, labels=labels)
+    for of, value in values:
+        metric.add_metric(of, value)
+    return metric
+
+
+def _of_ledger(path: Path, held_out: bool = False) -> Iterator[Metric]:
+    """Whether a ledger is as it was written and, where it can be read, what was spent; of the main one what is left, too."""
+    spent, budget, intact = None, None, False
+    with suppress(PolyclinicError):
+        ledger = Ledger.read(path)
+        spent, budget, intact = ledger.spent(), ledger.budget, ledger.verify()
+    prefix, whose = ("held_out_", "held-out patients'") if held_out else ("", "hospital's")
+    yield _gauge(f"{prefix}ledger_intact", f"1 where the {whose} ledger is as it was written.", int(intact))
+    if spent is not None:
+        yield _gauge(f"{prefix}epsilon_spent", f"Epsilon of all charges to the {whose} ledger at its delta.", spent)
+        if budget is not None and not held_out:
+            yield _gauge("epsilon_budget", "Lifetime budget of these records.", budget)
+            yield _gauge("epsilon_left", "What of the budget is left.", max(budget - spent, 0.0))
 
 
 class CoordinatorMetrics(Collector):
@@ -159,18 +149,16 @@ class CoordinatorMetrics(Collector):
         }  # fmt: skip
         found = {run.name: _of_run(run) for run in Run.all_in(self._runs)}
         for name, what in names.items():
-            metric = GaugeMetricFamily(f"polyclinic_run_{name}", what, labels=["run"])
-            for run, values in found.items():
-                metric.add_metric([run], values[name])
-            yield metric
+            values = [([run], of[name]) for run, of in found.items()]
+            yield _labelled(GaugeMetricFamily, f"run_{name}", what, ("run",), values)
 
 
 def _days_of(certificates: Sequence[Path]) -> Metric:
-    days = GaugeMetricFamily("polyclinic_certificate_days", "Days until a certificate ends.", labels=["file"])
+    days = []
     for path in certificates:
         with suppress(ConfigError):
-            days.add_metric([path.name], days_left(path))
-    return days
+            days.append(([path.name], days_left(path)))
+    return _labelled(GaugeMetricFamily, "certificate_days", "Days until a certificate ends.", ("file",), days)
 
 
 def _of_run(run: Run) -> dict[str, float]:

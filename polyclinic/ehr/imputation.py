@@ -1,4 +1,4 @@
-"""Values in place of missing cells of encoded records, and what several imputed sets say together.
+"""Values in place of missing cells of encoded records.
 
 Constants, indicators and an ``Imputer`` look at a patient's own row and at public or paid numbers alone, so that they keep
 what is promised of one patient. ``chained`` is fitted to the rows it is given: one patient's cells then depend on others', and
@@ -8,7 +8,6 @@ models trained on them have no epsilon.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,8 +180,8 @@ def chained(
     """MICE inside one hospital: ``fitted_to`` and each of ``applied_to`` with missing cells filled by chained regressions.
 
     draws: 0 fills means; m gives m sets of ``fitted_to`` with draws from the posterior instead (Bayesian ridge regression,
-    scikit-learn's IterativeImputer; van Buuren and Groothuis-Oudshoorn 2011), for ``pooled``. Not for training under privacy:
-    one patient's filled cells depend on the others'.
+    scikit-learn's IterativeImputer; van Buuren and Groothuis-Oudshoorn 2011), whose analyses ``synthesis.combining`` joins. Not
+    for training under privacy: one patient's filled cells depend on the others'.
     """
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401 - it makes the next line possible
     from sklearn.impute import IterativeImputer
@@ -224,44 +223,3 @@ def _lowest(schema: Schema) -> Floats:
 def _least(column: Column) -> float:
     """The smallest number that encodes a cell of the column."""
     return 0.0 if column.kind in ("categorical", "binary", "code_set") else -1.0
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """What m analyses of m imputed sets say together: ``estimate``, its variance ``within`` and ``between`` the sets and in
-    ``total``, the t distribution's degrees of freedom ``df``, and the ``fraction`` of information that is missing.
-    """
-
-    estimate: float
-    within: float
-    between: float
-    total: float
-    df: float
-    fraction: float
-
-    @property
-    def standard_error(self) -> float:
-        return math.sqrt(self.total)
-
-
-def pooled(estimates: Sequence[float], variances: Sequence[float], complete_df: float = math.inf) -> Pooled:
-    """Rubin's rules (1987, Section 3.1), with the degrees of freedom of Barnard and Rubin (1999, Equation 3).
-
-    estimates, variances: of each imputed set's analysis, at least 2. complete_df: the degrees of freedom that the analysis has
-    where nothing is missing. Raises ValueError for fewer sets, or a variance that is not positive.
-    """
-    m = len(estimates)
-    if m < 2 or len(variances) != m or not min(variances) > 0:
-        raise ValueError("Rubin's rules need two estimates or more, each with a positive variance.")
-    within, between = float(np.mean(variances)), float(np.var(estimates, ddof=1))
-    total = within + (1 + 1 / m) * between
-    share = (1 + 1 / m) * between / total
-    old = (m - 1) / share**2 if share else math.inf
-    observed = (
-        (complete_df + 1) / (complete_df + 3) * complete_df * (1 - share) if math.isfinite(complete_df) else math.inf
-    )
-    inverse = (1 / old if old else math.inf) + (1 / observed if observed else math.inf)
-    df = 1 / inverse if inverse else math.inf
-    rise = (1 + 1 / m) * between / within
-    fraction = (rise + 2 / (df + 3)) / (rise + 1) if rise else 0.0
-    return Pooled(float(np.mean(estimates)), within, between, total, df, fraction)

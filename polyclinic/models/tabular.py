@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-ModelBuilder = Callable[[int, int, Sequence[int]], nn.Module]
-
 
 def logistic(features: int, classes: int, widths: Sequence[int] = ()) -> nn.Module:
     """Multinomial logistic regression: (B, features) float to (B, classes) logits; ``widths`` is not used.

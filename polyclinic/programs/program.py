@@ -20,6 +20,7 @@ from polyclinic.plugins import strategy_named
 from polyclinic.privacy.events import merged
 from polyclinic.training import pooled
 from polyclinic.training.local import PLAIN, LocalHalf
+from polyclinic.training.preparation import PatientSums
 from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Arrays, Builder
 
@@ -164,6 +165,10 @@ class Program(ABC):
         noise: standard deviation in each entry of the mean. fewest: the patients of the smallest hospital.
         """
         return  # most programs learn something under any noise
+
+    def patient_sums(self, schema: Schema) -> PatientSums:
+        """What hospitals sum over their patients before the first round."""
+        return PatientSums(schema, self.config.data.standardise == "measured", self.counts_classes)
 
     def class_counts(self, places: Sequence[int], totals: Sequence[np.ndarray]) -> list[float]:
         """Noisy counts of the classes of all rows, from each hospital's of the label. ``places``: the hospitals' numbers."""

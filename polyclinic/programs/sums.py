@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -23,6 +22,7 @@ from polyclinic.programs.synthetic import Synthetic, check_options, making
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.training.preparation import PatientSums
 from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays, Builder
@@ -168,9 +168,7 @@ class Posterior(Sums):
         """Nothing scores a patient."""
 
     def subject(self, claim: Claim) -> Fixed:
-        from polyclinic.training.preparation import contributions
-
-        return replace(super().subject(claim), counts=partial(contributions, measured=False))
+        return replace(super().subject(claim), counts=lambda shard: PatientSums(shard.schema).exact(shard))
 
     def notes(self, state: State, scored: bool) -> list[str]:
         return [_FLOW if by_flow(self.config.posterior.options) else _POSTERIOR]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from polyclinic.ehr.schema import Schema
@@ -20,9 +21,9 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon
 from polyclinic.privacy.ledger.file import finite
-from polyclinic.privacy.mechanisms import M, calibrated
+from polyclinic.privacy.mechanisms import M, calibrated, gaussian
 from polyclinic.privacy.streams import Stream
-from polyclinic.types import Arrays
+from polyclinic.types import Arrays, Ints, Reals
 
 _LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
 
@@ -130,6 +131,12 @@ class Question(Protocol):
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """What follows from the hospitals' answers together."""
+
+
+def noisy(total: Ints, noise_multiplier: float | None, stream: Stream) -> Reals:
+    """A sum in grid points of which a patient has ``FINE`` at most in L2, with Gaussian noise; as it is without a multiplier."""
+    given = total if noise_multiplier is None else gaussian(noise_multiplier).release(total, stream).value
+    return np.asarray(given, dtype=np.float64)
 
 
 def check_epsilon(epsilon: float | None) -> None:

@@ -26,9 +26,9 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import gaussian_event
-from polyclinic.privacy.mechanisms import FINE, gaussian
+from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import Stream
-from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon
+from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon, noisy
 from polyclinic.types import Floats, Ints, Reals
 
 _MOST_FEATURES = 500
@@ -77,17 +77,13 @@ def layout(schema: Schema) -> Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a hospital answers, decided before a record is read; no ``noise_multiplier`` is exact."""
+    """How a hospital answers, decided before a record is read. policy_noise: the noise multiplier; None is exact."""
 
-    noise_multiplier: float | None
+    policy_noise: float | None
 
     @property
     def event(self) -> DpEvent:
-        return NonPrivateDpEvent() if self.noise_multiplier is None else gaussian_event(self.noise_multiplier)
-
-    @property
-    def policy_noise(self) -> float | None:
-        return self.noise_multiplier
+        return NonPrivateDpEvent() if self.policy_noise is None else gaussian_event(self.policy_noise)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -112,14 +108,11 @@ class Relations:
         """(k,) the hospital's ``products`` in units of one patient's largest, to be called only after ``plan.event`` was
         charged.
         """
-        total = totals(shard)
-        noise = plan.noise_multiplier
-        noisy = total if noise is None else gaussian(noise).release(total, stream).value
-        return Answer({"products": np.asarray(noisy, dtype=np.float64) / FINE})
+        return Answer({"products": noisy(totals(shard), plan.policy_noise, stream) / FINE})
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The imputer that the products of all hospitals make."""
-        noise = [self.plan(schema, one.pricing).noise_multiplier for one in answers]
+        noise = [self.plan(schema, one.pricing).policy_noise for one in answers]
         imputer = imputer_of([one.answer.arrays["products"] for one in answers], noise, schema)
         exact = self.epsilon is None
         told = {"exact": exact, "mechanism": "exact" if exact else "gaussian", "features": list(imputer.features)}

@@ -38,9 +38,9 @@ from polyclinic.ehr.shard import Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.events import approximate_event, gaussian_event
 from polyclinic.privacy.ledger.file import finite
-from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
+from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import Stream
-from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon
+from polyclinic.releases.question import Answer, Conclusion, HospitalAnswer, Pricing, check_epsilon, noisy
 from polyclinic.types import Ints, Reals
 
 _MOST_BINS, _MOST_CODES = 1000, 1000
@@ -218,24 +218,17 @@ def _plan(survey: Survey, schema: Schema, pricing: Pricing) -> Plan:
 def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Reals, tuple[str, ...]]:
     points = plan.survey.points(column)
     if column.kind in NUMERIC and plan.noise_multiplier is not None:
-        mixed = _noisy(plan, running.mix(totals(plan.survey, column, shard, stream)), stream)
+        mixed = noisy(running.mix(totals(plan.survey, column, shard, stream)), plan.noise_multiplier, stream)
         return running.unmix(mixed / (points * running.ONE)), ()
     if not column.is_open:
-        return _noisy(plan, totals(plan.survey, column, shard, stream), stream) / points, ()
+        return noisy(totals(plan.survey, column, shard, stream), plan.noise_multiplier, stream) / points, ()
     counts = value_counts(plan.survey, column, shard, stream)
     # In order of their names, so that noise does not follow the records' order.
     names = sorted(counts)
-    noisy = _noisy(plan, np.array([counts[name] * points for name in names], dtype=np.int64), stream) / points
-    kept = np.flatnonzero(noisy >= plan.threshold(column))
-    return noisy[kept], tuple(names[index] for index in kept)
-
-
-def _noisy(plan: Plan, total: Ints, stream: Stream) -> Reals:
-    if plan.noise_multiplier is None:
-        return total.astype(np.float64)
-    mechanism: Additive = gaussian(plan.noise_multiplier)
-    found: Reals = np.asarray(mechanism.release(total, stream).value, dtype=np.float64)
-    return found
+    total = np.array([counts[name] * points for name in names], dtype=np.int64)
+    found = noisy(total, plan.noise_multiplier, stream) / points
+    kept = np.flatnonzero(found >= plan.threshold(column))
+    return found[kept], tuple(names[index] for index in kept)
 
 
 def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints:

@@ -45,6 +45,16 @@ _MEAN, _STD = "standardiser.mean", "standardiser.std"  # beside the model's arra
 
 
 @dataclass(frozen=True)
+class _Place:
+    """The path of a file or folder in a run's folder."""
+
+    name: str
+
+    def __get__(self, run: Run, owner: type[Run]) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class Run:
     """A run's folder. ``sites`` holds the ledgers of simulated hospitals; real ones keep theirs.
 
@@ -57,6 +67,35 @@ class Run:
 
     path: Path
     pictures: bool = True
+
+    config_file = _Place("config.toml")
+    #: The records of all rounds, which grows while the run goes on.
+    history_file = _Place("history.jsonl")
+    checkpoint = _Place("checkpoint.safetensors")
+    #: The folder of the newest checkpoints, by round, where more than one is kept.
+    kept_checkpoints = _Place("checkpoints")
+    #: How far a tracker was told of the run.
+    tracker_file = _Place("tracker.json")
+    #: What central noise has spent of the hospitals' protection.
+    server_ledger = _Place("server-ledger.sqlite")
+    sites = _Place("sites")
+    summary_file = _Place("summary.json")
+    rounds_file = _Place("rounds.parquet")
+    model_file = _Place("model.safetensors")
+    schema_file = _Place("schema.toml")
+    versions_file = _Place("versions.json")
+    #: What every hospital spent, and on what.
+    statement_file = _Place("ledger.json")
+    #: What draws synthetic rows, after a run of task synthesis.
+    synthesizer_file = _Place("synthesizer.safetensors")
+    #: How good the synthetic patients are, where they were judged.
+    quality_file = _Place("quality.json")
+    #: What attacks on the run reached, where it was attacked.
+    attacks_file = _Place("attacks.json")
+    report = _Place("report.html")
+    plots = _Place("plots")
+    _flower_runs = _Place("flower-runs.txt")
+    _awaited = _Place("comparison.awaited")
 
     @classmethod
     def create(cls, config: RunConfig, *, comparison: bool = False, pictures: bool = True) -> Run:
@@ -160,34 +199,8 @@ class Run:
             return []
 
     @property
-    def _flower_runs(self) -> Path:
-        return self.path / "flower-runs.txt"
-
-    @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def history_file(self) -> Path:
-        """The records of all rounds, which grows while the run goes on."""
-        return self.path / "history.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def kept_checkpoints(self) -> Path:
-        """The folder of the newest checkpoints, by round, where more than one is kept."""
-        return self.path / "checkpoints"
-
-    @property
-    def sites(self) -> Path:
-        return self.path / "sites"
 
     @property
     def ledger(self) -> Path:
@@ -195,67 +208,9 @@ class Run:
         return self.sites / "ledger.sqlite"
 
     @property
-    def server_ledger(self) -> Path:
-        """What central noise has spent of the hospitals' protection."""
-        return self.path / "server-ledger.sqlite"
-
-    @property
-    def tracker_file(self) -> Path:
-        """How far a tracker was told of the run."""
-        return self.path / "tracker.json"
-
-    @property
-    def summary_file(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def rounds_file(self) -> Path:
-        return self.path / "rounds.parquet"
-
-    @property
-    def model_file(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def schema_file(self) -> Path:
-        return self.path / "schema.toml"
-
-    @property
-    def versions_file(self) -> Path:
-        return self.path / "versions.json"
-
-    @property
-    def statement_file(self) -> Path:
-        """What every hospital spent, and on what."""
-        return self.path / "ledger.json"
-
-    @property
-    def synthesizer_file(self) -> Path:
-        """What draws synthetic rows, after a run of task synthesis."""
-        return self.path / "synthesizer.safetensors"
-
-    @property
     def certified(self) -> dict[str, Path]:
         """The files whose digests stand in a certificate of synthetic records."""
         return {"synthesizer": self.synthesizer_file, "ledger": self.statement_file}
-
-    @property
-    def quality_file(self) -> Path:
-        """How good the synthetic patients are, where they were judged."""
-        return self.path / "quality.json"
-
-    @property
-    def attacks_file(self) -> Path:
-        """What attacks on the run reached, where it was attacked."""
-        return self.path / "attacks.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def plots(self) -> Path:
-        return self.path / "plots"
 
     @property
     def finished(self) -> bool:
@@ -266,10 +221,6 @@ class Run:
     def awaits_comparison(self) -> bool:
         """A comparison was asked for and is not made yet."""
         return self._awaited.is_file()
-
-    @property
-    def _awaited(self) -> Path:
-        return self.path / "comparison.awaited"
 
     def way_on(self) -> str:
         """One sentence for a person whose run was stopped or is not to be resumed."""

@@ -20,7 +20,7 @@ from polyclinic.types import Bools, Floats, Reals
 #: single: the same from the variances alone, one table being enough (Raab, Nowok, Dibben 2016, J. Privacy and
 #: Confidentiality 7(3), T_s).
 #: full: each table of a generator drawn anew from its posterior (Raghunathan, Reiter, Rubin 2003, J. Official Statistics 19).
-#: multiple-imputation: real tables whose missing cells were filled in m times (Rubin 1987).
+#: multiple-imputation: real tables whose missing cells were filled in m times (Rubin 1987, Section 3.1).
 Rule = Literal["partial", "single", "full", "multiple-imputation"]
 Values = Sequence[float] | Sequence[Sequence[float]] | Reals
 
@@ -45,6 +45,13 @@ class Combined:
     def standard_error(self) -> Floats:
         return np.sqrt(self.variance)
 
+    @property
+    def missing(self) -> Floats:
+        """The fraction of information that is missing, of rule 'multiple-imputation' (Rubin 1987, Section 3.1)."""
+        spread = (1 + 1 / self.sets) * self.between
+        share = (spread + 2 * self.within / (self.degrees_of_freedom + 3)) / np.where(spread > 0, self.variance, 1.0)
+        return np.where(spread > 0, share, 0.0)
+
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
         """Lower and upper end, of Student's t. Raises ConfigError for a level outside (0, 1)."""
         if not 0 < level < 1:
@@ -53,7 +60,9 @@ class Combined:
         return self.estimate - half, self.estimate + half
 
 
-def combine(estimates: Values, variances: Values, rule: Rule = "partial", *, ratio: float = 1.0) -> Combined:
+def combine(
+    estimates: Values, variances: Values, rule: Rule = "partial", *, ratio: float = 1.0, complete_df: float = np.inf
+) -> Combined:  # fmt: skip
     """Combine the (m,) or (m, k) estimates of m tables and their variances (squared standard errors).
 
     ratio: rows of one synthetic table by rows of the real one, N / n. A table of more rows than the real one gives smaller
@@ -63,6 +72,8 @@ def combine(estimates: Values, variances: Values, rule: Rule = "partial", *, rat
       full                 T = (1 + 1 / m) b - u,         (m - 1) (1 - u / ((1 + 1 / m) b))^2; where T <= 0 the alternative
                            N / n u (Reiter 2002, J. Official Statistics 18), with m - 1, ours, which is on the safe side
       multiple-imputation  T = u + (1 + 1 / m) b,         (m - 1) (1 + u / ((1 + 1 / m) b))^2
+    complete_df: degrees of freedom of the analysis where no cell is missing, which lower those of rule multiple-imputation
+    (Barnard and Rubin 1999, Equation 3).
     Neighbours, privacy: uses nothing but the tables, so it is free; privacy noise that all m tables share is in none of these.
     Raises ConfigError for an unknown rule, fewer than 2 tables (1 for 'single'), or values that cannot be.
     """
@@ -86,6 +97,9 @@ def combine(estimates: Values, variances: Values, rule: Rule = "partial", *, rat
         variance = known + spread
         with np.errstate(divide="ignore", invalid="ignore"):
             freedom = np.where(spread > 0, (m - 1) * (1 + known / spread) ** 2, np.inf)
+            if rule == "multiple-imputation" and np.isfinite(complete_df):
+                observed = (complete_df + 1) / (complete_df + 3) * complete_df * known / variance
+                freedom = 1 / (1 / freedom + 1 / observed)
     return Combined(rule, m, np.asarray(q.mean(axis=0)), variance, freedom, within, between, adjusted)
 
 

@@ -5,7 +5,8 @@ The sums go through the ledger; a public scale looks at no record, and applying 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,52 +17,60 @@ from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
 from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.types import Bools, Reals
 
 
-def contributions(shard: Shard, measured: bool) -> Moments:
-    """The training patients' summed contributions and their sensitivity (add/remove one patient).
+@dataclass(frozen=True)
+class PatientSums:
+    """What is summed over a hospital's training patients before a run, for a price.
 
-    measured: with the numeric columns' moments; otherwise the number of patients is all that is paid for.
+    measured: with the numeric columns' moments; otherwise the number of patients is all.
+    by_class: instead of both, the patients in each class of the label.
     """
-    columns, rows = _columns(shard.schema, measured), shard.train
-    return moments(rows.x[:, columns], rows.patient, rows.patients, nullable_mask(shard.schema)[columns])
 
+    schema: Schema
+    measured: bool = False
+    by_class: bool = False
 
-def class_contributions(shard: Shard) -> Moments:
-    """(K,) training patients in each class of the label; one with rows of several counts in parts, which add up to 1."""
-    rows = shard.train
-    share = mean_of_rows(np.eye(shard.schema.num_classes)[rows.y], rows.patient, rows.patients)
-    return Moments(share.sum(axis=0), 1.0)
+    @property
+    def columns(self) -> Bools:
+        """(features,) True for encoded columns whose moments are paid for."""
+        return standardised_mask(self.schema) & (self.measured and not self.by_class)
 
+    @property
+    def nullable(self) -> Bools:
+        """Which of these columns may be missing."""
+        return nullable_mask(self.schema)[self.columns]
 
-def measured_standardiser(totals: list[np.ndarray], schema: Schema, noise_multiplier: float | None) -> Standardiser:
-    """Mean and std of all encoded columns (0 and 1 where they are not numeric), from the sites' totals.
+    @property
+    def size(self) -> int:
+        """How many numbers are summed."""
+        return self.schema.num_classes if self.by_class else 1 + int(self.nullable.sum()) + 2 * int(self.columns.sum())
 
-    noise_multiplier: of each total's noise; None for exact sums.
-    """
-    numeric = standardised_mask(schema)
-    nullable = nullable_mask(schema)[numeric]
-    noise = noise_multiplier and noise_multiplier * sensitivity(nullable) * len(totals) ** 0.5
-    mean, std = np.zeros(len(numeric)), np.ones(len(numeric))
-    mean[numeric], std[numeric] = standardiser(np.sum(totals, axis=0), nullable, noise)
-    return mean, std
+    def exact(self, shard: Shard) -> Moments:
+        """The training patients' summed contributions and their sensitivity (add/remove one patient).
 
+        A patient with rows of several classes counts in parts, which add up to 1.
+        """
+        rows = shard.train
+        if self.by_class:
+            share = mean_of_rows(np.eye(self.schema.num_classes)[rows.y], rows.patient, rows.patients)
+            return Moments(share.sum(axis=0), 1.0)
+        return moments(rows.x[:, self.columns], rows.patient, rows.patients, self.nullable)
 
-def patient_counts(totals: list[np.ndarray], schema: Schema, measured: bool) -> list[float]:
-    """Each site's number of patients, as noisy as its total is."""
-    nullable = nullable_mask(schema)[_columns(schema, measured)]
-    return [patient_count(total, nullable) for total in totals]
+    def patients(self, total: Reals) -> float:
+        """A site's number of patients, as noisy as its total is."""
+        return float(total.sum()) if self.by_class else patient_count(total, self.nullable)
 
+    def standardiser(self, totals: Sequence[Reals], noise_multiplier: float | None) -> Standardiser:
+        """Mean and std of all encoded columns (0 and 1 where they are not measured), from the sites' totals.
 
-def contribution_size(schema: Schema, measured: bool) -> int:
-    """How many numbers ``contributions`` sums."""
-    columns = _columns(schema, measured)
-    return 1 + int(nullable_mask(schema)[columns].sum()) + 2 * int(columns.sum())
-
-
-def _columns(schema: Schema, measured: bool) -> np.ndarray:
-    """(features,) True for encoded columns whose moments are paid for."""
-    return standardised_mask(schema) & measured
+        noise_multiplier: of each total's noise; None for exact sums.
+        """
+        noise = noise_multiplier and noise_multiplier * sensitivity(self.nullable) * len(totals) ** 0.5
+        mean, std = np.zeros(len(self.columns)), np.ones(len(self.columns))
+        mean[self.columns], std[self.columns] = standardiser(np.sum(totals, axis=0), self.nullable, noise)
+        return mean, std
 
 
 def check_imputation(imputation: str, schema: Schema, imputer: Imputer | None) -> None:

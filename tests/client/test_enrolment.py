@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.enrolment import enrol_request
+from polyclinic.server.phases.enrolment import enrol_request
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, statistics
 
 RUN: dict[str, Any] = {

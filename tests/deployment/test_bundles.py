@@ -233,7 +233,7 @@ def test_a_hospitals_own_command_runs_the_installed_code_and_a_message_cannot_sa
     from polyclinic.asking import ask, real, real_grid
     from polyclinic.errors import PolyclinicError
     from polyclinic.releases.statistics import Statistic
-    from polyclinic.server.enrolment import enrol, enrol_request
+    from polyclinic.server.phases.enrolment import enrol, enrol_request
     from polyclinic.sim.calls import AppReference
     from polyclinic.sim.grid import LocalGrid
 

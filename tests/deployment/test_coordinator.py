@@ -235,7 +235,7 @@ def test_start_closes_the_database_to_others_and_leaves_reports_as_they_are(
 ) -> None:
     """Also a folder that was open; what SQLite puts beside its database has the database's mode."""
     state, report, before = coordinator / "state", coordinator / "runs" / "report.html", os.umask(0o022)
-    monkeypatch.setattr("polyclinic.cli.deploying.start_or_show", lambda *given: None)
+    monkeypatch.setattr("polyclinic.cli.nodes.deploying.start_or_show", lambda *given: None)
     try:
         report.parent.mkdir()
         report.touch()

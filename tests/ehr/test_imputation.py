@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pandas as pd
 import pytest
 
 from polyclinic.ehr.encoding import decode, encode, feature_names, feature_slices, nullable_mask, standardised_mask
-from polyclinic.ehr.imputation import Imputer, chained, constants, missing, pooled, with_indicators
+from polyclinic.ehr.imputation import Imputer, chained, constants, missing, with_indicators
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.synthesis.combining import combine
 
 
 def filled(schema: Schema) -> Schema:
@@ -168,6 +170,9 @@ def test_a_hospitals_own_chained_equations_beat_its_means() -> None:
     assert own[:, :3].min() >= -1 and own[:, 3:].min() >= 0 and own.max() <= 1
 
 
+rubin = partial(combine, rule="multiple-imputation")
+
+
 def test_several_sets_and_rubins_rules_cover_the_truth() -> None:
     """The mean of b among all, from records of which a quarter is missing, a likelier when c is large."""
     covered = 0
@@ -177,9 +182,9 @@ def test_several_sets_and_rubins_rules_cover_the_truth() -> None:
         x[rng.random(150) < 1 / (1 + np.exp(-4 * whole[:, 2])), 1] = np.nan
         imputer = imputer_of(whole)
         sets = [imputer.fill(x, NUMBERS, np.random.default_rng((seed, m))) for m in range(10)]
-        found = pooled([s[:, 1].mean() for s in sets], [s[:, 1].var(ddof=1) / 150 for s in sets], 149)
+        found = rubin([s[:, 1].mean() for s in sets], [s[:, 1].var(ddof=1) / 150 for s in sets], complete_df=149)
         covered += abs(found.estimate - 0.0) < 2.1 * found.standard_error
-        assert found.total > found.within and 0 < found.fraction < 1
+        assert found.variance > found.within and 0 < found.missing < 1
     assert covered >= 16
 
 
@@ -189,21 +194,22 @@ ERRORS = [0.95984, 0.93540, 1.00766, 0.95439, 0.96528]
 
 
 def test_rubins_rules_give_the_published_figures() -> None:
-    found = pooled(MEANS, [error**2 for error in ERRORS], complete_df=30)
+    found = rubin(MEANS, [error**2 for error in ERRORS], complete_df=30)
     assert found.estimate == pytest.approx(47.180993, abs=2e-5)
     assert found.between == pytest.approx(0.041478, abs=2e-5) and found.within == pytest.approx(0.930853, abs=5e-6)
-    assert found.total == pytest.approx(0.980626, abs=2e-5) and found.df == pytest.approx(26.298, abs=2e-3)
+    assert found.variance == pytest.approx(0.980626, abs=2e-5)
+    assert found.degrees_of_freedom == pytest.approx(26.298, abs=2e-3)
     assert found.standard_error == pytest.approx(0.990266, abs=1e-5)
 
 
 def test_rubins_rules_at_their_limits() -> None:
-    same = pooled([2.0, 2.0], [1.0, 3.0])
-    assert (same.estimate, same.total, same.df, same.fraction) == (2.0, 2.0, math.inf, 0.0)
-    assert pooled([2.0, 2.0], [1.0, 3.0], 10).df == pytest.approx(11 / 13 * 10)
-    large = pooled(MEANS, [error**2 for error in ERRORS])
-    assert large.df == pytest.approx(4 / (1.2 * large.between / large.total) ** 2)
-    with pytest.raises(ValueError, match="two estimates or more"):
-        pooled([1.0], [1.0])
+    same = rubin([2.0, 2.0], [1.0, 3.0])
+    assert (same.estimate, same.variance, same.degrees_of_freedom, same.missing) == (2.0, 2.0, math.inf, 0.0)
+    assert rubin([2.0, 2.0], [1.0, 3.0], complete_df=10).degrees_of_freedom == pytest.approx(11 / 13 * 10)
+    large = rubin(MEANS, [error**2 for error in ERRORS])
+    assert large.degrees_of_freedom == pytest.approx(4 / (1.2 * large.between / large.variance) ** 2)
+    with pytest.raises(ConfigError, match="got 1 tables; it needs 2 or more"):
+        rubin([1.0], [1.0])
 
 
 def test_draws_of_a_hospitals_own_equations_are_several_sets() -> None:

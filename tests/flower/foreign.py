@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polyclinic.cli.flower import flower_status, superlink
+from polyclinic.cli.runs.flower import flower_status, superlink
 from polyclinic.deployment.environment import flower_settings, with_settings
 
 HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.cli.flower import superlink
+from polyclinic.cli.runs.flower import superlink
 from polyclinic.deployment.environment import flower_settings, with_settings
 from tests.flower.foreign import APPS, EXPECTED, assert_alike, simulated, under_flower
 

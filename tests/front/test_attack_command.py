@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from polyclinic import Federation
 from polyclinic.attacking import read_target
 from polyclinic.cli import app
-from polyclinic.cli.attack import shown as shown_of
+from polyclinic.cli.runs.attack import shown as shown_of
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.federation import RunResult

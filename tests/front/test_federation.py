@@ -17,7 +17,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import PrivacyPlan
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState
 
 Quick = Callable[..., RunResult]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from polyclinic.cli.live import privacy_sentence
+from polyclinic.cli.runs.live import privacy_sentence
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.privacy_text import share
@@ -23,8 +23,8 @@ from polyclinic.privacy.ledger.terms import entry_of, to_text
 from polyclinic.privacy.ledger.verify import export
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
-from polyclinic.server.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from tests.privacy.test_ledger_terms import ran

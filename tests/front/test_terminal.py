@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.cli.live import LiveProgress
+from polyclinic.cli.runs.live import LiveProgress
 from polyclinic.cli.terminal import console
 from polyclinic.federation import RunResult
 from polyclinic.server.checkpoint import load_checkpoint

@@ -37,10 +37,14 @@ def test_sdist_and_wheel_hold_every_room_once(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     assert {f"polyclinic/{room}/__init__.py" for room in ROOMS} | {"polyclinic/py.typed"} <= set(names)
-    # What `polyclinic new` writes, and the schemas of the built-in datasets, are read from files.
-    for folder, most in (("cli/templates", "*.in"), ("ehr/datasets", "*.toml")):
-        read = {f"polyclinic/{folder}/{path.name}" for path in (ROOT / "polyclinic" / folder).glob(most)}
-        assert len(read) > 5 and read <= set(names)
+    # What `polyclinic new` writes, the schemas of the built-in datasets and the page of runs are read from files.
+    for folder, pattern, least in (
+        ("cli/templates", "*.in", 6),
+        ("ehr/datasets", "*.toml", 6),
+        ("serving", "page.*", 3),
+    ):
+        read = {f"polyclinic/{folder}/{path.name}" for path in (ROOT / "polyclinic" / folder).glob(pattern)}
+        assert len(read) >= least and read <= set(names)
     assert len(names) == len(set(names))
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"polyclinic"}
 

@@ -20,9 +20,9 @@ from polyclinic.passing import PassingGrid
 from polyclinic.plugins import dataset_named
 from polyclinic.programs import Program, program_of
 from polyclinic.programs.program import Collected, Reply
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.noise import noise_of_mean
 from polyclinic.server.federate import federate
-from polyclinic.server.learning import Learning
-from polyclinic.server.noise import noise_of_mean
 from polyclinic.strategies.state import restore_strategy, strategy_state
 from polyclinic.synthesis.synthesizer import Synthesizer
 

@@ -107,7 +107,7 @@ def test_a_noisy_imputer_of_several_hospitals_finds_what_is_missing() -> None:
     plans = [plan(SCHEMA, 1.0, 1e-4)] * 2
     halves = [shard_of(frame[(frame["id"] % 2 == half) | (frame["id"] == 0)]) for half in (0, 1)]
     answers = [answer(p, s, keyed_stream(n)) for n, (p, s) in enumerate(zip(plans, halves, strict=True))]
-    imputer = imputer_of(answers, [p.noise_multiplier for p in plans], SCHEMA)
+    imputer = imputer_of(answers, [p.policy_noise for p in plans], SCHEMA)
     x, truth = encode(frame, SCHEMA).x, encode(whole, SCHEMA).x
     gone = missing(x, SCHEMA)[:, 1]
     found = imputer.fill(x, SCHEMA)

@@ -104,7 +104,7 @@ def test_torn_and_strange_lines_of_a_history_are_passed_over(tmp_path: Path) -> 
 
 def test_names_of_a_runs_files_are_spelled_in_the_room_alone() -> None:
     room = (ROOT / "polyclinic/runs/folder.py").read_text()
-    names = set(re.findall(r'self\.path / "([\w.-]+\.\w+)"', room))
+    names = set(re.findall(r'_Place\("([\w.-]+\.\w+)"\)', room))
     assert {"summary.json", "history.jsonl", "model.safetensors", "quality.json"} < names
     # A hospital's records have a schema, too, Flower a config.toml, and an experiment that was reproduced its own.
     elsewhere = names - {"schema.toml", "config.toml"}

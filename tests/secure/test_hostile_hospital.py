@@ -10,7 +10,7 @@ from flwr.app import Message
 from polyclinic.arrays import from_record, to_record
 from polyclinic.messages import SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES
 from polyclinic.privacy.signatures import new_identity, sign
-from polyclinic.server.secure import SumRefused
+from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
 from tests.secure.test_protocol import updates
 from tests.secure.ward import Ward

@@ -20,7 +20,7 @@ from polyclinic.messages import RECORD, SECURE, SECURE_SHARES, TrainRequest
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign, statement
-from polyclinic.server.secure import SumRefused
+from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
 from tests.client.test_hospital import STRICT, make_hospital
 from tests.secure.ward import TRAIN, Ward

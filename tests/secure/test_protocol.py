@@ -17,8 +17,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import RECORD, SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.accounting import epsilon, gaussian_event
-from polyclinic.server.cohort import secure_threshold
-from polyclinic.server.secure import SumRefused
+from polyclinic.server.exchange.cohort import secure_threshold
+from polyclinic.server.exchange.secure import SumRefused
 from tests.secure.ward import TRAIN, Ward, is_uniform
 
 PHASES = (SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_CONFIRM, SECURE_UNMASK)

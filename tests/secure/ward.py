@@ -35,8 +35,8 @@ from polyclinic.messages import (
 )
 from polyclinic.privacy.signatures import public_identity
 from polyclinic.programs import program_of
-from polyclinic.server.secure import Opened, SecureSum, begin
-from polyclinic.server.sites import Exchange, Site, SiteGrid
+from polyclinic.server.exchange.secure import Opened, SecureSum, begin
+from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid

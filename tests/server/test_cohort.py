@@ -7,8 +7,8 @@ import pytest
 from polyclinic import Federation
 from polyclinic.errors import ConfigError
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.cohort import check_cohorts, sample_cohort
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.cohort import check_cohorts, sample_cohort
+from polyclinic.server.exchange.sites import Site
 
 TEMPLATE = {
     "node": 1, "simulated": True, "schema": None, "delta": 1e-3, "budget": 1.0, "relation": "add-remove", "accountant": "pld",

@@ -14,7 +14,7 @@ from polyclinic.errors import PolyclinicError
 from polyclinic.messages import ENROL, FAILED, RECORD
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.server.enrolment import enrol, enrol_request
+from polyclinic.server.phases.enrolment import enrol, enrol_request
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, hospitals
 
 __all__ = ["hospitals"]

@@ -14,7 +14,7 @@ from polyclinic.client.training import join
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.messages import RECORD
-from polyclinic.server.merging import merge
+from polyclinic.server.exchange.merging import merge
 
 Quick = Callable[..., RunResult]
 SEEN: list[int] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from polyclinic.server.prompt import PromptGrid
+from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from polyclinic.cli.live import result_table
+from polyclinic.cli.runs.live import result_table
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.report import render_comparison
 from polyclinic.federation import RunResult

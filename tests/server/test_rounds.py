@@ -22,8 +22,8 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.joining import unlike
-from polyclinic.server.sites import Site
+from polyclinic.server.exchange.sites import Site
+from polyclinic.server.phases.joining import unlike
 from tests.nursery import python
 
 Quick = Callable[..., RunResult]

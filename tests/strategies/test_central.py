@@ -26,10 +26,10 @@ from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.noise import Participation, noise_process
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.server.central import central_plan
-from polyclinic.server.cohort import sample_cohort
+from polyclinic.server.exchange.central import central_plan
+from polyclinic.server.exchange.cohort import sample_cohort
+from polyclinic.server.exchange.sites import Site
 from polyclinic.server.progress import Progress
-from polyclinic.server.sites import Site
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.strategies.central import CentralDP

@@ -25,7 +25,7 @@ from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
-from polyclinic.server.joining import may_join
+from polyclinic.server.phases.joining import may_join
 from polyclinic.strategies import BUILT_IN
 from polyclinic.strategies.fednova import FedNova
 from polyclinic.strategies.registry import MEANS, counts_hospitals, merge_by

@@ -25,8 +25,8 @@ from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.programs import program_of
+from polyclinic.server.exchange.replies import problem
 from polyclinic.server.progress import Progress
-from polyclinic.server.replies import problem
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification

@@ -12,8 +12,8 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from polyclinic import Federation, RunResult
+from polyclinic.client.answers import right_patients
 from polyclinic.client.app import app
-from polyclinic.client.selection import right_patients
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema

@@ -1,5 +1,6 @@
 """Generators in a file draw what they drew before, alone and combined."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import DataError
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.state import first_state
-from polyclinic.synthesis.games.synthesizer import GeneratedRows, combined
+from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import load, save
 
@@ -39,7 +40,7 @@ def test_a_saved_generator_draws_the_same_rows(tmp_path: Path) -> None:
     again = load(tmp_path / "synthesizer.safetensors", LAYOUT)
     assert_array_equal(one.sample(50, np.random.default_rng(4)), again.sample(50, np.random.default_rng(4)))
     assert isinstance(again, GeneratedRows) and again.game.spread == 1.5
-    save(combined([one, generated(1)]), tmp_path / "two.safetensors")
+    save(replace(one, generators=one.generators + generated(1).generators), tmp_path / "two.safetensors")
     two = load(tmp_path / "two.safetensors", LAYOUT)
     assert isinstance(two, GeneratedRows) and len(two.generators) == 2
     other = Layout.of(SCHEMA.model_copy(update={"columns": SCHEMA.columns[1:]}))
@@ -56,7 +57,8 @@ def test_labels_are_those_asked_for_or_by_their_frequencies() -> None:
 
 
 def test_combined_generators_draw_alike() -> None:
-    both = combined([generated(), generated(shift=100.0)])
+    one = generated()
+    both = replace(one, generators=one.generators + generated(shift=100.0).generators)
     z = both.sample(2000, np.random.default_rng(0))
     assert (z[:, 0] > 50).mean() == pytest.approx(0.5, abs=0.05)
 

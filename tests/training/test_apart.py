@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.client.selection import right_patients
+from polyclinic.client.answers import right_patients
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.inference.gauss_newton import GaussNewton

@@ -13,7 +13,7 @@ from polyclinic.ehr.datasets.breast_cancer import DATASET
 from polyclinic.ehr.encoding import public_standardiser, standardised_mask
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.training.learning_rate import usual_rate
-from polyclinic.training.preparation import contributions, patient_counts
+from polyclinic.training.preparation import PatientSums
 
 Quick = Callable[..., RunResult]
 
@@ -30,11 +30,12 @@ def test_a_public_scale_is_of_the_schema_alone() -> None:
 
 def test_a_count_alone_is_moved_by_one_patient_by_one() -> None:
     shard = load_shards(DATASET, 4, "iid", 0, 1.0)[0]
-    alone, all_ = contributions(shard, False), contributions(shard, True)
+    sums = [PatientSums(shard.schema, measured) for measured in (False, True)]
+    alone, all_ = (one.exact(shard) for one in sums)
     assert alone.total.tolist() == [shard.train.patients] and alone.sensitivity == 1.0
     assert all_.sensitivity > 5 and len(all_.total) == 1 + 2 * int(standardised_mask(shard.schema).sum())
-    for found, measured in ((alone, False), (all_, True)):
-        assert patient_counts([found.total], shard.schema, measured) == pytest.approx([shard.train.patients])
+    for one, found in zip(sums, (alone, all_), strict=True):
+        assert one.patients(found.total) == pytest.approx(shard.train.patients) and one.size == len(found.total)
 
 
 def test_a_usual_run_pays_for_the_number_of_patients_and_nothing_where_it_is_public(quick: Quick) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_values, encode
-from polyclinic.ehr.imputation import chained, pooled
+from polyclinic.ehr.imputation import chained
 from polyclinic.evaluation.synthetic.classifiers import fowlkes_mallows_cutoff
+from polyclinic.synthesis.combining import combine
 from polyclinic.types import Floats
 from polyclinic_studies.ehr_flow.cohort import COLUMNS, HYPERTENSIVE, SCHEMA, Cohort, mean_pressure
 
@@ -114,6 +115,6 @@ def together(scores: Sequence[Sequence[Score]]) -> dict[str, float]:
     for name in ("accuracy", "error"):
         means = [fmean(getattr(one, name) for one in own) for own in scores]
         within = [fmean(getattr(one, f"{name}_variance") for one in own) for own in scores]
-        rubin = pooled(means, within)
-        found |= {name: rubin.estimate, f"{name}_se": rubin.standard_error}
+        rubin = combine(means, within, "multiple-imputation")
+        found |= {name: float(rubin.estimate), f"{name}_se": float(rubin.standard_error)}
     return found

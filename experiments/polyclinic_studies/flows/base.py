@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.flows.synthesizer import FlowRows
@@ -59,7 +60,7 @@ class BaseMoments:
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size), not yet clipped."""
-        u = self.rows.whitened(z)
+        u = whitened(self.rows, z)
         first, second, weights = self._pairs
         squares = (u[:, first] * u[:, second] - (first == second)) * weights
         return mean_of_rows(np.concatenate([u, squares], axis=1) / self.reach, patient, patients)
@@ -88,6 +89,13 @@ class BaseMoments:
         """The upper triangle, and weights with which each entry has variance 1 under a standard normal."""
         first, second = np.triu_indices(self._features)
         return first, second, np.where(first == second, np.sqrt(0.5), 1.0)
+
+
+def whitened(rows: FlowRows, z: Floats) -> Floats:
+    """(n, F) what the flow makes of records ``z`` of continuous columns, standard normal numbers if it is right."""
+    v, _ = rows.recipe.coordinates.drawn(z, np.random.default_rng(0))
+    with torch.no_grad():
+        return rows.recipe.filled(rows.flow).double().whitened(torch.from_numpy(v))[0].numpy()
 
 
 def corrected(

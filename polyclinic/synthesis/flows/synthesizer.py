@@ -47,13 +47,6 @@ class FlowRows:
             again = again[~places.inside(v[again])]
         raise DataError(f"{len(again)} of {rows} rows of the flow are not within public bounds after {_TRIES} draws.")
 
-    def whitened(self, z: Floats) -> Floats:
-        """(n, F) what the flow makes of rows ``z`` of continuous columns, standard normal numbers if it is right."""
-        v, _ = self.recipe.coordinates.drawn(z, np.random.default_rng(0))
-        with torch.no_grad():
-            found: Floats = self.recipe.filled(self.flow).double().whitened(torch.from_numpy(v))[0].numpy()
-        return found
-
     def _drawn(self, labels: Ints, rng: np.random.Generator) -> Floats:
         """(n, D) in the flow's coordinates, given (n,) labels."""
         layout = self.layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -62,9 +62,3 @@ class GeneratedRows:
         for one in generators:
             generator_of(game, layout, one)
         return cls(layout, game, generators, np.asarray(arrays["classes"], dtype=np.float64))
-
-
-def combined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
-    """All generators of ``parts``, of one game, with the last one's frequencies of labels."""
-    last = parts[-1]
-    return GeneratedRows(last.layout, last.game, tuple(one for part in parts for one in part.generators), last.classes)

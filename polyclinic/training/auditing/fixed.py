@@ -26,12 +26,17 @@ from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_tot
 from polyclinic.training.auditing.faults import Train, unchecked
 from polyclinic.training.auditing.law import ROUNDING, Finding
 from polyclinic.training.auditing.subject import Claim, Subject, moves, neighbours, privatised
-from polyclinic.training.preparation import class_contributions
+from polyclinic.training.preparation import PatientSums
 from polyclinic.training.synthesis import ROUND, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder
 
 _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batches, of which a sum takes none"}
+
+
+def count_classes(shard: Shard) -> Moments:
+    """The training patients of each class, as they are paid for."""
+    return PatientSums(shard.schema, by_class=True).exact(shard)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,7 @@ class Fixed(Subject):
     parts: tuple[Fixed, ...] = ()
     number: int = 0
     published: Published | None = None
-    counts: Callable[[Shard], Moments] = class_contributions
+    counts: Callable[[Shard], Moments] = count_classes
 
     def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
         """The builder and the arrays; nothing is made wider."""

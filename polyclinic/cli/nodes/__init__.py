@@ -1,0 +1,1 @@
+"""Commands of a coordinator and of a hospital: their folders, keys and programs."""

@@ -1,0 +1,227 @@
+"""``polyclinic coordinator``: a federation's coordinator on a machine of its own, without containers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes.deploying import Folder, LogFormat
+from polyclinic.cli.options import Sets
+from polyclinic.cli.terminal import Json, answer, assignments, loading, say
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.coordinator import Coordinator
+
+app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
+
+Address = Annotated[
+    str,
+    typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
+]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    host: Annotated[list[str], typer.Option(help="Name or IP address by which hospitals reach it; repeatable.")],
+    address: Annotated[
+        list[str] | None, typer.Option(help="Further name or IP address for the certificate; repeatable.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="IP address at which it listens; 0.0.0.0 is all of this machine's.")
+    ] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port at which it listens.")] = 8000,
+    control_from: Annotated[
+        list[str] | None,
+        typer.Option(help="Network, such as 10.1.0.0/24, from which runs may be submitted too; repeatable."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate.")] = 825,
+    if_missing: deploying.IfMissing = False,
+    as_json: Json = False,
+) -> None:
+    """Make an authority, the coordinator's certificate and its configuration in a folder."""
+    with loading():
+        from polyclinic.deployment.coordinator import FILE, CoordinatorFile, coordinator_files
+        from polyclinic.deployment.files import write_new
+
+    made = not (if_missing and (folder / FILE).exists())
+    if made:
+        hosts = [*host, *(address or [])]
+        values = {"hosts": hosts, "listen": listen, "port": port, "control-from": control_from or []}
+        write_new(folder, coordinator_files(folder, CoordinatorFile.build(values, "The coordinator"), days))
+    answer(
+        as_json, {"folder": str(folder), "made": made, "ca": str(folder / "ca.crt")},
+        deploying.is_made(folder, made), f"Give {folder / 'ca.crt'} to every hospital.",
+        "Keep ca.key, best offline: who has it can pass for the coordinator.",
+    )  # fmt: skip
+
+
+@app.command()
+def start(
+    folder: Folder,
+    dry_run: deploying.DryRun = False,
+    log_format: deploying.Logs = LogFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Start the SuperLink in this process's place: with TLS, node authentication and its database on disk."""
+    with deploying.errors_logged(log_format, "coordinator"):
+        found = _read(folder)
+        file = found.file
+        sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
+        facts = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
+        starting = deploying.Starting(found.command(), found.settings, found.folder, "coordinator")
+        if not dry_run:
+            found.close_state()
+        deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
+
+
+@app.command()
+def renew(
+    folder: Folder,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new certificate.")] = 825,
+    ca_key: Annotated[
+        Path | None, typer.Option(help="The authority's key, where it is kept elsewhere than in FOLDER/ca.key.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a new server's certificate of the same authority; hospitals need nothing new."""
+    with loading():
+        from polyclinic.deployment.certificates import expiry
+
+    _read(folder).renew(days, ca_key)
+    until = f"{expiry(folder / 'server.crt'):%Y-%m-%d}"
+    done = f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink."
+    answer(as_json, {"folder": str(folder), "expires": until}, done)
+
+
+@app.command()
+def register(
+    folder: Folder,
+    key: Annotated[Path, typer.Argument(help="The hospital's node.pub.")],
+    name: Annotated[str, typer.Option(help="Name by which you know the node.")],
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Let the node with this public key take part."""
+    with loading():
+        from polyclinic.deployment.control import register as add
+
+    with _control(folder, address) as client:
+        node = add(client, key, name)
+    answer(as_json, {"name": name, "node": node}, f"{name} is registered as node {node}.")
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The node's name.")],
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """End a node's registration; its key is refused from then on."""
+    with loading():
+        from polyclinic.deployment.control import revoke as end
+
+    with _control(folder, address) as client:
+        node = end(client, name)
+    answer(as_json, {"name": name, "node": node}, f"{name} (node {node}) takes part no longer.")
+
+
+@app.command()
+def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+    """List the nodes that were registered, and which of them are there."""
+    with loading():
+        from polyclinic.deployment.certificates import expiry_warnings
+        from polyclinic.deployment.control import nodes as listed
+
+    with _control(folder, address) as client:
+        found = listed(client)
+    deploying.warn(expiry_warnings(_read(folder).certificates))
+    answer(as_json, found, deploying.listing(("name", "node", "status", "registered"), found))
+
+
+@app.command()
+def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+    """List the runs that were submitted, with their folders' names, how they ended, and how to go on with one that broke off."""
+    with loading():
+        from polyclinic.deployment.control import runs as listed
+        from polyclinic.deployment.submitting import folders_by_run, next_step
+
+    with _control(folder, address) as client:
+        found = listed(client)
+    read = _read(folder)
+    folders = folders_by_run(read.folder / "runs")
+    shown = [run | {"folder": folders[run["run"]].name if run["run"] in folders else None} for run in found]
+    # Flower's words are "finished:completed", "finished:failed" and the like.
+    rows = [run | {"status": run["status"].removeprefix("finished:")} for run in shown]
+    broken_off = [one for one in dict.fromkeys(folders.values()) if not one.finished and not one.is_held]
+    answer(
+        as_json, shown, deploying.listing(("run", "folder", "status", "submitted"), rows),
+        *(f"{run['run']}: {run['details']}" for run in shown if run["details"]),
+        *(next_step(read, run_folder) for run_folder in broken_off),
+    )  # fmt: skip
+
+
+@app.command()
+def submit(
+    folder: Folder,
+    sets: Sets = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
+    app_dir: Annotated[
+        Path | None,
+        typer.Option("--app", help="Folder of a Flower app whose code hospitals shall run, instead of their own."),
+    ] = None,  # fmt: skip
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run that goes on from its checkpoint, as it was configured: its folder, its name, or `latest`."
+        ),
+    ] = None,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
+    with loading():
+        from polyclinic.deployment.submitting import submit as send
+
+    result: dict[str, Any] = send(
+        _read(folder), assignments(sets), stream, app_dir, address, lambda line: say(line, errors=as_json), resume
+    )
+    answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
+
+
+@app.command()
+def backup(folder: Folder, destination: deploying.Destination, as_json: Json = False) -> None:
+    """Copy the folder while the SuperLink runs: its nodes and runs, models under way, certificates and keys."""
+    read = _read(folder)
+    deploying.back_up(
+        read.folder, destination, {name: read.folder / name for name in ("state", "runs", "flwr")}, as_json
+    )
+
+
+@app.command()
+def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
+    """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
+    with loading():
+        from polyclinic.deployment.metrics import CoordinatorMetrics
+
+    read = _read(folder)
+    deploying.serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)
+
+
+def _read(folder: Path) -> Coordinator:
+    with loading():
+        from polyclinic.deployment.coordinator import Coordinator
+
+    return Coordinator.read(folder)
+
+
+def _control(folder: Path, address: str) -> AbstractContextManager[Any]:
+    from polyclinic.deployment.control import control
+
+    read = _read(folder)
+    return control(address or read.here, read.folder / "ca.crt")

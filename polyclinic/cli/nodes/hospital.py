@@ -1,0 +1,191 @@
+"""``polyclinic hospital``: a hospital's node on a machine of its own, without containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes.deploying import Folder, LogFormat
+from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
+from polyclinic.errors import PolyclinicError
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.hospital import HospitalNode
+
+app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
+
+
+@app.command()
+def init(
+    folder: Folder,
+    site: Annotated[str, typer.Option(help="The hospital's name in reports.")],
+    data: Annotated[str, typer.Option(help="Records: file, folder, pattern, SOURCE:PLACE, or a database's URL.")],
+    schema: Annotated[Path, typer.Option(help="The federation's public schema; it is copied.")],
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    ca: Annotated[Path, typer.Option(help="The coordinator's ca.crt; it is copied.")],
+    budget: Annotated[float, typer.Option(help="Epsilon that these records may ever spend.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Below 1/patients, better a tenth of that.")] = 1e-5,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the source, such as query=... or password-file=FILE; repeatable.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of this machine's loopback, for the node itself.")] = 9094,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Read all records under the schema first.")] = True,
+    if_missing: deploying.IfMissing = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Describe the records, write a strict policy and make the node's key in a folder."""
+    with loading():
+        from polyclinic.deployment.certificates import check_authority
+        from polyclinic.deployment.files import write_new
+        from polyclinic.deployment.hospital import FILE, NodeFile, check_delta, hospital_files
+        from polyclinic.deployment.records import described, records_of
+
+    made = not (if_missing and (folder / FILE).exists())
+    counts: dict[str, Any] | None = None
+    if made:
+        records = records_of(data, pairs("--source", source), schema)
+        node = NodeFile.build({"coordinator": coordinator, "port": port}, "The node")
+        files = hospital_files(site, records, node, check_authority(ca), budget, delta)
+        counts = described(records, schema) if check else None
+        if counts:
+            check_delta(delta, counts["patients"])
+        elif delta > 1e-5:
+            deploying.warn([f"The patients were not counted; make sure that delta {delta:g} is below 1/patients."])
+        write_new(folder, files)
+    public = (folder / "node.pub").read_text(encoding="utf-8").strip()
+    counted = []
+    if counts:
+        counted = [
+            f"{counts['rows']:,} rows of {counts['patients']:,} patients fit the schema (exact counts: not for others)."
+        ]
+    answer(
+        as_json, {"folder": str(folder), "made": made, "public_key": public, "records": counts},
+        deploying.is_made(folder, made), *counted,
+        f"Read the policy in {folder / FILE}, and send the coordinator this public key ({folder / 'node.pub'}):", public,
+    )  # fmt: skip
+
+
+@app.command()
+def start(
+    folder: Folder,
+    dry_run: deploying.DryRun = False,
+    log_format: deploying.Logs = LogFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Start the node in this process's place: with TLS, its key, and only the bundles that the policy allows."""
+    with deploying.errors_logged(log_format):
+        found = _read(folder)
+        site, coordinator = found.hospital.site, found.node.coordinator
+        starting = deploying.Starting(found.command(), found.settings, found.folder, site, found.passwords)
+        facts, sentence = {"site": site, "coordinator": coordinator}, f"{site} connects to {coordinator}."
+        deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
+
+
+@app.command()
+def rekey(folder: Folder, as_json: Json = False) -> None:
+    """Replace the node's key, after a revocation or a theft; the coordinator must register the new one."""
+    with loading():
+        from polyclinic.deployment.hospital import new_key
+
+    public = new_key(_read(folder))
+    answer(as_json, {"folder": str(folder), "public_key": public}, public)
+
+
+@app.command()
+def status(
+    folder: Folder,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 1 when the coordinator does not answer or the ledger was altered."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
+    with loading():
+        from polyclinic.deployment.certificates import expiry_warnings
+        from polyclinic.deployment.status import hospital_status
+
+    node = _read(folder)
+    found = hospital_status(node)
+    answer(as_json, found, *_lines(found))
+    deploying.warn(expiry_warnings([node.ca]))
+    if check and not found["coordinator"]["reachable"]:
+        raise PolyclinicError(f"The coordinator does not answer: {found['coordinator']['problem']}.")
+    if check and not found["ledger"]["intact"]:
+        raise PolyclinicError("The ledger has been altered; `polyclinic ledger verify` says where.")
+
+
+@app.command()
+def journal(
+    folder: Folder,
+    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0 shows all.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
+    with loading():
+        from polyclinic.client.journal import NAME, read_journal
+
+    home = _read(folder).home
+    found = read_journal(home)
+    shown = found.entries[-last:] if last else found.entries
+    value = {
+        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
+    }  # fmt: skip
+    columns = ("time", "event", "kind", "run", "round", "why")
+    lines = ("  ".join(filter(None, (str(entry.get(name, "")) for name in columns))) for entry in shown)
+    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
+    if not found.intact:
+        raise PolyclinicError(f"{home / NAME}: a line was changed, taken out or put in.")
+
+
+@app.command()
+def backup(folder: Folder, destination: deploying.Destination, as_json: Json = False) -> None:
+    """Copy the folder while its node runs: ledger, journal, what was kept beside them, policy and keys."""
+    node = _read(folder)
+    deploying.back_up(node.folder, destination, {"home": node.home, "flwr": node.folder / "flwr"}, as_json)
+
+
+@app.command()
+def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
+    """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
+    with loading():
+        from polyclinic.deployment.metrics import HospitalMetrics
+
+    node = _read(folder)
+    deploying.serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
+
+
+def _read(folder: Path) -> HospitalNode:
+    with loading():
+        from polyclinic.deployment.hospital import HospitalNode
+
+    return HospitalNode.read(folder)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    coordinator, ledger, held_out = found["coordinator"], found["ledger"], found["held_out"]
+    standing = coordinator["problem"]
+    if coordinator["reachable"]:
+        standing = f"answers, certificate until {coordinator['expires']} ({coordinator['days']} days)"
+    spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
+    budget = "unlimited" if ledger["budget"] is None else f"{ledger['budget']:g}"
+    lines = [
+        f"{found['site']}",
+        f"Coordinator {coordinator['address']}: {standing}",
+        f"Authority: until {found['authority']['expires']} ({found['authority']['days']} days)",
+        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; "
+        f"{intact_or_altered(ledger['intact'])}",
+    ]
+    if held_out:
+        lines.append(
+            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "
+            f"{intact_or_altered(held_out['intact'])}"
+        )
+    charges = ledger["last"]
+    return [
+        *lines, *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in charges)
+    ]  # fmt: skip

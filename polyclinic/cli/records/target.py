@@ -1,0 +1,77 @@
+"""Options of commands that ask a question: of a dataset's simulated hospitals, or of a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from polyclinic.cli.terminal import loading
+from polyclinic.errors import ConfigError, without_name
+
+if TYPE_CHECKING:
+    from polyclinic.asking import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The options by which a command names whom it asks."""
+
+    dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None
+    schema_file: Annotated[
+        str, typer.Option(help="Simulation: schema or draft; the dataset's own by default.", show_default=False)
+    ] = ""
+    sites: Annotated[int, typer.Option(help="Simulation: number of hospitals; 0 is the dataset's own.")] = 0
+    seed: Annotated[int, typer.Option(help="Simulation: seed of the split and the noise.")] = 0
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Simulation: ledger to charge, begun if there is none; by default in --out.", show_default=False
+        ),
+    ] = None
+    delta: Annotated[float | None, typer.Option(help="Simulation: the ledger's delta.", show_default=False)] = None
+    relation: Annotated[str | None, typer.Option(help="Simulation: add-remove or replace-one.", show_default=False)] = (
+        None
+    )
+    budget: Annotated[
+        float | None, typer.Option(help="Simulation: each hospital's lifetime epsilon.", show_default=False)
+    ] = None
+    hospital: Annotated[
+        Path | None, typer.Option(help="Ask the real hospital of this hospital.toml.", show_default=False)
+    ] = None  # fmt: skip
+
+    def target(self, new_ledger: Callable[[], Path], more: Mapping[str, Any]) -> Target:
+        """Whom the command asks.
+
+        Args:
+            new_ledger: Where a simulation's ledger begins that the command does not name.
+            more: What else of the command is for a simulation alone.
+
+        Raises:
+            ConfigError: Neither or both of dataset and hospital are named, or an option does not go with a hospital.
+        """
+        if (self.dataset is None) == (self.hospital is None):
+            raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
+        with loading():
+            from polyclinic.asking import real, simulated
+
+        options = asdict(self)
+        dataset, hospital = options.pop("dataset"), options.pop("hospital")
+        if hospital is None:
+            return simulated(dataset, options.pop("ledger") or new_ledger(), **options)
+        for name, value in {**options, **more}.items():
+            if value not in (None, 0, ""):
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} is for a simulation; a real hospital's file and policy decide.")
+        return real(hospital)
+
+
+def print_dropouts(screen: Console, result: Mapping[str, Any]) -> None:
+    """A line for each hospital that gave no answer."""
+    for drop in result["dropouts"]:
+        why = without_name(drop["site"], drop["reason"])
+        screen.print(f"No answer of {drop['site']}: {why}", style="yellow", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Commands that make runs, look at them, and attack, judge and draw from what they made."""

@@ -1,0 +1,107 @@
+"""``polyclinic attack``: what attacks find of a finished simulated run, beside what its epsilon allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.cli.records.risk import names
+from polyclinic.cli.terminal import Json, answer, dim, interval, loading, number, significant, table, working
+from polyclinic.errors import ConfigError
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(help="A finished simulated run's folder, or a folder with one.")],
+    shadows: Annotated[int, typer.Option(help="Shadow models for LiRA; 0 leaves it out.")] = 16,
+    sensitive: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMNS", help="Columns that are guessed; the first twelve without.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the lower bounds on epsilon; the run's own without.")
+    ] = None,
+    canaries: Annotated[int, typer.Option(help="Canaries of the audit beside the attacks; 0 leaves it out.")] = 300,
+    seed: Annotated[int, typer.Option(help="The same seed attacks in the same way.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."""
+    _check(shadows, canaries, delta, seed)
+    with working(as_json, "Starting"), loading():
+        from polyclinic.attacking import attack_run
+        from polyclinic.runs.folder import Run
+    with working(as_json, "Attacking") as doing:
+        found = attack_run(
+            run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, doing=doing
+        )
+    place = f"All figures: {Run(Path(found['run'])).attacks_file}; the run's report shows them."
+    answer(as_json, found, *shown(found), place)
+
+
+def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
+    """Raises ConfigError for numbers that no attack can be made with."""
+    if shadows and not 4 <= shadows <= 256:
+        raise ConfigError(f"--shadows is {shadows}; allowed are 0 and 4 to 256.")
+    if canaries and not 10 <= canaries <= 3000:
+        raise ConfigError(f"--canaries is {canaries}; allowed are 0 and 10 to 3000.")
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError(f"--delta is {delta:g}; it must lie between 0 and 1, both excluded.")
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
+
+
+def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
+    """Sentences and tables for people, of what ``attacks.json`` holds."""
+    epsilon = found["claimed"]["epsilon"]
+    claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
+    yield f"{found['members']:,} patients took part, {found['non_members']:,} did not. The run {claim}."
+    yield table(
+        ("who took part?", "AUC", "advantage", "found at 1 % false", "ε at least"),
+        (
+            (one["attack"], *(interval(one[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
+             "undefined" if one["bound"] is None else significant(one["bound"]["epsilon_lower"]))
+            for one in found["membership"]
+        ),
+    )  # fmt: skip
+    if found["attributes"]:
+        yield table(
+            ("secret column, guessed rightly", "who took part", "others", "without the model", "difference"),
+            ((one["column"], *_values(one, "members", "non_members", "without_model"), interval(one["excess"]))
+             for one in found["attributes"]),
+        )  # fmt: skip
+    if gradients := found["gradients"]:
+        yield table(
+            ("records out of one step's gradient", "patients in it", "error, median", "recovered"),
+            (("with privacy" if one["private"] else "without", str(one["batch"]), number(one["median"]),
+              f"{one['recovered']:.0%}") for one in gradients["trials"]),
+        )  # fmt: skip
+    if closest := found["closest"]:
+        yield (
+            f"Synthetic rows nearer to a patient who took part than to one who did not: "
+            f"{interval(closest['nearer_to_members'])}; 0.5 where neither is."
+        )
+    if found["identification"]:
+        yield table(
+            ("by the synthetic table", "who took part", "others", "naive", "risk"),
+            ((_name(one), *_values(one, "attack", "control", "naive"), interval(one["risk"]))
+             for one in found["identification"]),
+        )  # fmt: skip
+    if audit := found["audit"]:
+        yield (
+            f"The audit's canaries: ε is at least {significant(audit['epsilon_lower'])} at δ = {audit['delta']:g} with 95 % "
+            f"confidence; claimed {significant(audit['epsilon_claimed'])}."
+        )
+    yield from dim(*(f"Left out: {one['attack']}: {one['why'].rstrip('.')}." for one in found["left_out"]))
+    yield from dim("An attack that finds nothing proves nothing: the bound on all attacks is ε.")
+
+
+def _values(row: dict[str, Any], *keys: str) -> list[str]:
+    return [number(row[key]["value"]) for key in keys]
+
+
+def _name(one: dict[str, Any]) -> str:
+    column, weak = f": {one['column']}" if one["column"] else "", " (weak)" if one["weak"] else ""
+    return f"{one['name']}{column}{weak}"

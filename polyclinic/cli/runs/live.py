@@ -1,0 +1,295 @@
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.cli.terminal import number, significant, table, unless_withheld
+from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
+from polyclinic.server import progress
+
+if TYPE_CHECKING:
+    from polyclinic.config import RunConfig
+    from polyclinic.privacy.accounting import PrivacyPlan
+    from polyclinic.server.exchange.sites import Site
+    from polyclinic.server.state import RunState
+
+_WIDEST = 12
+_NAME_WIDTH = 20
+_MOST_ROWS, _FEW_ROWS = 60, 10
+_RISK = "found\nat 1%\nwrong"
+_LEAST_NEEDED = (_RISK, "accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
+
+
+class LiveProgress(progress.Progress):
+    """Round, loss, AUROC and epsilon of each site; a line a round or a step where the output is no terminal.
+
+    The first Ctrl-C within the rounds stops the run after the round, with its checkpoint; a second stops it at once.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", style="bold", markup=False),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[speed]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("Starting", total=None, speed="")
+        self._live = Live(self._bar, console=console, refresh_per_second=8, transient=True)
+        self._sites: Sequence[Site] = ()
+        self._in_rounds = self._stop = False
+        self._interrupt: Any = signal.SIG_DFL
+
+    def __enter__(self) -> LiveProgress:
+        if threading.current_thread() is threading.main_thread():
+            self._interrupt = signal.signal(signal.SIGINT, self._interrupted)
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupted(self, number: int, frame: Any) -> None:
+        if self._stop or not self._in_rounds:
+            raise KeyboardInterrupt
+        self._stop = True
+        # In a thread of its own: the signal may have come while this one writes to the console and holds its lock.
+        said = "Stopping after this round; Ctrl-C again stops at once."
+        threading.Thread(target=self._console.print, args=(said,)).start()
+
+    def stopping(self) -> bool:
+        return self._stop
+
+    def opened(self, folder: Path) -> None:
+        self._console.print(f"Run folder: {folder}", soft_wrap=True)
+
+    def doing(self, what: str) -> None:
+        self._bar.update(self._task, description=what)
+        if self._console.is_terminal:
+            self._live.refresh()
+        else:
+            self._console.print(what, soft_wrap=True)
+
+    def started(
+        self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
+    ) -> None:
+        from polyclinic.programs import program_of  # only a run needs it
+
+        self._sites, self._in_rounds = sites, True
+        self._bar.update(self._task, description="Round", total=config.rounds)
+        program = program_of(config)
+        batches = "" if not program.stepwise else f"sample rate {config.training.sample_rate:g}, "
+        promise = (
+            f"ε = {config.privacy.epsilon:g}, δ = {config.privacy.delta:g} for each hospital; noise multiplier "
+            f"{privacy.noise_multiplier:.3f}, {batches}clip {config.privacy.max_grad_norm:g}"
+            if privacy
+            else "no differential privacy"
+            if not config.central.on
+            else "no noise at the hospitals"
+        )
+        if config.central.on:
+            promise += (
+                f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
+            )
+        what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
+        what += f", {config.task}" if not program.stepwise else ""
+        what += f", engine {engine}" if engine else ""
+        what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
+        self._console.print(
+            Text.assemble(
+                (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central.on else "yellow")
+            )
+        )
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        rows = {row["site"]: row for row in state.newest_rows()}
+        sites = sum(1 for row in rows.values() if row.get("bytes_up") is not None)
+        speed = f"{state.round / state.seconds:.2g} rounds/s, {sites * state.round / state.seconds:.3g} sites/s"
+        self._bar.update(self._task, completed=state.round, total=config.rounds, speed=speed)
+        self._in_rounds = state.round < config.rounds
+        if self._console.is_terminal:
+            whole = state.hospital_epsilon
+            most = f" of {config.central.epsilon:g}" if config.central.on else ""
+            said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
+            self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
+        else:
+            self._say(config, state)
+        if self._stop and self._in_rounds:
+            raise KeyboardInterrupt
+
+    def _say(self, config: RunConfig, state: RunState) -> None:
+        from polyclinic.programs import program_of
+        from polyclinic.server.progress import figures  # only a run needs the server
+
+        spent = (
+            f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
+            if config.privacy.dp and state.epsilon
+            else ""
+        )
+        if state.hospital_epsilon is not None:
+            spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
+        reached = f": {figures(state)}" if program_of(config).judged else ""
+        self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
+
+    def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
+        def of_budget(spent: float | None) -> str:
+            return (
+                f"{significant(spent)} of {config.privacy.epsilon:g}" if config.privacy.dp and spent is not None else ""
+            )
+
+        names = [site.name for site in self._sites][:_WIDEST]
+        shown = ((name, rows[name]) for name in (*names, "pooled") if name in rows)
+        cells = (
+            (name, number(row["loss"]), number(row["auroc"]), of_budget(row.get("epsilon"))) for name, row in shown
+        )
+        return table(("hospital", "loss", "AUROC", "epsilon"), cells)
+
+
+def result_table(summary: dict[str, Any], screen: Console) -> Table:
+    """Each hospital: patients, AUROC, accuracy, epsilon spent of budget, and what that risks; pooled; the comparison, if any.
+
+    Columns that do not fit the screen are left out, the least needed first, and named below the table. Of very many
+    hospitals those with the lowest and the highest AUROC are shown.
+    """
+    columns = _result_columns(summary)
+    left_out: list[str] = []
+    while (dropped := next((name for name in _LEAST_NEEDED if name in columns), None)) is not None:
+        if _natural_width(_drawn(summary, columns, left_out), screen) <= screen.width:
+            break
+        del columns[dropped]
+        left_out.append(" ".join(dropped.split()))
+    return _drawn(summary, columns, left_out)
+
+
+def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
+    """Headings and their cells: one for each hospital, then the pooled one."""
+    comparison, pooled = summary.get("comparison"), summary["metrics"]["pooled"]
+    sites = _few(summary["metrics"]["sites"])
+    columns = {
+        "hospital": [*sites, "pooled"],
+        "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
+        "AUROC": [unless_withheld(row, number(row["auroc"])) for row in (*sites.values(), pooled)],
+        "accuracy": [unless_withheld(row, number(row["accuracy"])) for row in (*sites.values(), pooled)],
+    }
+    if summary.get("posterior"):
+        columns = {
+            "hospital": columns["hospital"],
+            "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
+        }
+    if summary["privacy"]["private"]:
+        columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
+        columns[_RISK] = [*(_found(row) for row in sites.values()), ""]
+    if comparison:
+        without, alone = comparison["without_dp"], comparison["alone"]["sites"]
+        rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
+        columns["AUROC\nno DP"] = [number(row.get("auroc")) for row in rows]
+        columns["AUROC\nalone"] = [*(number(alone.get(name, {}).get("auroc")) for name in sites), ""]
+    return columns
+
+
+def _few(sites: dict[str, Any]) -> dict[str, Any]:
+    if len(sites) <= _MOST_ROWS:
+        return sites
+    ranked = sorted(sites, key=lambda name: (sites[name]["auroc"] is None, sites[name]["auroc"] or 0.0))
+    known = [name for name in ranked if sites[name]["auroc"] is not None] or ranked
+    return {name: sites[name] for name in (*known[:_FEW_ROWS], *known[-_FEW_ROWS:])}
+
+
+def _spent(row: dict[str, Any]) -> str:
+    spent = "undefined" if row["epsilon"] is None else significant(row["epsilon"])
+    return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
+
+
+def _found(row: dict[str, Any]) -> str:
+    """The share of patients whom an attacker finds at most who is wrong about 1 % of the others."""
+    return share(row["risk"]["tpr_at_1_percent_fpr"]).replace(" ", "") if row.get("risk") else "undefined"
+
+
+def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
+    sites, shown = len(summary["metrics"]["sites"]), len(columns["hospital"]) - 1
+    said = [f"{sites:,} hospitals: the lowest and the highest AUROC."] if shown < sites else []
+    said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
+    table = Table(
+        title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
+        caption=" ".join(said) or None, caption_justify="left",
+        box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for heading in columns:
+        first = heading == "hospital"
+        # A long name may take more lines, at its spaces; figures and headings may not be broken.
+        table.add_column(heading, justify="left" if first else "right", no_wrap=not first, vertical="bottom")
+    *rows, pooled = zip(*columns.values(), strict=True)
+    for row in rows:
+        table.add_row(*row)
+    if not summary.get("posterior"):
+        table.add_section()
+        table.add_row(*pooled, style="bold")
+    return table
+
+
+def _natural_width(table: Table, screen: Console) -> int:
+    """Columns of the screen that the table takes when only the hospitals' names may be broken."""
+    names, table.columns[0].max_width = table.columns[0].max_width, _NAME_WIDTH
+    wide = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
+    table.columns[0].max_width = names
+    return wide
+
+
+def posterior_table(posterior: dict[str, Any]) -> Table:
+    """A row for each parameter: mean, standard deviation, 95 % interval, and how many times privacy widened it, where known."""
+    widened = "not_counted" not in posterior
+    caption = "Widened: standard deviation over that without privacy."
+    if not widened:
+        caption = f"Intervals do not count {posterior['not_counted']}."
+    table = Table(
+        title=f"Posterior of {posterior['model']}, by feature as scaled", title_justify="left", box=box.SIMPLE_HEAD,
+        pad_edge=False, caption=caption, caption_justify="left",
+    )  # fmt: skip
+    for heading in ("parameter", "mean", "SD", "from", "to", *(["widened"] if widened else [])):
+        table.add_column(heading, justify="left" if heading == "parameter" else "right", no_wrap=heading != "parameter")
+    for name, row in posterior["parameters"].items():
+        figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
+        table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
+    return table
+
+
+def privacy_sentence(summary: dict[str, Any]) -> str:
+    """The guarantee with everything that a reader needs to judge it, and what it means."""
+    privacy, central = summary["privacy"], summary["privacy"].get("central")
+    whole = f" {central_sentence(central)}" if central else ""
+    if not privacy["private"]:
+        return f"No noise at the hospitals.{whole}" if central else "No differential privacy."
+    private = summary.get("private_metrics") or {}
+    held_out = f" {held_out_sentence(private, privacy['unit'])}" if private.get("epsilon") is not None else ""
+    overlap = privacy.get("overlap", 1)
+    spent = "not known" if privacy["epsilon"] is None else significant(privacy["epsilon"])
+    where = "any hospital" if overlap == 1 else f"up to {overlap} hospitals together"
+    unit, whose = privacy["unit"], f" of {privacy['unit']}s trained on" if held_out else ""
+    risk = risk_sentence(privacy["risk"], unit, privacy["relation"], whose) if privacy.get("risk") else ""
+    return (
+        f"Privacy: ε = {spent} at δ = {privacy['delta']:g} for each {unit}{' trained on' if held_out else ''} at {where}, "
+        f"neighbours by {privacy['relation']}, accountant {privacy['accountant'].upper()}.{f' {risk}' if risk else ''}{whole}"
+        f"{held_out}"
+    )

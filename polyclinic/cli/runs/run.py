@@ -1,0 +1,174 @@
+"""``polyclinic run``, here or under Flower, and ``polyclinic show``: one run, from its configuration to its table."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from polyclinic.cli.options import Sets, with_options
+from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
+from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, without_name
+from polyclinic.toml import read_toml
+
+flower = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
+
+Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
+_MOST_DROPOUTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Options that stand for configuration keys."""
+
+    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; repeatable.",
+        ),
+    ] = None
+    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
+    patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
+    site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
+    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
+    delta: Annotated[float | None, typer.Option(help="Target delta.")] = None
+    no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False
+    strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None
+    task: Annotated[str | None, typer.Option(help="Task by name.")] = None
+    model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None
+    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""
+        values = asdict(self) | {"no_dp": False if self.no_dp else None}
+        data = values.pop("data")
+        columns = {name: value for name in _COLUMNS if (value := values.pop(name)) is not None}
+        if columns and not data:
+            raise ConfigError(f"--{next(iter(columns))} names a column of your own tables; give these by --data.")
+        if data and self.dataset:
+            raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
+        if data:
+            files = data[0] if len(data) == 1 else data
+            values |= {"dataset": "tables", "dataset-options": {"files": files, **columns}}
+        return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
+
+
+_COLUMNS = ("label", "patient", "site")
+_KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
+
+
+@with_options(Flags)
+def run(
+    config: Config = None,
+    sets: Sets = None,
+    *,
+    options: Flags,
+    workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
+    ] = None,
+    gpus: Annotated[float | None, typer.Option(help="GPUs that the workers share; 0.5 is half of one.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints that are kept, the newest.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train one model over several hospitals; without arguments, the embedded default."""
+    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.kept": keep}
+    given = options.given() | {key: value for key, value in more.items() if value is not None}
+    screen = console(as_json)
+    if resume is not None and (config is not None or sets or given or compare):
+        raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
+    resolved = RunConfig.build(*_layers(config, sets, given))
+    with screen.status("Starting", spinner="line"), loading():
+        from polyclinic.cli.runs.live import LiveProgress
+        from polyclinic.federation import Federation
+    # With --json, what plug-ins or Ray print must not get between a reader and the JSON.
+    with redirect_stdout(sys.stderr if as_json else sys.stdout), LiveProgress(screen) as progress:
+        if resume is not None:
+            result = Federation.resume(resume, progress=progress)
+        else:
+            result = Federation.from_config(resolved).run(progress=progress, comparison=compare)
+    if as_json:
+        print_json(result.summary)
+    else:
+        _print_result(screen, result.summary)
+        screen.print(f"Report: {result.folder.report}", soft_wrap=True)
+    if result.summary["stopped"]:
+        raise typer.Exit(BudgetRefused.exit_code)
+    if (posterior := result.summary["posterior"]) and posterior["refused"]:
+        raise PolyclinicError(f"{posterior['refused']} What was spent is in {result.folder.statement_file}.")
+
+
+def _print_result(screen: Console, summary: dict[str, Any]) -> None:
+    from polyclinic.cli.runs.live import posterior_table, privacy_sentence, result_table
+
+    screen.print(result_table(summary, screen))
+    if (posterior := summary.get("posterior")) and posterior["finished"]:
+        screen.print(posterior_table(posterior))
+    screen.print(privacy_sentence(summary))
+    drops = summary["dropouts"]
+    for drop in drops[:_MOST_DROPOUTS]:
+        what = f" in round {drop['round']}: {drop['site']}: {without_name(drop['site'], drop['reason'])}"
+        screen.print(Text.assemble(("Dropped out", "yellow"), what), soft_wrap=True)
+    if len(drops) > _MOST_DROPOUTS:
+        screen.print(f"{len(drops) - _MOST_DROPOUTS:,} more dropouts are in summary.json.", style="yellow")
+    for note in summary["notes"]:
+        screen.print(note, style="dim")
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with one.")],
+    as_json: Json = False,
+) -> None:
+    """Print a finished run."""
+    with loading():
+        from polyclinic.runs.folder import Run
+
+    summary = Run.open(run).summary_json()
+    if as_json:
+        print_json(summary)
+    else:
+        _print_result(console(), summary)
+        if (posterior := summary.get("posterior")) and posterior["refused"]:
+            console().print(posterior["refused"], style="yellow")
+
+
+@flower.command("run")
+@with_options(Flags)
+def flower_run(
+    config: Config = None,
+    sets: Sets = None,
+    *,
+    options: Flags,
+    app_dir: Annotated[
+        Path | None, typer.Option("--app", help="Folder of a Flower app; without it, Polyclinic's own.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
+    from polyclinic.cli.runs.flower import run_under_flower
+
+    result = run_under_flower(_layers(config, sets, options.given()), app_dir, console(as_json))
+    if as_json:
+        print_json(result.summary)
+    else:
+        _print_result(console(), result.summary)
+        console().print(f"Run folder: {result.path}", soft_wrap=True)
+
+
+def _layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The keys of a file, of ``-c`` and of flags."""
+    return [read_toml(config, "configuration file") if config else {}, assignments(sets), given]

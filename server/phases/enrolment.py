@@ -1,0 +1,274 @@
+"""Who takes part in a run: what nodes say of themselves when they are asked, and which of them are believed.
+
+Whatever a node answers, it leaves out itself alone, with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Literal
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+
+import polyclinic
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import PolyclinicError, several, whose
+from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
+from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.server.calibration import declared_plan
+from polyclinic.server.exchange.prompt import replies_to
+from polyclinic.server.exchange.sites import (
+    Dropped,
+    Site,
+    by_index,
+    node_title,
+    one_line,
+    reason_of,
+    registered_names,
+    silence,
+)
+from polyclinic.versions import version_conflict
+
+_LONGEST_SCHEMA = 16_000_000
+_Word = Annotated[str, Field(max_length=100)]
+
+
+class _Who(BaseModel):
+    """What every hospital says of itself, also one that refuses the run: ``refusal`` says why, and is empty otherwise."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    site: SiteName
+    versions: Json[dict[_Word, _Word]] = Field(max_length=20)
+    refusal: str = ""
+
+
+class _Told(_Who):
+    """What a hospital that takes part says of itself; ``sites``: how many a simulation has."""
+
+    index: int = Field(ge=0)
+    simulated: bool
+    sites: int = Field(ge=1, le=1_000_000)
+    schema_: str = Field(alias="schema", max_length=_LONGEST_SCHEMA)
+    delta: float = Field(gt=0, lt=1)
+    budget: float = Field(ge=0, allow_inf_nan=False)
+    relation: Literal["add-remove", "replace-one"]
+    accountant: Literal["pld", "rdp"]
+    elsewhere: Annotated[int, Field(ge=0, lt=1000)]
+    knows_others: bool
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """``good``: the place that was asked for, the node, and what it told; ``erred``: who said why not, by the same place;
+    ``refused``: the node, the hospital's name, and why it refuses the run, or its version is another."""
+
+    good: list[tuple[int, int, _Told]] = field(default_factory=list)
+    unread: Dropped = field(default_factory=list)
+    refused: list[tuple[int, str, str]] = field(default_factory=list)
+    erred: dict[int, str] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+
+
+def enrol_request(
+    run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True, local_half: bool = False
+) -> EnrolRequest:
+    """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training."""
+    return EnrolRequest(
+        run=run, site=0, home=home, plan=declared_plan(privacy), version=polyclinic.__version__, trains=trains,
+        local_half=local_half,
+        noise_multiplier=privacy and privacy.noise_multiplier,
+        statistics_noise_multiplier=privacy and privacy.statistics_noise_multiplier,
+    )  # fmt: skip
+
+
+def enrol(
+    grid: Grid, request: EnrolRequest, wanted: int, timeout: float, only: Mapping[int, str] | None = None,
+    simulates: bool = True,
+) -> tuple[list[Site], Dropped]:  # fmt: skip
+    """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
+
+    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
+    nodes that are asked and the names of their hospitals, None for all. Left out are hospitals that refuse the run or have
+    another version, real hospitals that share a name, whose schema is not that of most, or that say that they are simulated
+    where most are not, or where the run has none (``simulates`` false), and the other way round. Raises PolyclinicError when
+    none enrols.
+    """
+    deadline = time.monotonic() + timeout
+    nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
+    asked = dict(enumerate(nodes))
+    registered = registered_names(grid)
+    found = _ask(grid, request, asked, timeout, registered)
+    claims = Counter(told.simulated for _, _, told in found.good)
+    simulated = simulates and claims[True] > claims[False]
+    if simulated:
+        total = Counter(told.sites for _, _, told in found.good if told.simulated).most_common(1)[0][0]
+        more = {place: nodes[place % len(nodes)] for place in range(len(nodes), total)}
+        asked |= more
+    else:
+        total = len(asked)
+        new = sorted(set(_wait_for_nodes(grid, wanted, deadline, only)) - set(nodes))
+        more = dict(enumerate(new, total))
+        total, asked = total + len(new), asked | more
+        registered |= registered_names(grid) if new else {}
+    later = _ask(grid, request, more, timeout, registered)
+    good = [one for one in (*found.good, *later.good) if one[0] < total]
+    absent = {**found.erred, **later.erred} | dict.fromkeys((*found.silent, *later.silent), silence(timeout))
+    names = only or {}
+    dropped = [
+        (f"site {place}" if simulated else names.get(asked[place], node_title(asked[place], registered)), why)
+        for place, why in sorted(absent.items()) if place < total
+    ]  # fmt: skip
+    sites, others = _sites(good, simulated, registered)
+    dropped += [(name, why) for _, name, why in found.refused + later.refused]
+    dropped += found.unread + later.unread + others
+    if not sites:
+        # Of one hospital alone there is no question whose the reason is.
+        alone = len(dropped) == 1 or simulated
+        why = (several(sorted({why for _, why in dropped}), between="; ") if alone else whose(dropped)) or "no reply"
+        raise PolyclinicError(f"No hospital could enrol: {why.rstrip('.')}.")
+    fit, unlike = _alike(sites)
+    return fit, dropped + unlike
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """``answered``: the nodes that told who they are, or what cannot be read; ``pending``: messages that have no reply, by
+    their nodes; ``found``: the hospitals among those that answered; ``absent``: why others are none; ``erred``: nodes that
+    gave an error, and the reason; ``names``: under which nodes are registered."""
+
+    answered: frozenset[int]
+    found: list[Site]
+    absent: Dropped
+    erred: dict[int, str]
+    pending: dict[int, str]
+    names: dict[int, str]
+
+
+def ask_to_enrol(grid: Grid, request: EnrolRequest, nodes: Iterable[int]) -> dict[int, str]:
+    """The messages that ask ``nodes`` to enrol, by node. Nobody is waited for."""
+    asked = list(nodes)
+    sent = grid.push_messages([_message(request, node, node) for node in asked]) if asked else []
+    return {node: name for node, name in zip(asked, sent, strict=True) if name}
+
+
+def newcomers(grid: Grid, asked: Mapping[int, str], timeout: float) -> Newcomers:
+    """What came of ``asked`` (``ask_to_enrol``) within ``timeout`` seconds, as real hospitals' answers."""
+    nodes = {node: node for node in asked}
+    names = registered_names(grid) if asked else {}
+    got = _read(replies_to(grid, asked.values(), timeout), nodes, names)
+    sites, others = _sites(got.good, False, names)
+    refused = [(name, why) for _, name, why in got.refused]
+    # Who refused is asked again: a policy or a version may be another by then.
+    answered = frozenset(asked) - set(got.erred) - set(got.silent) - {node for node, _, _ in got.refused}
+    pending = {node: asked[node] for node in got.silent}
+    return Newcomers(answered, sites, refused + got.unread + others, got.erred, pending, names)
+
+
+def _wait_for_nodes(grid: Grid, needed: int, deadline: float, only: Mapping[int, str] | None) -> list[int]:
+    while len(nodes := [node for node in grid.get_node_ids() if only is None or node in only]) < needed:
+        if time.monotonic() >= deadline:
+            raise PolyclinicError(f"{len(nodes)} nodes connected in time; the run needs {needed}.")
+        time.sleep(0.5)
+    return nodes
+
+
+def _message(request: EnrolRequest, place: int, node: int) -> Message:
+    asked = request.model_copy(update={"site": place})
+    return Message(RecordDict({RECORD: asked.record()}), node, ENROL, group_id=str(place))
+
+
+def _ask(
+    grid: Grid, request: EnrolRequest, asked: Mapping[int, int], timeout: float, names: Mapping[int, str]
+) -> _Answers:
+    """What the node of each place answers."""
+    if not asked:
+        return _Answers()
+    messages = [_message(request, place, node) for place, node in asked.items()]
+    return _read(grid.send_and_receive(messages, timeout=timeout), asked, names)
+
+
+def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[int, str]) -> _Answers:
+    came = by_index(replies, asked)
+    answers = _Answers(silent=tuple(sorted(set(asked) - set(came))))
+    for place, reply in sorted(came.items()):
+        if reply.has_error():
+            answers.erred[place] = reason_of(reply)
+            continue
+        record = reply.content.get(RECORD)
+        said = dict(record) if isinstance(record, ConfigRecord) else None
+        try:
+            who = _Who.model_validate(said)
+            # An older or newer hospital may say the rest otherwise.
+            why = version_conflict(who.versions.get("polyclinic", ""), polyclinic.__version__) or who.refusal
+            if why:
+                answers.refused.append((asked[place], who.site, one_line(why)))
+            else:
+                answers.good.append((place, asked[place], _Told.model_validate(said)))
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or RECORD
+            answers.unread.append(_unread(node_title(asked[place], names), where))
+    return answers
+
+
+def _unread(title: str, where: str) -> tuple[str, str]:
+    return title, f"what it says of itself when it enrols cannot be read: field {where!r}"
+
+
+def _sites(
+    good: Sequence[tuple[int, int, _Told]], simulated: bool, names: Mapping[int, str]
+) -> tuple[list[Site], Dropped]:
+    """The hospitals, in order: of a simulation as they were asked, real ones by name; and who is no hospital of this kind."""
+    schema = cache(lambda text: Schema.from_dict(json.loads(text)))
+    sites: list[Site] = []
+    dropped: Dropped = []
+    for place, node, told in good if simulated else sorted(good, key=lambda one: one[2].site):
+        if told.simulated != simulated:
+            kinds = ("simulated", "real") if told.simulated else ("real", "simulated")
+            dropped.append((told.site, f"it says that it is {kinds[0]}, and the run's hospitals are {kinds[1]}"))
+            continue
+        if simulated and told.index != place:
+            dropped.append(_unread(node_title(node, names), "index"))
+            continue
+        try:
+            sites.append(Site(
+                place if simulated else len(sites), told.site, node, simulated, schema(told.schema_), told.delta,
+                told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
+            ))  # fmt: skip
+        except (PolyclinicError, TypeError, ValueError, RecursionError):
+            dropped.append(_unread(node_title(node, names), "schema"))
+    return sites, dropped
+
+
+def same_name(site: Site, sites: Iterable[Site]) -> str:
+    """Why a hospital that has its name in common with others of ``sites`` is left out; Flower tells nodes apart by their keys."""
+    others = map(str, sorted({other.node for other in sites if other.name == site.name} - {site.node}))
+    return (
+        f"another hospital has the same name: it is node {site.node}, the other is node {several(others)}; every "
+        "hospital needs its own. `polyclinic coordinator nodes` lists the names under which their keys were registered."
+    )
+
+
+def _alike(sites: Sequence[Site]) -> tuple[list[Site], Dropped]:
+    """The sites with a name of their own and the schema of most of them (of the first of those, in a tie), and the others."""
+    names = Counter(site.name for site in sites)
+    own = [site for site in sites if names[site.name] == 1]
+    dropped = [(site.name, same_name(site, sites)) for site in sites if names[site.name] > 1]
+    schemas: list[Schema] = []
+    for site in own:
+        schemas.append(
+            next((schema for schema in schemas if schema is site.schema or schema == site.schema), site.schema)
+        )
+    common = max(schemas, key=lambda schema: sum(schema is other for other in schemas), default=None)
+    fit = [site for site, schema in zip(own, schemas, strict=True) if schema is common]
+    strangers = [site.name for site, schema in zip(own, schemas, strict=True) if schema is not common]
+    return fit, dropped + [
+        (name, "its schema is not that of most hospitals; all need the same one") for name in strangers
+    ]

@@ -1,0 +1,167 @@
+"""A model's metrics on held-out patients, as far as hospitals' policies let them leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+
+from polyclinic.arrays import from_record, to_record
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, PolyclinicError, why
+from polyclinic.evaluation.assessment import Predictions, pool
+from polyclinic.evaluation.metrics import Metrics, classification_metrics
+from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
+from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
+from polyclinic.plugins import evaluator_named
+from polyclinic.server.exchange.merging import metrics_of
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.server.state import Run, RunState
+from polyclinic.types import Arrays
+
+METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
+_LONGEST = 300
+
+
+def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict[str, Any]]:
+    """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro).
+
+    private: ask hospitals that release no exact metrics for private ones, which costs held-out patients of their epsilon.
+    Predictions that came are in ``state.predictions``, noised counts in ``state.score_counts``.
+    """
+    releases = min(run.config.evaluation.releases, run.config.rounds) if private else None
+
+    def request(site: Site) -> EvaluateRequest:
+        return EvaluateRequest(
+            run=run.name, site=site.index, home=run.home, round=number, private_evaluations=releases,
+            own=run.program.evaluates_own,
+        )  # fmt: skip
+
+    view = SiteGrid(run.grid, run.sites, request, state.beside())
+    model = run.program.evaluated(state.model, run.learning.synthesizer() if run.learning else None)
+    state.predictions, state.score_counts, state.withheld = {}, {}, {}
+    if model is None:
+        return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
+    messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
+    exchange = view.exchange(messages, run.config.timeout)
+    replies = accept(exchange, state, number, problem)
+    rows: list[dict[str, Any]] = []
+    for site, reply in replies:
+        metrics: Mapping[str, Any] = metrics_of(reply)
+        if "patients" in metrics:
+            state.patients[site.name] = max(int(metrics["patients"]), 0)
+        if COUNTS in reply.content or "withheld" in reply.content.get(RECORD, {}):
+            try:
+                metrics = _private(state, site, reply)
+            except PolyclinicError as error:
+                state.drop(number, [(site, str(error))])
+        state.released[site.name] = "held-out-patients" in metrics or site.name in state.score_counts
+        rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
+        if "predictions" in reply.content:
+            record = reply.content.pop("predictions")
+            try:
+                state.predictions[site.name] = _predictions(record, site.schema.num_classes)
+            except PolyclinicError as error:
+                state.drop(number, [(site, str(error))])
+    weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
+    weighed = [reply for _, reply in replies if misplaced(reply, (), weight) is None]
+    if weighed:
+        state.note_metrics(number, "evaluate", run.strategy.aggregate_evaluate(number, alike(weighed)))
+    if any(len(part.labels) for part in state.predictions.values()):
+        together = pool(state.predictions)
+        pooled = classification_metrics(together.labels, together.scores)
+        majority = float(np.bincount(together.labels).max() / len(together.labels))
+        rows.append(
+            {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
+        )
+    elif state.score_counts:
+        pooled = values_of(pool_counts([*state.score_counts.values()]))
+        rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in METRICS})
+    if rows:
+        rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
+    return rows
+
+
+def evaluate_again(run: Run, state: RunState) -> None:
+    """Evaluate the round that turned out to be the last, or whose result has changed since, with private metrics."""
+    before = {row["site"]: row for row in state.newest_rows()}
+    earlier = [row for row in state.rows if row["round"] != state.round]
+    rows = evaluate(run, state, state.round, private=True)
+    state.rows = earlier + [before.get(row["site"], {}) | row for row in rows]
+
+
+def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, Any]:
+    """What the run's ``evaluate-fn`` finds of the model after round ``number``, 0 before the first; nothing without one.
+
+    It sees what left the hospitals, so that it costs nothing. Raises ConfigError where it fails, or gives no metrics.
+    """
+    if not config.evaluate_fn:
+        return {}
+    try:
+        given = evaluator_named(config.evaluate_fn)(number, to_record(model))
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"it gives {type(given).__name__}, not a MetricRecord, a mapping of names to numbers, or None"
+            )
+        numbers = {
+            name: value.item() if isinstance(value, np.generic) else value for name, value in (given or {}).items()
+        }
+        return dict(MetricRecord(numbers))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Configuration key 'evaluate-fn' has the value {config.evaluate_fn!r}, which failed in round {number}: {why(error)}."
+        ) from error
+
+
+def _private(state: RunState, site: Site, reply: Message) -> Metrics:
+    """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
+    said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
+    fields = said if isinstance(said, ConfigRecord) else {}
+    if record is None:
+        state.withheld[site.name] = " ".join(str(fields.get("withheld", ""))[:_LONGEST].split())
+        return {}
+    classes = site.schema.num_classes
+    try:
+        if not isinstance(record, ArrayRecord):
+            raise TypeError("no arrays")
+        counts = from_record(record)["counts"].astype(np.float64)
+        epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
+        if counts.shape != (tables_of(classes), 2, BINS) or not np.isfinite(counts).all():
+            raise ValueError("the counts have another shape")
+        # Whatever the hospital says, counts with so little noise cost so much.
+        least = cost_of(deviation, classes, site.delta, site.accountant, site.relation)
+        if not (0 <= epsilon < np.inf and 0 < deviation < np.inf and least < np.inf):
+            raise ValueError("an epsilon or a deviation that cannot be")
+    except (LookupError, TypeError, ValueError, PolyclinicError):
+        raise PolyclinicError("its private metrics cannot be read") from None
+    state.score_counts[site.name] = ScoreCounts(counts, deviation)
+    state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
+    return values_of(state.score_counts[site.name])
+
+
+def _predictions(record: object, classes: int) -> Predictions:
+    """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense."""
+    try:
+        if not isinstance(record, ArrayRecord):
+            raise TypeError("no arrays")
+        told = from_record(record)
+        labels, scores = told["labels"].astype(np.int64), told["scores"].astype(np.float64)
+        patient = np.unique(told.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
+        group = told["group"].astype(np.int64) if "group" in told else None
+        shapes = {labels.shape, patient.shape, labels.shape if group is None else group.shape}
+        if shapes != {(len(scores),)} or scores.shape[1:] != (classes,) or len(patient) != len(scores):
+            raise ValueError("the shapes do not fit")
+        classification_metrics(labels, scores)
+    except (KeyError, TypeError, ValueError, PolyclinicError):
+        raise PolyclinicError("its predictions of held-out patients cannot be read") from None
+    return Predictions(labels, scores, patient, group)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row["site"] != "pooled" and row[name] is not None]
+    return float(np.mean(values)) if values else None

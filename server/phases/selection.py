@@ -1,0 +1,70 @@
+"""The choice among a game's generators by all hospitals, after the last round: each names its best, and the server counts."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from polyclinic.arrays import from_record, to_record
+from polyclinic.messages import QUESTION, SELECT, SelectRequest
+from polyclinic.privacy.selection import choice_event
+from polyclinic.programs import Choice
+from polyclinic.programs.synthetic import judge
+from polyclinic.server.calibration import declared_plan
+from polyclinic.server.exchange.learning import Learning
+from polyclinic.server.exchange.replies import accept, problem
+from polyclinic.server.exchange.sites import put
+from polyclinic.server.phases.evaluation import evaluate_again
+from polyclinic.server.state import Run, RunState
+
+
+def select(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:
+    """Choose among the candidates that were learned, and judge the last round anew."""
+    _choose(run, state, learning, choice)
+    evaluate_again(run, state)
+
+
+def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:
+    """Have the hospitals choose ``selected`` of the candidates; rows are then drawn from those.
+
+    A hospital's first choice weighs most, and a hospital by its patients that were paid for. Without any reply, or fewer
+    candidates than are to be chosen (rounds that diverged), the last generator stays.
+    """
+    config, candidates = run.config, learning.half.candidates(learning.state)
+    rounds = [*candidates]
+    if len(rounds) <= choice.selected:
+        return
+    judges = [judge(candidate, choice.rows, config.seed) for candidate in candidates.values()]
+    beside = to_record({
+        "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
+    })  # fmt: skip
+
+    request = SelectRequest(
+        run=run.name, site=0, home=run.home, round=config.rounds, selected=choice.selected, epsilon=choice.epsilon or None,
+        plan=declared_plan(run.privacy),
+    )  # fmt: skip
+    exchange = put(run.grid, run.sites, SELECT, request, config.timeout, RecordDict({QUESTION: beside}))
+    votes = np.zeros(len(rounds))
+    if choice.epsilon:
+        event = choice_event(choice.epsilon, choice.selected)
+        state.ask(exchange, SELECT, event, event)
+    for site, reply in accept(exchange, state, config.rounds, problem, request=SELECT):
+        chosen = _chosen(reply, choice.selected, len(rounds))
+        weight = state.public_patients.get(site.name, 1.0)
+        votes[chosen] += weight * (choice.selected - np.arange(len(chosen)))
+    if votes.any():
+        learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: choice.selected]])
+
+
+def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:
+    """Indices of candidates in a reply; none of one that does not name as many different ones as were asked for."""
+    record = reply.content.get("arrays")
+    found = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None
+    if (
+        found is None
+        or found.shape != (selected,)
+        or found.dtype.kind not in "iu"
+        or len(set(found.tolist())) < selected
+    ):
+        return np.zeros(0, dtype=np.int64)
+    return found if found.min() >= 0 and found.max() < candidates else np.zeros(0, dtype=np.int64)

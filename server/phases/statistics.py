@@ -1,0 +1,92 @@
+"""The sums that hospitals are asked for before they train: of what standardises their columns, and of how many patients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from polyclinic.arrays import from_record
+from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
+from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
+from polyclinic.programs import Program
+from polyclinic.server.calibration import declared_plan
+from polyclinic.server.exchange.merging import arrays_of
+from polyclinic.server.exchange.replies import accept, problem, too_few
+from polyclinic.server.exchange.sites import Exchange, Site, put
+from polyclinic.server.state import RunState
+
+# A noisy count can fall near zero; a divisor below this would blow the step up.
+_FEWEST_PATIENTS = 10.0
+# What a training message may say of them.
+_MOST_PATIENTS = 1e9
+
+
+def ask_statistics(
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: Path, privacy: PrivacyPlan | None
+) -> None:  # fmt: skip
+    """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
+    exchange, found = _sums(grid, sites, state, program, run, str(home), privacy, 0)
+    config = program.config
+    if len(found) < config.participation.min_sites:
+        raise too_few(exchange, "Statistics", len(found), config)
+    totals = [total for _, total in found]
+    if config.data.standardise == "measured":
+        noise = privacy.statistics_noise_multiplier if privacy else None
+        state.standardiser = program.patient_sums(sites[0].schema).standardiser(totals, noise)
+    if program.counts_classes:
+        state.classes = program.class_counts([site.index for site, _ in found], totals)
+
+
+def count_patients(
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
+    privacy: PrivacyPlan | None, round: int,
+) -> list[Site]:  # fmt: skip
+    """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used."""
+    return [site for site, _ in _sums(grid, sites, state, program, run, home, privacy, round)[1]]
+
+
+def _sums(
+    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
+    privacy: PrivacyPlan | None, round: int,
+) -> tuple[Exchange, list[tuple[Site, np.ndarray]]]:  # fmt: skip
+    """The sums of the sites that gave some; how many patients these have is noted in ``state``."""
+    noise, sums = privacy.statistics_noise_multiplier if privacy else None, program.patient_sums(sites[0].schema)
+    request = StatisticsRequest(
+        run=run,
+        site=0,
+        home=home,
+        noise_multiplier=noise,
+        plan=declared_plan(privacy),
+        local_half=program.has_local_half,
+    )
+    exchange = put(grid, sites, STATISTICS, request, program.config.timeout)
+    found: dict[int, np.ndarray] = {}
+
+    def wrong(reply: Message) -> str | None:
+        if why := problem(reply, {"sums": np.zeros(sums.size)}):
+            return why
+        total = next(from_record(record) for name, record in arrays_of(reply) if is_model(name))["sums"]
+        found[reply.metadata.src_node_id] = total
+        return _impossible(total, sums.patients(total), program)
+
+    if noise is not None:
+        event = gaussian_event(noise)
+        state.ask(exchange, STATISTICS, event, event)
+    replies = accept(exchange, state, round, wrong, request=STATISTICS)
+    for site, _ in replies:
+        count = sums.patients(found[site.id])
+        state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if program.config.privacy.dp else count
+    return exchange, [(site, found[site.id]) for site, _ in replies]
+
+
+def _impossible(total: np.ndarray, patients: float, program: Program) -> str | None:
+    """Why these can be no hospital's sums, or None."""
+    if np.abs(total).max() > _MOST_PATIENTS or patients > _MOST_PATIENTS:
+        return f"its sums are not those of {_MOST_PATIENTS:g} patients or fewer"
+    if not program.config.privacy.dp and patients < 1:
+        return f"it says that it has {patients:g} patients"
+    return None

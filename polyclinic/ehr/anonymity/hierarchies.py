@@ -20,7 +20,7 @@ from pandas.api.types import is_numeric_dtype
 from pydantic import model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
-from polyclinic.ehr.coarsening import Declared
+from polyclinic.ehr.coarsening import Finite
 from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
@@ -32,7 +32,7 @@ _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
 ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
 
 
-class Hierarchy(Declared):
+class Hierarchy(Finite):
     """What every hierarchy does; each kind says its labels."""
 
     @property

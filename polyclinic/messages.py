@@ -112,7 +112,7 @@ class AskRequest(Request):
     a real one does not read them.
     """
 
-    question: str = Field(max_length=2_000_000)
+    question: str = Field(max_length=1_000_000)
     ledger: str = ""
     budget: float | None = Field(None, gt=0, allow_inf_nan=False)
     relation: Literal["add-remove", "replace-one"] = "add-remove"

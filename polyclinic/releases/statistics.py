@@ -20,11 +20,12 @@ from dp_accounting import DpEvent
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from polyclinic.ehr.checks import texts
 from polyclinic.ehr.encoding import column_values
-from polyclinic.ehr.expressions import Expression, parse
+from polyclinic.ehr.expressions import LONGEST, Expression, numbers, parse
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Shard
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.privacy.accounting import event_to_json
 from polyclinic.privacy.mechanisms import (
     FINE,
@@ -87,7 +88,7 @@ class Statistic:
 
     statistic: Annotated[str, Field(max_length=20)]
     column: Annotated[str, Field(max_length=1000)] = ""
-    where: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    where: Annotated[tuple[Annotated[str, Field(max_length=LONGEST)], ...], Field(max_length=100)] = ()
     bins: int = 10
     quantile: float = 0.5
     mechanism: Annotated[str, Field(max_length=40)] = field(default="", kw_only=True)
@@ -310,7 +311,7 @@ def _condition(text: str, schema: Schema) -> Expression:
         _check_compared(text, columns[name], value)
     for name, form in condition.reads:
         known = categories(columns[name]) if columns[name].kind in _LISTED else ()
-        if form not in ("number", "text") or (form == "number" and not all(map(_is_number, known))):
+        if form not in ("number", "text") or (form == "number" and not _are_numbers(known)):
             said = f"; {name} is one of {', '.join(known)}" if known else ""
             raise ConfigError(
                 f"The condition {text!r} reads column {name!r} as a {form}; numbers are compared by < <= > >= == !=, and "
@@ -321,7 +322,7 @@ def _condition(text: str, schema: Schema) -> Expression:
 
 def _check_compared(text: str, column: Column, value: str | float) -> None:
     """Raises ConfigError for a value that the column can never have."""
-    written = value if isinstance(value, str) else f"{value:g}"
+    (written,) = texts(pd.Series([value]))
     if column.kind in _LISTED:
         known = categories(column)
         if written not in known:
@@ -336,10 +337,11 @@ def _check_compared(text: str, column: Column, value: str | float) -> None:
         )
 
 
-def _is_number(text: str) -> bool:
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Whether an expression can read every one of these as a number."""
     try:
-        return math.isfinite(float(text))
-    except ValueError:
+        return bool(np.isfinite(numbers(pd.Series(names, dtype=object), "")).all())
+    except DataError:
         return False
 
 

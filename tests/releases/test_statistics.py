@@ -143,6 +143,23 @@ def test_a_condition_reads_numbers_categories_and_what_is_missing() -> None:
         assert exact(Question("count", where=(where,)), shard) == chosen.sum(), where
 
 
+@pytest.mark.parametrize(("grades", "readable"), [(["1", "2.5"], True), (["1", "1_000"], False), (["1", "nan"], False)])
+def test_categories_are_compared_as_numbers_only_where_all_of_them_are(grades: list[str], readable: bool) -> None:
+    """What is refused is refused by the public names, so that no failure after the charge depends on a record."""
+    columns = [c | ({"categories": grades} if c["name"] == "grade" else {}) for c in SCHEMA.as_dict()["columns"]]
+    schema, question = (
+        Schema.from_dict({**SCHEMA.as_dict(), "columns": columns}),
+        Question("count", where=("grade <= 1",)),
+    )
+    if readable:
+        question.check(schema)
+        with pytest.raises(ConfigError, match="one of 1, 2.5"):
+            replace(question, where=("grade == 2",)).check(schema)
+    else:
+        with pytest.raises(ConfigError, match="reads column 'grade' as a number.*one of 1, "):
+            question.check(schema)
+
+
 def test_a_patients_rows_are_one_value() -> None:
     records = (
         made_up(2, 2)

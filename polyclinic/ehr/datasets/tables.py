@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from polyclinic.errors import ConfigError, DataError, nearest, several
 SITE = "hospital"
 _SITES = ("hospital", "site", "hospital_id", "site_id", "hospitalid", "centre", "center", "clinic")
 _LABELS = ("label", "outcome", "target", "died", "death", "mortality", "event")
-_MARKS = frozenset((*MISSING, ".", "-", "--", "n.a.", "N.A.", "n/a", "na", "none", "None", "#N/A", "missing"))
+_MARKS = frozenset(
+    (*MISSING, ".", "-", "--", "n.a.", "N.A.", "n/a", "na", "none", "None", "#N/A", "missing", "inf", "-inf")
+)
 _CODES = frozenset(sign * int("9" * digits) for digits in range(1, 7) for sign in (-1, 1)) - {9}
 _NUMBER = re.compile(
     r"(?P<limit>[<>]=?)?\s*(?P<number>[-+]?(?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>[^\W\d_%]?[^\s\d;<>,]{0,11})"
@@ -131,10 +134,14 @@ def _read(file: Path) -> pd.DataFrame:
                 head = pd.read_csv(file, header=None, nrows=1, dtype=str, sep="\0", engine="python", encoding=encoding,
                                    quoting=csv.QUOTE_NONE).iloc[0, 0]  # fmt: skip
                 separator = max(",;\t|", key=str(head).count)
-                return pd.read_csv(file, dtype=str, keep_default_na=False, sep=separator, encoding=encoding)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", pd.errors.ParserWarning)  # lines that are longer than the header
+                    return pd.read_csv(
+                        file, dtype=str, keep_default_na=False, sep=separator, encoding=encoding, index_col=False
+                    )
             except UnicodeDecodeError:
                 continue
-    except (ValueError, OSError, IndexError, pd.errors.ParserError):
+    except (ValueError, OSError, IndexError, pd.errors.ParserError, pd.errors.ParserWarning):
         pass
     # The readers' own messages can quote a line of the file.
     raise DataError(f"{file}: the file cannot be read; it must be a CSV with a header, or Parquet, not damaged.")
@@ -173,14 +180,14 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, label: str, patient
             table.columns.append({"name": name, "kind": "categorical", "role": "patient_id"})
         elif name != site:
             _add(table, name, cells[name], name == label, contents)
+    if len(table.columns) == 1 + bool(patient):
+        raise DataError(f"{title}: no column can be learned from. {' '.join(_left_out(table))}".strip())
     several_sites = bool(site) or len(frames) > 1
     if several_sites:
         table.records[SITE] = sites
         table.columns.append({"name": SITE, "kind": "categorical", "role": "site"})
     values = {"name": title, "unit": "patient" if patient else "record", "columns": table.columns}
     schema = Schema.from_dict(values)
-    if not schema.features:
-        raise DataError(f"{title}: no column can be learned from. {' '.join(_left_out(table))}")
     records = pd.DataFrame(table.records)
     hospitals = tuple(dict.fromkeys(sites)) if several_sites else ()
     head = (

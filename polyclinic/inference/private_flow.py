@@ -174,8 +174,7 @@ class Descent:
             )
         if not bool(torch.isfinite(found).all()):
             raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
-        drawn: Floats = found.numpy()
-        return drawn
+        return np.asarray(found.numpy())
 
 
 def private_flow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import html
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,13 @@ from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
+from polyclinic.ehr.datasets.tables import hold
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.naming import changeable, check_reach, named
-from polyclinic.plugins import dataset_of
+from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
@@ -246,6 +247,56 @@ class Federation:
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
         """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``)."""
         return cls(RunConfig.build(named({"dataset": name}), named(options)))
+
+    @classmethod
+    def from_tables(
+        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", **options: Any
+    ) -> Federation:
+        """A federation of hospitals' own tables, one for each, for a simulation.
+
+        Args:
+            tables: By hospital, a data frame or the path of a CSV or Parquet file. Runs over files can be resumed and have
+                several workers; data frames live in this process alone.
+            label: Column of the outcome: 0 and 1, or up to 20 categories.
+            patient: Column that names the patient, the unit of privacy; without it each row is one.
+            options: Configuration keys.
+
+        Raises:
+            ConfigError: for a column that does not exist. DataError: for tables that nothing can be learned from.
+
+        The schema is drafted from the records, which no epsilon covers; the run's notes say so.
+
+        >>> import numpy as np, pandas as pd
+        >>> age = np.arange(200) % 60 + 30
+        >>> table = pd.DataFrame({"mrn": range(200), "age": age, "died": (age + np.arange(200) % 7 > 62).astype(int)})
+        >>> federation = Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="died", patient="mrn")
+        >>> federation.config.dataset
+        'tables'
+        """
+        if not isinstance(tables, Mapping) or not tables:
+            raise ConfigError("from_tables takes a table for each hospital: {'north': frame_or_path, 'south': ...}.")
+        frames = {name: table for name, table in tables.items() if isinstance(table, pd.DataFrame)}
+        if frames and len(frames) < len(tables):
+            raise ConfigError("from_tables takes data frames or paths, not both; read the files, or write the frames.")
+        given: dict[str, Any] = {"frames": hold(frames)} if frames else {
+            "files": [f"{name}={place}" for name, place in tables.items()]
+        }  # fmt: skip
+        return cls._of_tables({**given, "label": label, "patient": patient}, options)
+
+    @classmethod
+    def from_frame(cls, table: pd.DataFrame, site: str, label: str, patient: str = "", **options: Any) -> Federation:
+        """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
+        return cls._of_tables(
+            {"frames": hold({"all": table}), "site": site, "label": label, "patient": patient}, options
+        )
+
+    @classmethod
+    def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:
+        federation = cls.from_dataset(
+            TABLES, dataset_options={key: value for key, value in given.items() if value}, **options
+        )
+        dataset_of(federation.config)  # what is wrong with the tables is said here
+        return federation
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Federation:

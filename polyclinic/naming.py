@@ -16,10 +16,10 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
-from polyclinic.config.reading import written
+from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import MODS, mod_named, strategy_named
+from polyclinic.plugins import MODS, TABLES, mod_named, strategy_named
 from polyclinic.strategies import BUILT_IN
 
 _HERE = "__main__"
@@ -27,7 +27,7 @@ _HERE = "__main__"
 _NAMING = ("dataset", "partitioner", "task", "model", "strategy", "evaluate-fn")
 _AT_HOSPITALS = ("dataset", "partitioner", "task", "model", "mods")
 #: Keys of options, in which a function may stand for its name.
-_OPTIONS = ("partitioner-options", "task-options", "strategy-options")
+_OPTIONS = ("dataset-options", "partitioner-options", "task-options", "strategy-options")
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,8 +55,9 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changeable(config: RunConfig) -> bool:
-    """Whether hospitals use an object that may be another by now: a script's, a notebook's, or a reloaded module's."""
-    return any(":" in name for key in (*_AT_HOSPITALS, "strategy") for name in _names(config, key))
+    """Whether hospitals use what may be another by now: an object of a script, a notebook or a reloaded module, or files."""
+    named = any(":" in name for key in (*_AT_HOSPITALS, "strategy") for name in _names(config, key))
+    return named or config.dataset == TABLES
 
 
 def _names(config: RunConfig, key: str) -> tuple[str, ...]:
@@ -93,6 +94,11 @@ def check_reach(config: RunConfig) -> None:
     """
     if config.workers == 1 and not config.ray_address:
         return
+    if "frames" in keyword_arguments(config.dataset_options):
+        raise ConfigError(
+            f"workers is {config.workers}, but the tables are data frames of this session, which worker processes cannot see; "
+            "write them to files and give Federation.from_tables their paths, or leave workers at 1 and ray-address empty."
+        )
     for key in (*_AT_HOSPITALS, "strategy"):
         # A strategy without a half at hospitals stays at the server.
         here = [name for name in _names(config, key) if name.startswith(f"{_HERE}:")]

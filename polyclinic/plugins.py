@@ -7,6 +7,7 @@ by its name, and at a hospital the policy is asked before that.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.config.programs.synthesis import FLOWS, GAMES
+from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators
@@ -49,8 +51,10 @@ MODS = {
     "size": "polyclinic.mods:log_sizes",
 }
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
+#: The dataset that is made of files, by its options.
+TABLES = "tables"
 BUILT_IN: dict[str, Mapping[str, str]] = {
-    "datasets": datasets.BUILT_IN,
+    "datasets": {**datasets.BUILT_IN, TABLES: "polyclinic.ehr.datasets.tables:tables"},
     "partitioners": dict.fromkeys(OURS, "polyclinic.ehr.partition:partition_rows"),
     "models": {"logistic": "polyclinic.models.tabular:logistic", "mlp": "polyclinic.models.tabular:mlp"},
     "methods": {
@@ -111,7 +115,7 @@ def checked(plugin: Plugin) -> Plugin:
     if plugin.problem or not plugin.object:
         return plugin
     checks: dict[str, Callable[[str], object]] = {
-        "datasets": dataset_named, "strategies": strategy_named, "tasks": task_named,
+        "datasets": lambda name: name == TABLES or dataset_named(name), "strategies": strategy_named, "tasks": task_named,
     }  # fmt: skip
     try:
         found = checks[plugin.group](plugin.name) if plugin.group in checks else resolve(plugin.group, plugin.name)
@@ -174,11 +178,21 @@ def _ours(group: str) -> Collection[str]:
     return BUILT_IN["tasks" if group == "programs" else group]
 
 
-def dataset_named(name: str) -> Dataset:
+def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset of this name; what makes one is called with the options. Raises ConfigError for options that are not taken."""
+    if _is_table(name):
+        raise ConfigError(
+            f"Configuration key 'dataset' has the value {name!r}, which is a file or a folder; give it as `--data {name} --label "
+            f"COLUMN --patient COLUMN`, or as dataset='tables' with dataset-options=\"files='{name}', label='COLUMN'\"."
+        )
     found = resolve("datasets", name)
+    if isinstance(found, Dataset) and options:
+        raise ConfigError(
+            f"Configuration key 'dataset-options' names {next(iter(options))!r}, but the dataset {name!r} takes no options."
+        )
     if callable(found) and not isinstance(found, Dataset):
         try:
-            found = found()
+            found = found(**(options or {}))
         except PolyclinicError:
             raise
         except Exception as error:
@@ -188,6 +202,12 @@ def dataset_named(name: str) -> Dataset:
     if not isinstance(found, Dataset):
         raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
     return found
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx")) or (
+        os.sep in name and Path(name).exists()
+    )
 
 
 def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Schema) -> Iterator[Chunk]:
@@ -212,7 +232,7 @@ def dataset_of(config: RunConfig) -> Dataset:
     """The run's dataset, under the schema of its ``data.schema-file`` where it names one, and with the indicators of its
     ``imputation``. Raises DataError for a bad file.
     """
-    found = dataset_named(config.dataset)
+    found = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else found.schema
     return replace(found, schema=with_indicators(schema) if config.data.imputation == "indicator" else schema)
 

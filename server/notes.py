@@ -7,6 +7,7 @@ from typing import Any
 
 from polyclinic.config import put_aside
 from polyclinic.errors import several
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
@@ -42,6 +43,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
+    if simulated:
+        said += dataset_of(outcome.config).notes
     if outcome.config.secure.shared_noise:
         trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
         said.append(

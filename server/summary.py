@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.privacy_text import composition
-from polyclinic.plugins import dataset_named
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
@@ -38,7 +39,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
-        "flow": _flow(config.dataset) if simulated else None,
+        "flow": _flow(config) if simulated else None,
         "metrics": {
             "pooled": _metrics(last.get("pooled")) | {"released": _if_asked(outcome, _is_pooled(outcome))},
             "macro": _metrics(last.get("macro")) | {"released": _if_asked(outcome, any(state.released.values()))},
@@ -74,8 +75,8 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
     return outcome.program.statement(half, learned, outcome.synthesizer, [*state.patients.values()], state.stopped)
 
 
-def _flow(dataset: str) -> list[dict[str, Any]] | None:
-    flow = dataset_named(dataset).flow
+def _flow(config: RunConfig) -> list[dict[str, Any]] | None:
+    flow = dataset_of(config).flow
     return flow.as_list() if flow else None
 
 

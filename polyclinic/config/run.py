@@ -84,6 +84,11 @@ class RunConfig(Keys):
     dataset: str = Field(
         "breast-cancer", description="Dataset by name (`polyclinic datasets`) or `package.module:Name`."
     )
+    dataset_options: Written = Field(
+        "",
+        description="Options of a dataset that is a function, as tables, which reads files of one's own: "
+        "`files='hospitals/', label='died', patient='mrn'`.",
+    )
     sites: int = Field(0, ge=0, description="Number of hospitals; 0 takes the dataset's own number.")
     partitioner: str = Field(
         "",

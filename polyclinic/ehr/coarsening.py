@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from polyclinic.ehr.checks import code_sets, codes, numbers, texts
-from polyclinic.ehr.labels import CodeSystem, chapter, interval_name, short_zip, three_digits
+from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
@@ -32,6 +31,7 @@ from polyclinic.toml import checked, read_model
 from polyclinic.types import Floats
 
 _MOST_BINS = 10_000
+_KEY_BYTES = 32
 _IDENTIFIERS = ("patient_id", "site", "time")
 
 
@@ -285,7 +285,7 @@ def coarsen(
 def _shifted(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes | None) -> pd.Series:
     if schema.patient_id is None:
         raise ConfigError("Coarsening: shift-dates needs a patient_id column in the schema.")
-    if key is None or len(key) < 32 or rule.most < 1:
+    if key is None or len(key) < _KEY_BYTES or rule.most < 1:
         raise ConfigError("Coarsening: shift-dates needs a secret key of 32 bytes, and most must be 1 or greater.")
     patients = texts(records[schema.patient_id.name])
     days = {patient: shift_days(patient, key, rule.most) for patient in set(patients)}
@@ -299,10 +299,6 @@ def _shifted(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes
                 "correct the record."
             ) from None
     return pd.Series(out, dtype=object, index=records.index)
-
-
-_KEY_BYTES = 32
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def new_key() -> bytes:
@@ -339,6 +335,6 @@ def shifted_date(cell: str, days: int) -> str:
 
     Raises ValueError where there is none, OverflowError where the calendar ends.
     """
-    if not _DATE.match(cell):
+    if not ISO_DATE.match(cell):
         raise ValueError("no date such as 2024-05-17")
     return f"{(date.fromisoformat(cell[:10]) + timedelta(days)).isoformat()}{cell[10:]}"

@@ -25,13 +25,15 @@ HEAD = """# A DRAFT, made from real values: not private, and not yet a schema. K
 # For each column with a line `draft`: replace its bounds or categories by ones that are known in public, without looking
 # at the records (a guideline, a device's range, a code book), check its kind and role, and delete the line.
 """
-_IDENTIFIERS = ("patient_id", "patientid", "subject_id", "person_id", "uniquepid", "patient", "id")
+_IDENTIFIERS = (
+    "patient_id", "patientid", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "nhs_number", "id",
+)  # fmt: skip
 _MOST_CATEGORIES = 20
-_FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
+FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What is known of a column after some chunks of it."""
 
     low: float = math.inf
@@ -88,7 +90,7 @@ def infer_schema(path: str | Path, label: str = "", patient: str = "") -> Draft:
         if name not in names:
             # The header is not quoted: in a file without one its place is taken by a patient's row.
             raise DataError(f"{files[0]}: there is no column {name!r}; give a name of the file's header.")
-    seen = {name: _Seen() for name in names}
+    seen = {name: Seen() for name in names}
     rows = 0
     for frame in _frames(files, names):
         rows += len(frame)
@@ -96,13 +98,18 @@ def infer_schema(path: str | Path, label: str = "", patient: str = "") -> Draft:
             one.look(frame[name])
     if not rows:
         raise DataError(f"{path}: there are no records to draft a schema from.")
-    patient = patient or next((name for known in _IDENTIFIERS for name in names if name.lower() == known), "")
-    columns = [_column(name, one, label, patient) for name, one in seen.items()]
+    patient = patient or usual_name(names)
+    columns = [draft_column(name, one, label, patient) for name, one in seen.items()]
     if label and not any(column.get("role") == "label" for column in columns):
-        most = f"2 to {_MOST_CATEGORIES} categories of {_FEWEST_ROWS} or more rows"
+        most = f"2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} or more rows"
         raise DataError(f"{path}: column {label!r} cannot be a label; it must hold 0 and 1, or {most} each.")
     values = {"name": Path(path).stem or "draft", "unit": "patient" if patient else "record", "columns": columns}
     return Draft(values, rows, tuple(_notes(columns, label, patient)))
+
+
+def usual_name(names: Sequence[str], usual: Sequence[str] = _IDENTIFIERS) -> str:
+    """The first of the ``usual`` names, of a patient's column by default, that is among ``names``; "" where there is none."""
+    return next((name for known in usual for name in names if name.lower().replace(" ", "_") == known), "")
 
 
 def _frames(files: Sequence[Path], names: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -110,14 +117,14 @@ def _frames(files: Sequence[Path], names: Sequence[str]) -> Iterator[pd.DataFram
         yield from read_table(file, names)
 
 
-def _column(name: str, seen: _Seen, label: str, patient: str) -> dict[str, Any]:
+def draft_column(name: str, seen: Seen, label: str, patient: str) -> dict[str, Any]:
     if name == patient:
         return {"name": name, "kind": "integer" if seen.numeric and seen.whole else "categorical", "role": "patient_id"}
     role = {"role": "label"} if name == label else {}
     nullable = {"nullable": True} if seen.missing and not role else {}
     if not seen.many and set(seen.cells) <= {"0", "1"} and seen.cells:
         return {"name": name, "kind": "binary", **role, **nullable}
-    common = sorted(cell for cell, rows in seen.cells.items() if rows >= _FEWEST_ROWS)
+    common = sorted(cell for cell, rows in seen.cells.items() if rows >= FEWEST_ROWS)
     listed = not seen.many and 2 <= len(seen.cells) <= _MOST_CATEGORIES and len(common) >= 2
     if listed and (role or not seen.numeric):
         return {"name": name, "kind": "categorical", "categories": common, **role, **nullable, "draft": "categories"}

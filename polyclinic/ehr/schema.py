@@ -24,7 +24,8 @@ Role = Literal["feature", "label", "patient_id", "site", "time", "quasi_identifi
 
 #: Kinds mapped affinely from public bounds (for ordinal: from the ranks of its categories) to [-1, 1].
 NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
-_BOUNDED = ("continuous", "integer", "trajectory")
+#: Kinds with public bounds.
+BOUNDED_KINDS = ("continuous", "integer", "trajectory")
 _LISTED = ("categorical", "ordinal", "code_set")
 _IDENTIFIERS = ("patient_id", "site", "time", "ignore")
 _LABEL_KINDS = ("binary", "categorical", "ordinal")
@@ -92,17 +93,17 @@ class Column(BaseModel):
             raise DataError("Schema column '': every column needs a name of one or more characters.")
         if self.role in _IDENTIFIERS:
             return self
-        if self.kind in _BOUNDED:
+        if self.kind in BOUNDED_KINDS:
             low, high = self.bounds or (math.nan, math.nan)
             if not (low < high and math.isfinite(high - low)):
                 raise refuse(f"kind {self.kind!r} needs public bounds, two finite numbers [low, high] with low < high")
         elif self.bounds is not None:
-            raise refuse(f"kind {self.kind!r} takes no bounds; only {', '.join(_BOUNDED)} do")
+            raise refuse(f"kind {self.kind!r} takes no bounds; only {', '.join(BOUNDED_KINDS)} do")
         if self.kind in _LISTED and len(self.categories) < (1 if self.kind == "code_set" or self.other else 2):
             raise refuse(f"kind {self.kind!r} needs its public categories, at least two of them (one for a code_set)")
         if self.kind == "binary" and len(self.categories) not in (0, 2):
             raise refuse(f"kind 'binary' takes no categories or two, not {len(self.categories)}")
-        if self.kind in _BOUNDED and self.categories:
+        if self.kind in BOUNDED_KINDS and self.categories:
             raise refuse(f"kind {self.kind!r} takes no categories")
         if len(set(self.categories)) < len(self.categories) or any(not c or c != c.strip() for c in self.categories):
             raise refuse("categories must be distinct, not empty and without spaces at their ends")
@@ -110,8 +111,8 @@ class Column(BaseModel):
             raise refuse("codes of a code_set must not contain ';', which separates them in a cell")
         if self.drop_first and (self.kind != "categorical" or self.nullable):
             raise refuse("drop_first needs kind 'categorical' and nullable = false, or missing would read as the first")
-        if self.clip and (self.kind not in _BOUNDED or (self.kind == "integer" and not self._has_whole_bounds)):
-            raise refuse(f"clip needs a column with bounds ({', '.join(_BOUNDED)}), whole ones for kind 'integer'")
+        if self.clip and (self.kind not in BOUNDED_KINDS or (self.kind == "integer" and not self._has_whole_bounds)):
+            raise refuse(f"clip needs a column with bounds ({', '.join(BOUNDED_KINDS)}), whole ones for kind 'integer'")
         if self.whole and (self.kind != "trajectory" or not self._has_whole_bounds):
             raise refuse("whole is for kind 'trajectory' with whole bounds; kind 'integer' is whole by itself")
         if self.other and (self.kind not in ("categorical", "code_set") or self.role == "label"):
@@ -140,8 +141,10 @@ class Column(BaseModel):
                     f"one of the categories {', '.join(self.categories)}" if self.categories else f"{low:g} to {high:g}"
                 )
                 raise refuse(f"fill is {self.fill!r}, which must be {what}; a code_set is never missing and takes none")
-        if (self.centre is None) != (self.spread is None) or (self.centre is not None and self.kind not in _BOUNDED):
-            raise refuse(f"centre and spread belong together, in a column with bounds ({', '.join(_BOUNDED)})")
+        if (self.centre is None) != (self.spread is None) or (
+            self.centre is not None and self.kind not in BOUNDED_KINDS
+        ):
+            raise refuse(f"centre and spread belong together, in a column with bounds ({', '.join(BOUNDED_KINDS)})")
         if self.centre is not None and self.spread is not None and not (low <= self.centre <= high and self.spread > 0):
             raise refuse("centre must lie within the bounds and spread be above 0")
 
@@ -260,4 +263,4 @@ def label_names(schema: Schema) -> tuple[str, ...]:
     return schema.label.categories or ("0", "1")
 
 
-__all__ = ["NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]
+__all__ = ["BOUNDED_KINDS", "NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]

@@ -1,6 +1,7 @@
 """One hospital's records under a schema, checked, encoded and split by patient.
 
-The patient is the unit of privacy: rows carry the index of their patient, and a patient is wholly train or wholly test.
+The patient is the unit of privacy: rows carry the index of their patient, and a patient is wholly train or wholly test:
+by a hash of the id, so that nobody's side moves when rows or patients are added.
 """
 
 from __future__ import annotations

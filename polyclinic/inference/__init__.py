@@ -1,1 +1,1 @@
-"""Inference: posteriors of a model's parameters, by normalizing flows, and what a choice of dissimilarity does to them."""
+"""Inference: likelihoods, and posteriors of their parameters by noisy sums and by normalizing flows."""

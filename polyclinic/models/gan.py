@@ -87,11 +87,7 @@ class Generator(nn.Module):
 
 def mlp_generator(columns: int, latent: int = 16, labels: int = 0, widths: Sequence[int] = (64, 64)) -> Generator:
     """A perceptron with a linear output: (n, latent) and (n,) to (n, columns)."""
-    layers: list[nn.Module] = []
-    sizes = (latent + labels, *widths)
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.2)]
-    return Generator(nn.Sequential(*layers, nn.Linear(sizes[-1], columns)), labels)
+    return Generator(mlp_critic(latent + labels, columns, widths), labels)
 
 
 def mlp_critic(columns: int, outputs: int = 1, widths: Sequence[int] = (32,)) -> nn.Sequential:

@@ -54,6 +54,7 @@ class SimulatedDataset:
     """A dataset by name, with the schema's file, which may be ``written`` anew within a process."""
 
     name: str
+    options: str
     schema_file: str
     written: int
     indicators: bool
@@ -61,13 +62,18 @@ class SimulatedDataset:
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
         written = _written(config.data.schema_file) if config.data.schema_file else 0
-        return cls(config.dataset, config.data.schema_file, written, config.data.imputation == "indicator")
+        indicators = config.data.imputation == "indicator"
+        return cls(config.dataset, config.dataset_options, config.data.schema_file, written, indicators)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
         imputation: Any = "indicator" if self.indicators else "mean"
         return dataset_of(
-            RunConfig(dataset=self.name, data={"schema_file": self.schema_file, "imputation": imputation})
+            RunConfig(
+                dataset=self.name,
+                dataset_options=self.options,
+                data={"schema_file": self.schema_file, "imputation": imputation},
+            )  # fmt: skip
         )
 
 
@@ -94,7 +100,8 @@ class SimulatedRecords:
         by = self.partitioner or "its own partitioner"
         if self.partitioner_options:
             by += f" ({self.partitioner_options})"
-        return f"{self.dataset.name} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
+        dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
+        return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def shards(self) -> dict[str, Shard]:

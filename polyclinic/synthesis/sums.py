@@ -5,6 +5,7 @@ Every patient's vector is clipped in ``privacy.sums``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -58,10 +59,7 @@ def clipped_total(
     method: SumsMethod, round: int, question: Arrays, z: Floats, patient: Ints, patients: int, apart: bool = False
 ) -> Floats:
     """(size,) sum of the patients' vectors of ``round``, as ``privacy.sums.clipped_total``."""
-
-    def contributions(rows: Floats, patient: Ints, patients: int) -> Floats:
-        return method.contributions(round, question, rows, patient, patients)
-
+    contributions = partial(method.contributions, round, question)
     return sums.clipped_total(contributions, method.size(round, question), z, patient, patients, method.name, apart)
 
 

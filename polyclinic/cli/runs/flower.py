@@ -26,7 +26,7 @@ from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.deployment.submitting import follow_run, own_app, start_run
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.plugins import dataset_named
+from polyclinic.plugins import dataset_of
 from polyclinic.sim.simulation import FlowerApp
 
 _START_SECONDS = 60.0
@@ -48,7 +48,7 @@ def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, 
         )
     config = RunConfig.build(packaged, *layers)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
-    sites = config.sites or dataset_named(config.dataset).default_sites
+    sites = config.sites or dataset_of(config).default_sites
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
         out = str(Path(config.out).expanduser().resolve())
         given = config.for_flower(packaged) | {"out": out}

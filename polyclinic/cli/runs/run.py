@@ -29,6 +29,16 @@ class Flags:
     """Options that stand for configuration keys."""
 
     dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; repeatable.",
+        ),
+    ] = None
+    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
+    patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
+    site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
     sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
@@ -41,11 +51,21 @@ class Flags:
     out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
 
     def given(self) -> dict[str, Any]:
-        """The keys of the flags that were given."""
+        """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""
         values = asdict(self) | {"no_dp": False if self.no_dp else None}
+        data = values.pop("data")
+        columns = {name: value for name in _COLUMNS if (value := values.pop(name)) is not None}
+        if columns and not data:
+            raise ConfigError(f"--{next(iter(columns))} names a column of your own tables; give these by --data.")
+        if data and self.dataset:
+            raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
+        if data:
+            files = data[0] if len(data) == 1 else data
+            values |= {"dataset": "tables", "dataset-options": {"files": files, **columns}}
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 
 
+_COLUMNS = ("label", "patient", "site")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

@@ -34,6 +34,7 @@ from polyclinic.types import Bools, Floats, Ints
 
 _HELD_OUT = 0.25
 _MOST_LABELS = 200
+_LEADING_ZERO = re.compile(r"-?0\d")
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,9 +240,6 @@ def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None 
 
 def _is_measured(known: pd.Series) -> bool:
     return is_numeric_dtype(known) and not (known == known.round()).all()
-
-
-_LEADING_ZERO = re.compile(r"-?0\d")
 
 
 def read_table(path: str | Path) -> pd.DataFrame:

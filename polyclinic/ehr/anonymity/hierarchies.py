@@ -21,7 +21,7 @@ from pydantic import model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
 from polyclinic.ehr.coarsening import Declared
-from polyclinic.ehr.labels import CodeSystem, chapter, interval_name, three_digits
+from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import checked, read_toml
@@ -30,7 +30,6 @@ from polyclinic.types import Floats, Ints
 ANY = "*"
 _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
 ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class Hierarchy(Declared):
@@ -175,7 +174,7 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
         low, high = float(known.min()), float(known.max())
         if _LEAST_RANGE < high - low < math.inf:
             return Intervals(widths=doubling(low, high, whole=bool((known == known.round()).all())))
-    if len(known) and all(_DATE.match(str(cell)) for cell in known.unique()):
+    if len(known) and all(ISO_DATE.match(str(cell)) for cell in known.unique()):
         return Dates()
     return Tree()
 

@@ -5,7 +5,6 @@ It shows what one outside table gives away. That a table stands it says nothing 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,10 @@ import pandas as pd
 from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_numbers, require
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.labels import bounds_of
+from polyclinic.ehr.labels import ISO_DATE, bounds_of
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Ints
 
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _AT_ONCE = 20_000_000  # cells of a (people, classes) block
 
 
@@ -169,4 +167,4 @@ def _distinct_among(fits: Any, of_row: Ints, value: Ints) -> Ints:
 def _disguises(cell: str) -> set[str]:
     """Labels other than intervals behind which a raw cell may stand by its form: ``*``, ``606**``, ``1964-03``, ``1960s``."""
     found = {"*", *(cell[:kept] + "*" * (len(cell) - kept) for kept in range(1, len(cell)))}
-    return found | ({cell[:7], cell[:4], f"{cell[:3]}0s"} if _DATE.match(cell) else set())
+    return found | ({cell[:7], cell[:4], f"{cell[:3]}0s"} if ISO_DATE.match(cell) else set())

@@ -30,7 +30,7 @@ class Dataset:
     without a download. fetch: downloads the files to the user's cache and returns the folder (None: nothing to do).
     generate: (sites, patients, seed) -> records, for simulated datasets. fixed_split: the name of a column of the
     records that holds 'train' or 'test', used with the natural sites. flow: how the published rows came to be these,
-    where the loader leaves some out; public, as the data are.
+    where the loader leaves some out; public, as the data are. notes: sentences that a reader of every run must know.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Dataset:
     generate: Callable[[int, int, int], pd.DataFrame] | None = None
     fixed_split: str | None = None
     flow: Flow | None = None
+    notes: tuple[str, ...] = ()
 
 
 def hospital_names(key: str) -> tuple[str, ...]:

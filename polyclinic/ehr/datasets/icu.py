@@ -14,12 +14,14 @@ how often they measure, in where their blood pressures read and in mortality.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from polyclinic.ehr.datasets.simulated import check_size, enrolment, patient_names, simulated_dataset, site_names
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import Schema
 from polyclinic.types import Floats
 
 STEPS = 6
@@ -31,19 +33,19 @@ INTERCEPT, SPREAD, HOSPITAL_SPREAD = -3.0, 1.9, 0.3
 #: Correlation of a vital sign's deviation from its level with that of four hours before.
 PERSISTENCE = 0.7
 
-#: Vital sign -> unit, bounds, mean, standard deviations between patients and within one, and the traits' loadings.
-_VITALS: dict[str, tuple[str, tuple[float, float], float, float, float, tuple[float, ...]]] = {
-    "heart_rate": ("beats/min", (0, 300), 88, 15, 7, (0.0, 0.6, 0.2, 0.1, 0.4)),
-    "mean_pressure": ("mmHg", (0, 300), 78, 11, 6, (-0.1, -0.7, 0.0, -0.1, -0.3)),
-    "respiratory_rate": ("breaths/min", (0, 80), 19, 4.5, 2.5, (0.1, 0.1, 0.7, 0.2, 0.3)),
-    "spo2": ("%", (0, 100), 96, 2.2, 1.2, (-0.1, -0.1, -0.7, 0.0, -0.1)),
+#: Vital sign -> mean, standard deviations between patients and within one, and the traits' loadings.
+_VITALS: dict[str, tuple[float, float, float, tuple[float, ...]]] = {
+    "heart_rate": (88, 15, 7, (0.0, 0.6, 0.2, 0.1, 0.4)),
+    "mean_pressure": (78, 11, 6, (-0.1, -0.7, 0.0, -0.1, -0.3)),
+    "respiratory_rate": (19, 4.5, 2.5, (0.1, 0.1, 0.7, 0.2, 0.3)),
+    "spo2": (96, 2.2, 1.2, (-0.1, -0.1, -0.7, 0.0, -0.1)),
 }
-#: Laboratory value -> unit, bounds, median, spread of its logarithm, and the traits' loadings.
-_LABS: dict[str, tuple[str, tuple[float, float], float, float, tuple[float, ...]]] = {
-    "lactate": ("mmol/l", (0, 40), 1.6, 0.55, (0.0, 0.6, 0.1, 0.5, 0.3)),
-    "creatinine": ("mg/dl", (0, 30), 1.1, 0.50, (0.4, 0.2, 0.0, 0.6, 0.0)),
-    "white_cells": ("10^3/mm3", (0, 200), 10.0, 0.40, (0.0, 0.0, 0.1, 0.0, 0.8)),
-    "bilirubin": ("mg/dl", (0, 60), 0.7, 0.70, (0.1, 0.0, 0.0, 0.6, 0.2)),
+#: Laboratory value -> median, spread of its logarithm, and the traits' loadings.
+_LABS: dict[str, tuple[float, float, tuple[float, ...]]] = {
+    "lactate": (1.6, 0.55, (0.0, 0.6, 0.1, 0.5, 0.3)),
+    "creatinine": (1.1, 0.50, (0.4, 0.2, 0.0, 0.6, 0.0)),
+    "white_cells": (10.0, 0.40, (0.0, 0.0, 0.1, 0.0, 0.8)),
+    "bilirubin": (0.7, 0.70, (0.1, 0.0, 0.0, 0.6, 0.2)),
 }
 _CONSCIOUSNESS = ("alert", "voice", "pain", "unresponsive")
 _UNITS = ("medical", "surgical", "cardiac", "neurological")
@@ -51,25 +53,8 @@ _UNITS = ("medical", "surgical", "cardiac", "neurological")
 _COMORBIDITIES = {"I10": (0.45, 0.3), "E11": (0.25, 0.4), "I50": (0.18, 0.9), "J44": (0.14, 0.7), "N18": (0.15, 0.9),
                   "C80": (0.05, 0.8), "K74": (0.04, 0.5), "F03": (0.06, 1.0)}  # fmt: skip
 
-# Bounds: what a monitor or a laboratory reports, not what the model draws. Fills: what is usual.
-SCHEMA = Schema(
-    name="icu",
-    columns=(
-        Column(name="patient", kind="categorical", role="patient_id"),
-        Column(name="site", kind="categorical", role="site"),
-        Column(name="age", kind="integer", unit="years", bounds=(18, 100)),
-        Column(name="male", kind="binary"),
-        Column(name="unit", kind="categorical", categories=_UNITS, drop_first=True, description="kind of unit"),
-        Column(name="elective", kind="binary", description="1 if the admission was planned"),
-        Column(name="consciousness", kind="ordinal", categories=_CONSCIOUSNESS, nullable=True, fill="alert"),
-        Column(name="comorbidities", kind="code_set", categories=tuple(_COMORBIDITIES), description="ICD-10 categories"),
-        *(Column(name=name, kind="continuous", unit=row[0], bounds=row[1], nullable=True, fill=float(row[2]))
-          for name, row in _LABS.items()),
-        *(Column(name=name, kind="trajectory", steps=STEPS, unit=row[0], bounds=row[1], nullable=True, fill=float(row[2]))
-          for name, row in _VITALS.items()),
-        Column(name="died", kind="binary", role="label", description="1 if the patient dies in hospital"),
-    ),
-)  # fmt: skip
+SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
+_BOUNDS = {column.name: column.bounds for column in SCHEMA.features if column.bounds is not None}
 
 
 def auroc_ceiling() -> float:
@@ -127,15 +112,15 @@ def simulate_icu(sites: int, patients: int, seed: int) -> tuple[pd.DataFrame, Fl
     }
     # A laboratory is asked where the doctor worries, so that a missing value is good news.
     unasked = rng.normal(0.8, 0.6, sites)[site] + 0.8 * score
-    for name, (_, (low, high), median, spread, loadings) in _LABS.items():
+    for name, (median, spread, loadings) in _LABS.items():
         values = median * np.exp(spread * _sign(traits, loadings, rng))
         asked = rng.random(patients) < 1.0 / (1.0 + np.exp(-unasked))
-        columns[name] = np.where(asked, np.clip(np.round(values, 2), low, high), np.nan)
+        columns[name] = np.where(asked, np.clip(np.round(values, 2), *_BOUNDS[name]), np.nan)
     missed = rng.uniform(0.02, 0.12, sites)[site]
     offset = rng.normal(0.0, 2.5, sites)[site]
-    for name, (_, (low, high), mean, between, within, loadings) in _VITALS.items():
+    for name, (mean, between, within, loadings) in _VITALS.items():
         level = mean + between * _sign(traits, loadings, rng) + (offset if name == "mean_pressure" else 0.0)
-        columns |= _trajectory(name, level, within, (low, high), missed, rng)
+        columns |= _trajectory(name, level, within, _BOUNDS[name], missed, rng)
     columns["died"] = (rng.random(patients) < risk).astype(np.int64)
     return pd.DataFrame(columns), risk
 

@@ -60,50 +60,27 @@ def _codes() -> tuple[str, ...]:
 
 CODES = _codes()
 
-#: Vital sign -> unit, public bounds (what a monitor shows), and its items in CareVue and MetaVision.
-VITALS: dict[str, tuple[str, tuple[float, float], tuple[int, int]]] = {
-    "heart_rate": ("beats/min", (0, 300), (211, 220045)),
-    "respiratory_rate": ("breaths/min", (0, 80), (618, 220210)),
-    "spo2": ("%", (0, 100), (646, 220277)),
-    "arterial_systolic": ("mmHg", (0, 350), (51, 220050)),
-    "arterial_diastolic": ("mmHg", (0, 250), (8368, 220051)),
-    "arterial_mean": ("mmHg", (0, 300), (52, 220052)),
-    "cuff_systolic": ("mmHg", (0, 350), (455, 220179)),
-    "cuff_diastolic": ("mmHg", (0, 250), (8441, 220180)),
-    "cuff_mean": ("mmHg", (0, 300), (456, 220181)),
+#: Vital sign -> its items in CareVue and MetaVision.
+VITALS: dict[str, tuple[int, int]] = {
+    "heart_rate": (211, 220045),
+    "respiratory_rate": (618, 220210),
+    "spo2": (646, 220277),
+    "arterial_systolic": (51, 220050),
+    "arterial_diastolic": (8368, 220051),
+    "arterial_mean": (52, 220052),
+    "cuff_systolic": (455, 220179),
+    "cuff_diastolic": (8441, 220180),
+    "cuff_mean": (456, 220181),
 }
-
-
-def _schema(name: str, features: tuple[Column, ...], label: Column, rules: tuple[str, ...]) -> Schema:
-    return Schema(
-        name=name,
-        columns=(
-            Column(name="patient", kind="categorical", role="patient_id", description="subject_id"),
-            Column(
-                name="care_unit", kind="categorical", role="ignore", description="unit of the first stay; for column:"
-            ),
-            Column(name="system", kind="categorical", role="ignore", description="CareVue or MetaVision; for column:"),
-            *features,
-            label,
-        ),
-        rules=rules,
-    )
-
-
-SCHEMA = _schema(
-    "mimic-demo",
-    (Column(name="diagnoses", kind="code_set", categories=CODES, description="ICD-9-CM categories, all admissions"),),
-    Column(name="female", kind="binary", role="label", description="1 if female"),
-    ("female == 1 or not has(diagnoses, '63*', '64*', '65*', '66*', '67*')",),  # complications of pregnancy and birth
-)
-SCHEMA_VITALS = _schema(
-    "mimic-demo-vitals",
-    tuple(
-        Column(name=name, kind="trajectory", steps=STEPS, unit=unit, bounds=bounds, nullable=True)
-        for name, (unit, bounds, _) in VITALS.items()
+SCHEMA_VITALS = Schema.from_toml(Path(__file__).with_name("mimic_vitals.toml"))
+SCHEMA = Schema(
+    name="mimic-demo",
+    columns=(
+        *(column for column in SCHEMA_VITALS.columns if column.role in ("patient_id", "ignore")),
+        Column(name="diagnoses", kind="code_set", categories=CODES, description="ICD-9-CM categories, all admissions"),
+        Column(name="female", kind="binary", role="label", description="1 if female"),
     ),
-    Column(name="heart_failure", kind="binary", role="label", description="1 if coded 428.x at discharge"),
-    tuple(f"{place}_diastolic < {place}_systolic" for place in ("arterial", "cuff")),
+    rules=("female == 1 or not has(diagnoses, '63*', '64*', '65*', '66*', '67*')",),  # pregnancy and birth
 )
 
 
@@ -138,7 +115,7 @@ def load() -> pd.DataFrame:
 @lru_cache(maxsize=1)
 def _measurements(file: Path) -> pd.DataFrame:
     """(admission, vital sign and step) -> value: the first five measurements, without those marked as errors."""
-    sign = {item: name for name, (_, _, items) in VITALS.items() for item in items}
+    sign = {item: name for name, items in VITALS.items() for item in items}
     table = pd.read_csv(
         file,
         usecols=["row_id", "subject_id", "hadm_id", "itemid", "charttime", "valuenum", "error"],
@@ -146,7 +123,8 @@ def _measurements(file: Path) -> pd.DataFrame:
     )
     table = table[table["itemid"].isin(list(sign)) & (table["error"] != 1) & table["hadm_id"].notna()]
     table = table.assign(sign=table["itemid"].map(sign))
-    low, high = (table["sign"].map({name: bounds[end] for name, (_, bounds, _) in VITALS.items()}) for end in (0, 1))
+    bounds = {column.name: column.bounds or (0.0, 0.0) for column in SCHEMA_VITALS.features}
+    low, high = (table["sign"].map({name: ends[place] for name, ends in bounds.items()}) for place in (0, 1))
     table = table[table["valuenum"].between(low, high)].sort_values(["charttime", "row_id"])
     table["step"] = table.groupby(["hadm_id", "sign"]).cumcount()
     table = table[table["step"] < STEPS]

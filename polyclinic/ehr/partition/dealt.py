@@ -19,6 +19,10 @@ from polyclinic.types import Floats, Ints
 
 MIN_PATIENTS = 8
 MIN_PER_CLASS = 2
+#: The part of every class that label-quantity deals out evenly, so that no site of the demo is degenerate.
+EVEN_SHARE = 0.3
+#: The name of the site of pooled sites.
+OTHER = "other"
 
 Deal = list[Ints]
 
@@ -98,10 +102,6 @@ def _top_up(
             site_of[rng.choice(candidates)] = poor
             counts[rich] -= 1
             counts[poor] += 1
-
-
-#: The part of every class that label-quantity deals out evenly, so that no site of the demo is degenerate.
-EVEN_SHARE = 0.3
 
 
 def iid(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
@@ -195,9 +195,6 @@ def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Ge
     for place, piece in enumerate(rng.permutation(len(cut)).tolist()):
         site_of[cut[piece]] = place % sites
     return site_rows(site_of, person, sites)
-
-
-OTHER = "other"
 
 
 def by_column(records: pd.DataFrame, schema: Schema, column: str) -> dict[str, Ints]:

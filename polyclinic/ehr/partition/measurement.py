@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import BOUNDED_KINDS, Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.types import Floats, Ints
 
@@ -43,7 +43,7 @@ def units(values: Floats, column: Column, rng: np.random.Generator, strength: fl
 
 
 def _is_numeric(column: Column) -> bool:
-    return column.kind in ("continuous", "integer", "trajectory")
+    return column.kind in BOUNDED_KINDS
 
 
 def _has_other_unit(column: Column) -> bool:

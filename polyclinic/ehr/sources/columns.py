@@ -2,6 +2,9 @@
 
 The file says for each of the schema's columns from which own column it comes and how: renamed, converted, recoded, or
 missing. A source reads the own columns (``own_schema``), and ``apply_mapping`` makes each chunk of them the schema's.
+
+Units of one dimension convert by a factor and an offset; between a mass and an amount of a substance its molar mass stands.
+Factors are those of the SI (BIPM 2019) and of the international inch, pound and calorie by definition.
 """
 
 from __future__ import annotations
@@ -15,12 +18,10 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import BOUNDED_KINDS, Column, Schema
 from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import first_problem, read_toml
-
-_NUMERIC = ("continuous", "integer", "trajectory")
 
 
 class Origin(BaseModel):
@@ -119,7 +120,7 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
         known = [column.name for column in schema.columns if column.is_read]
         return (), f"the schema {schema.name!r} has no such column.{nearest(name, known)}"
     numeric, identifies = (
-        column.kind in _NUMERIC and column.role == "feature",
+        column.kind in BOUNDED_KINDS and column.role == "feature",
         column.role in ("patient_id", "site", "time"),
     )
     if origin.missing and origin.default is not None:

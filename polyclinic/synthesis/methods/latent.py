@@ -20,7 +20,7 @@ from polyclinic.synthesis.methods.covariance import denoised, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.types import Arrays, Bools, Floats, Ints
+from polyclinic.types import Arrays, Floats, Ints
 
 # Numeric components are shortened to so many times the root of the square that is expected of them.
 _RADIUS = 1.2
@@ -119,10 +119,6 @@ class Latent:
         return Hot.of(self.layout, self.most)
 
     @cached_property
-    def _numeric(self) -> Bools:
-        return self._basis.numeric
-
-    @cached_property
     def _reach(self) -> float:
         """The longest that the numeric components of a row are."""
         return _RADIUS * float(np.sqrt(max(self._basis.of_numeric, 1.0)))
@@ -130,24 +126,24 @@ class Latent:
     @property
     def _widths(self) -> tuple[int, int, int, int]:
         """Of 0/1 numbers, of numbers of codes, of first and of second moments."""
-        numbers = int(self._numeric.sum())
+        numbers = int(self._basis.numeric.sum())
         return len(self._hot.places), len(self._hot.sets) * (self.most + 1), numbers, numbers
 
     @property
     def _watched_square(self) -> float:
-        return self._hot.square + (self._reach**2 if self._numeric.any() else 0.0)
+        return self._hot.square + (self._reach**2 if self._basis.numeric.any() else 0.0)
 
     @cached_property
     def _one(self) -> float:
         """What a share, a 0/1 number and a number of codes count for."""
         hot = 1.0 + self._hot.square + len(self._hot.sets)
-        numbers = float(self._numeric.sum())
+        numbers = float(self._basis.numeric.sum())
         return float(np.sqrt(1.0 / (hot + numbers)))
 
     @cached_property
     def _scale(self) -> Floats:
         """(features,) what they are multiplied by in a vector, so that it is no longer than 1."""
-        numbers = float(self._numeric.sum())
+        numbers = float(self._basis.numeric.sum())
         each = np.sqrt(0.5 * numbers) * self._one
         return np.repeat([self._one, self._one, each / self._reach, each / self._reach**2], self._widths)
 
@@ -155,8 +151,8 @@ class Latent:
         """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components and their squares."""
         hot = self._hot.values(z)
         parts = [hot, self._hot.counts(z).reshape(len(z), self._widths[1])]
-        if self._numeric.any():
-            u = self._basis.forward(z)[:, self._numeric]
+        if self._basis.numeric.any():
+            u = self._basis.forward(z)[:, self._basis.numeric]
             u *= np.minimum(1.0, self._reach / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300))
             parts += [u, u**2]
         return np.concatenate(parts, axis=1)
@@ -211,4 +207,4 @@ class Latent:
         absent[:, np.flatnonzero(layout.nullable)] = frequencies[:, here[layout.missing]]
         for at in layout.trajectories:
             absent[:, at] = absent[:, at].mean(axis=1, keepdims=True)
-        return np.clip(absent[:, self._numeric], 0.0, 0.9)
+        return np.clip(absent[:, self._basis.numeric], 0.0, 0.9)

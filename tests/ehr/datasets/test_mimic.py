@@ -50,7 +50,8 @@ def test_the_first_five_measurements_are_the_earliest_valid_ones(mimic_files: Pa
     ):
         while str(patient) != row.patient:
             patient, admission = next(admissions)
-        for name, (_, (low, high), items) in list(mimic.VITALS.items())[:3]:
+        for column, items in zip(mimic.SCHEMA_VITALS.features[:3], mimic.VITALS.values(), strict=False):
+            name, (low, high) = column.name, column.bounds or (0.0, 0.0)
             rows = events[(events["hadm_id"] == admission) & events["itemid"].isin(items) & (events["error"] != 1)]
             rows = rows[rows["valuenum"].between(low, high)].sort_values(["charttime", "row_id"])
             expected = rows["valuenum"].head(5).tolist()

@@ -28,6 +28,7 @@ from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
+from polyclinic.runs.predicting import predict
 from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
@@ -188,6 +189,13 @@ class RunResult:
     def model(self) -> nn.Module:
         """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
         return self.folder.model()
+
+    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+        """(rows, classes) probabilities of raw rows with the columns of the run's schema; the label may be left out.
+
+        Raises ConfigError for a run without a classifier, DataError for a cell that the schema does not allow.
+        """
+        return predict(self.folder, table)[0]
 
     def report(self) -> Path:
         """Render report.html again and give its path."""

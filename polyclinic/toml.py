@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polyclinic.errors import ConfigError, PolyclinicError, nearest
 from polyclinic.files import reason
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Declared(BaseModel):
+    """A table that a person writes: it does not change, and a key that is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def read_toml(

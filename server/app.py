@@ -20,7 +20,7 @@ from polyclinic.errors import PolyclinicError, without_name
 from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
 from polyclinic.programs import program_of
-from polyclinic.runs.folder import RESULTS, Run
+from polyclinic.runs.folder import LATEST, RESULTS, Run
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, federate
@@ -123,7 +123,7 @@ def main(grid: Grid, context: Context) -> None:
             calibrate(config)
         folder = Run.to_resume(config) if config.resume else Run.create(config)
         folder.add_flower_run(context.run_id)
-        write_file(Path(config.out).expanduser().resolve() / "latest.txt", str(folder.path))
+        write_file(Path(config.out).expanduser().resolve() / LATEST, str(folder.path))
         _, summary = coordinate(
             PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
         )

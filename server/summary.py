@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
@@ -34,15 +33,15 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     spent, charged = _spent(outcome, ledgers), _charged(outcome, ledgers)
     site, overlap = outcome.sites[0], _overlap(outcome)
     statement = _statement(outcome, ledgers, spent)
-    unchanged = _unchanged(outcome, statement)
+    unchanged, flow = _unchanged(outcome, statement), dataset_of(config).flow if simulated else None
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
-        "flow": _flow(config) if simulated else None,
+        "flow": flow.as_list() if flow else None,
         "metrics": {
-            "pooled": _metrics(last.get("pooled")) | {"released": _if_asked(outcome, _is_pooled(outcome))},
-            "macro": _metrics(last.get("macro")) | {"released": _if_asked(outcome, any(state.released.values()))},
+            "pooled": _metrics(last.get("pooled")) | {"released": _is_pooled(outcome) if state.released else None},
+            "macro": _metrics(last.get("macro")) | {"released": any(state.released.values()) if state.released else None},
             "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged) for found in outcome.sites},
         },
         "evaluation": _evaluation(outcome) if outcome.program.judged else None,
@@ -56,7 +55,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "budget": config.privacy.epsilon if private else None, "noise_multiplier": state.noise_multiplier,
             "sample_rate": config.training.sample_rate if stepwise else None,
             "steps": config.rounds * (config.training.local_steps if stepwise else 1),
-            "central": outcome.central and _without_ledger(outcome.central),
+            "central": _central(outcome),
         },
         "synthesis": None, "posterior": None, **statement_of(outcome),
         "model_sha256": digest(state.arrays), "seconds": state.seconds,
@@ -75,11 +74,6 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
     return outcome.program.statement(half, learned, outcome.synthesizer, [*state.patients.values()], state.stopped)
 
 
-def _flow(config: RunConfig) -> list[dict[str, Any]] | None:
-    flow = dataset_of(config).flow
-    return flow.as_list() if flow else None
-
-
 def _evaluation(outcome: Outcome) -> dict[str, Any]:
     config, schema = outcome.config, outcome.sites[0].schema
     groups = group_names(schema, config.evaluation.groups) if config.evaluation.groups else ()
@@ -92,11 +86,6 @@ def _is_pooled(outcome: Outcome) -> bool:
     """Whether some hospital let predictions or noised counts leave."""
     state = outcome.state
     return any(len(part.labels) for part in (state.predictions or {}).values()) or bool(state.score_counts)
-
-
-def _if_asked(outcome: Outcome, released: bool) -> bool | None:
-    """``released``, or None where no hospital was asked for metrics."""
-    return released if outcome.state.released else None
 
 
 def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
@@ -113,9 +102,12 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _without_ledger(central: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in central.items() if key != "ledger"}
-    return kept | {"risk": central["ledger"]["risk"]}
+def _central(outcome: Outcome) -> dict[str, Any] | None:
+    """The guarantee to whole hospitals, with the risk that the server's ledger says; None without."""
+    if not outcome.central:
+        return None
+    rest = {key: value for key, value in outcome.central.items() if key != "ledger"}
+    return rest | {"risk": outcome.central["ledger"]["risk"]}
 
 
 def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:

@@ -18,6 +18,10 @@ COMMANDS = {
     "run": "Train one model over several hospitals; without arguments, the embedded default.",
     "show": "Print a finished run.",
     "report": "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
+    "predict": "Predict the label of new rows with a finished run's model. Nothing is sent or charged.",
+    "evaluate": (
+        "Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."
+    ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
@@ -59,17 +63,28 @@ COMMANDS = {
 }
 # Where a command is: one of its own name in this folder, unless it says more here. A group is called ``app``.
 _PLACES = {
-    "show": "runs.run:show", "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
+    "show": "runs.run:show", "evaluate": "runs.predict:evaluate",
+    "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
-    "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "ledger": "ledger:app",
-    "plugins": "plugin:plugins",
+    "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
+    "ledger": "ledger:app", "plugins": "plugin:plugins",
 }  # fmt: skip
 _PLACES |= {
     name: f"{folder}.{name}:{name}"
     for folder, names in {
-        "runs": ("run", "report", "audit", "attack", "synthesize", "quality", "serve", "reproduce", "simulate"),
+        "runs": (
+            "run",
+            "predict",
+            "report",
+            "audit",
+            "attack",
+            "synthesize",
+            "quality",
+            "serve",
+            "reproduce",
+            "simulate",
+        ),
         "records": ("query", "cohort", "prepare", "risk", "anonymize"),
-        "nodes": ("identity",),
     }.items()
     for name in names
 }

@@ -82,14 +82,11 @@ def say(*shown: str | Text | Table, errors: bool = False) -> None:
         console(errors).print(part, soft_wrap=not isinstance(part, Table))
 
 
-def dim(*sentences: str) -> list[Text]:
-    """What need not be read at once."""
-    return _styled(sentences, "dim")
+def styled(style: str, *sentences: str) -> list[Text]:
+    """The sentences, "dim" where they need not be read at once, "yellow" where they should not be overlooked."""
+    from rich.text import Text
 
-
-def warned(*sentences: str) -> list[Text]:
-    """What should not be overlooked."""
-    return _styled(sentences, "yellow")
+    return [Text(sentence, style) for sentence in sentences]
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()) -> Table:
@@ -104,12 +101,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: 
     for row in rows:
         made.add_row(*row)
     return made
-
-
-def _styled(sentences: Iterable[str], style: str) -> list[Text]:
-    from rich.text import Text
-
-    return [Text(sentence, style) for sentence in sentences]
 
 
 def print_json(value: Any) -> None:

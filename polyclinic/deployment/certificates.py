@@ -1,4 +1,7 @@
-"""The federation's own authority and the coordinator's certificate (X.509, RFC 5280; ECDSA on NIST P-384)."""
+"""The federation's own authority, the coordinator's certificate, and the key by which the SuperLink knows a node.
+
+Certificates are of X.509 (RFC 5280), nodes' keys in OpenSSH's form, as Flower reads them; all keys are ECDSA on NIST P-384.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -191,6 +197,54 @@ def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
     else:
         next_step = "another authority than that of ca.crt signed it, so ask the coordinator's operator for its ca.crt"
     return f"its certificate does not hold ({error.verify_message.rstrip('.')}): {next_step}"
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """``private`` is a file's content; ``public`` one line."""
+
+    private: bytes
+    public: str
+
+
+def make_node_key(site: str) -> NodeKey:
+    """A new pair; the site's name becomes the public key's comment."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return NodeKey(private, f"{line} {'-'.join(site.split())}")
+
+
+def read_public_key(path: Path) -> bytes:
+    """The key as Flower's control takes it (PEM). Raises ConfigError for anything but a public P-384 key of OpenSSH's form."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The public key {path} cannot be read: {error.strerror}.") from None
+    if b"PRIVATE KEY" in content:
+        raise ConfigError(f"{path} is a private key; the hospital keeps that and sends its node.pub.")
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path} is no public key of OpenSSH's form.") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ConfigError(f"{path} is no ECDSA key on NIST P-384, as `polyclinic hospital init` makes it.")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_private_key(path: Path) -> None:
+    """Raises ConfigError for anything but a private P-384 key of OpenSSH's form without a passphrase."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"The key {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ConfigError(
+            f"{path} is no private key, or a damaged one; restore it from a backup, or make a new one with `polyclinic hospital "
+            "rekey`, which the coordinator's operator then registers."
+        )
 
 
 def _expiry_warning(path: Path) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 
-from polyclinic.deployment.certificates import certificate_problem, failed_verification
-from polyclinic.deployment.keys import read_public_key
+from polyclinic.deployment.certificates import certificate_problem, failed_verification, read_public_key
 from polyclinic.errors import ConfigError, PolyclinicError, several
 
 

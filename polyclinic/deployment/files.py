@@ -8,19 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.files import SECRET, NewFile, write_files
-from polyclinic.toml import checked
+from polyclinic.toml import Declared, checked
 
 
-class FolderFile(BaseModel):
-    """A TOML file of a coordinator's or a hospital's folder: keys with dashes, none but the model's."""
+class FolderFile(Declared):
+    """A TOML file of a coordinator's or a hospital's folder; its keys have dashes."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
-    )
+    model_config = ConfigDict(alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True)
 
     @classmethod
     def build(cls, values: Mapping[str, Any], source: str) -> Self:

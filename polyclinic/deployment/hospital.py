@@ -13,10 +13,9 @@ from pydantic import Field, field_validator
 
 from polyclinic.client.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
-from polyclinic.deployment.certificates import check_authority
+from polyclinic.deployment.certificates import check_authority, check_private_key, make_node_key
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
 from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
-from polyclinic.deployment.keys import check_private_key, make_node_key
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
 from polyclinic.toml import read_model

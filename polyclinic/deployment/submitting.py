@@ -18,7 +18,7 @@ from polyclinic.deployment.control import control, runs
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.runs.folder import RESULTS, Run
+from polyclinic.runs.folder import LATEST, RESULTS, Run
 
 _POLL_SECONDS = 1.0
 # A run whose folder no process holds for so long has ended; Flower itself waits a minute for a heartbeat.
@@ -98,7 +98,7 @@ def run_to_resume(runs: Path, named: Path) -> Path:
     """
     if str(named) == "latest":
         try:
-            return Path((runs / "latest.txt").read_text(encoding="utf-8"))
+            return Path((runs / LATEST).read_text(encoding="utf-8"))
         except OSError:
             raise ConfigError(f"No run has begun in {runs}; name the folder of the one that shall go on.") from None
     return named if named.exists() else runs / named

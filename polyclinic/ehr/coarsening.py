@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from polyclinic.ehr.checks import code_sets, codes, numbers, texts
 from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
-from polyclinic.toml import checked, read_model
+from polyclinic.toml import Declared, checked, read_model
 from polyclinic.types import Floats
 
 _MOST_BINS = 10_000
@@ -35,13 +35,13 @@ _KEY_BYTES = 32
 _IDENTIFIERS = ("patient_id", "site", "time")
 
 
-class Declared(BaseModel):
-    """A frozen table of a TOML file."""
+class Finite(Declared):
+    """A declared table whose numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
-class Bins(Declared):
+class Bins(Finite):
     """Numbers into bins: of one ``width`` from ``low`` to ``high``, or between ``edges``.
 
     What the public bounds allow beyond is a bin at either end. A bin holds its lower end and not its upper end; the last one
@@ -92,7 +92,7 @@ class Bins(Declared):
         return [float(edge) for edge in np.round(self.low + self.width * np.arange(round(parts) + 1), 12)]
 
 
-class Round(Declared):
+class Round(Finite):
     """Numbers to the nearest multiple of ``to``; the bounds too."""
 
     column: str
@@ -113,7 +113,7 @@ class Round(Declared):
         return _numeric(cells, values, column), _update(column, bounds=(low, high))
 
 
-class Limit(Declared):
+class Limit(Finite):
     """Top- and bottom-coding: numbers above ``high`` become ``high``, those below ``low`` become ``low``."""
 
     column: str
@@ -133,7 +133,7 @@ class Limit(Declared):
         )
 
 
-class Codes(Declared):
+class Codes(Finite):
     """Diagnosis codes (ICD-9-CM or ICD-10) to their first three digits or to their chapters."""
 
     column: str
@@ -147,7 +147,7 @@ class Codes(Declared):
         return _renamed(values, column, "codes", lambda code: shorten(code, self.system))
 
 
-class Zip(Declared):
+class Zip(Finite):
     """The first ``keep`` digits of ZIP codes; with three, areas of 20,000 people or fewer become 000, as HIPAA asks."""
 
     column: str
@@ -161,7 +161,7 @@ class Zip(Declared):
         return _renamed(values, column, "zip", lambda code: short_zip(code, self.keep))
 
 
-class ShiftDates(Declared):
+class ShiftDates(Finite):
     """Dates moved by a number of days that is each patient's own, so that intervals within a patient stay.
 
     most: days, at most that far either way. The numbers follow from the patient's id and a key that the hospital keeps
@@ -240,9 +240,7 @@ def read_coarsening(path: str | Path) -> Coarsening:
     return Coarsening(tuple(rules), tuple(file.keep))
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _File(Declared):
     keep: list[str] = []
     rules: list[dict[str, Any]] = []
 

@@ -13,25 +13,25 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from polyclinic.ehr.checks import require_names, texts
 from polyclinic.ehr.expressions import Expression, dates, numbers, parse
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
-from polyclinic.toml import read_model
+from polyclinic.toml import Declared, read_model
 from polyclinic.types import Floats
 
 _PATIENT = " patient"  # no file's column begins with a space: headers are stripped
 
 
-class Step(BaseModel):
+class Step(Declared):
     """One step: ``keep``, the condition that rows must meet, or ``one-each``, which of a patient's rows is kept.
 
     by: the column, of dates or numbers, by which ``one-each`` finds a patient's first or last row.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str = Field(min_length=1, max_length=80)
     keep: str = ""
@@ -150,9 +150,7 @@ class Cohort:
         return plain, lambda: Flow(tuple(Stage(t.name, t.rows, len(t.patients)) for t in tallies))
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _File(Declared):
     steps: tuple[Step, ...] = Field(min_length=1)
 
 

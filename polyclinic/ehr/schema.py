@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from polyclinic.errors import DataError
-from polyclinic.toml import checked, read_toml
+from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
 Role = Literal["feature", "label", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"]
@@ -31,7 +31,7 @@ _IDENTIFIERS = ("patient_id", "site", "time", "ignore")
 _LABEL_KINDS = ("binary", "categorical", "ordinal")
 
 
-class Column(BaseModel):
+class Column(Declared):
     """One column of a schema; raises DataError if bounds or categories do not suit its kind.
 
     bounds: public (low, high) of continuous, integer and trajectory columns, in ``unit``.
@@ -46,8 +46,6 @@ class Column(BaseModel):
     indicator: beside each cell that may be missing (NaN) a 0/1 feature says whether it is.
     centre, spread: public or paid mean and standard deviation of the cells in ``unit``, which standardise the column.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     kind: Kind
@@ -149,7 +147,7 @@ class Column(BaseModel):
             raise refuse("centre must lie within the bounds and spread be above 0")
 
 
-class Schema(BaseModel):
+class Schema(Declared):
     """The columns of a table of records and the unit of privacy.
 
     unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a unit).
@@ -158,8 +156,6 @@ class Schema(BaseModel):
     Raises DataError unless rules can be read, there is exactly one label, at most one patient_id and site, and column names
     are unique.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     columns: tuple[Column, ...]

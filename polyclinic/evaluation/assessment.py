@@ -70,7 +70,8 @@ def assess(sites: Mapping[str, Predictions], seed: int, column: str = "", groups
     together = pool(usable)
     count = _count(together)
     pooled, curves = _pooled(together, count, seed)
-    each = _sites(usable, count, seed)
+    drawn = count if len(usable) <= MOST_SITES else 0
+    each = {name: judge(one, drawn, generator(seed, "bootstrap", "site", name)) for name, one in usable.items()}
     return {
         "undefined": None,
         "confidence": 0.95,
@@ -164,11 +165,6 @@ def estimate(value: float, draws: Floats) -> dict[str, float | None]:
     return asdict(found)
 
 
-def _sites(sites: Mapping[str, Predictions], count: int, seed: int) -> dict[str, Judged]:
-    drawn = count if len(sites) <= MOST_SITES else 0
-    return {name: judge(one, drawn, generator(seed, "bootstrap", "site", name)) for name, one in sites.items()}
-
-
 def _macro(sites: Mapping[str, Judged]) -> Estimates:
     """The mean over the hospitals that define a metric; its interval only where each of them has one."""
     found = {}
@@ -190,12 +186,12 @@ def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     known = _known(parts, metric)
     if not known:
         return None
-    pick = (
+    worst = (
         max(known, key=lambda name: abs(known[name]))
         if metric in WORST_IS_LARGEST
         else min(known, key=known.__getitem__)
     )
-    return {"name": pick, **parts[pick].told[metric]}
+    return {"name": worst, **parts[worst].told[metric]}
 
 
 def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
@@ -245,15 +241,8 @@ def calibration_curve(chance: Floats, event: Bools) -> list[dict[str, float | No
     for k in np.flatnonzero(counts):
         observed, low, high = wilson(int(inside[:, k] @ event), int(counts[k])).ends
         predicted = float(inside[:, k] @ chance / counts[k])
-        found.append(
-            {
-                "share": float(counts[k] / len(chance)),
-                "predicted": predicted,
-                "observed": observed,
-                "low": low,
-                "high": high,
-            }
-        )
+        share = float(counts[k] / len(chance))
+        found.append({"share": share, "predicted": predicted, "observed": observed, "low": low, "high": high})
     return found
 
 

@@ -24,6 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.likelihood import Gaussian, Likelihood
+from polyclinic.privacy.clipping import clipped_sum
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Arrays, Floats
 
@@ -120,14 +121,6 @@ def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, re
     return gradients_at(likelihood, *pushed(drawn, noise), records)
 
 
-def clipped_sum(gradients: Tensor, clip: float) -> Tensor:
-    """(P,) sum of gradients (n, P) shortened to norm ``clip``; one that is not finite counts as zero."""
-    finite = torch.where(torch.isfinite(gradients).all(1, keepdim=True), gradients, 0.0)
-    norms = torch.linalg.vector_norm(finite, dim=1)
-    factors = torch.clamp(clip / torch.clamp(norms, min=clip), max=1.0)
-    return factors @ finite
-
-
 @dataclass(frozen=True, eq=False)
 class Descent:
     """Adam's way down the free energy, as a state of arrays: ``weights`` (P,) of the flow, Adam's ``first`` and ``second``
@@ -181,8 +174,7 @@ class Descent:
             )
         if not bool(torch.isfinite(found).all()):
             raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
-        drawn: Floats = found.numpy()
-        return drawn
+        return np.asarray(found.numpy())
 
 
 def private_flow(
@@ -204,7 +196,7 @@ def private_flow(
         batches = [table[torch.from_numpy(rng.uniform(size=len(table)) < settings.sample_rate)] for table in tables]
         drawn = descent.transport(state["weights"])
         sums = [
-            clipped_sum(record_gradients(likelihood, drawn, noise, batch), settings.clip).numpy()
+            clipped_sum(record_gradients(likelihood, drawn, noise, batch), settings.clip).total.numpy()
             for batch in batches
             if len(batch)
         ]

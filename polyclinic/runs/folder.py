@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from polyclinic.synthesis.synthesizer import Synthesizer
 
 RESULTS = "Polyclinic: results go to "  # and the run's folder, in the log of a Flower runtime
+LATEST = "latest.txt"  # beside the folders of runs under Flower: the folder of the newest
 _MEAN, _STD = "standardiser.mean", "standardiser.std"  # beside the model's arrays
 
 
@@ -60,9 +61,11 @@ class Run:
 
     ``pictures``: Whether its report has them.
 
-    >>> run = Run.open("runs/20261125-040506-a1b2c3")  # doctest: +SKIP
-    >>> run.summary().metrics.pooled.auroc  # doctest: +SKIP
-    0.87
+    >>> import tempfile
+    >>> begun = Run.create(RunConfig(rounds=2, out=tempfile.mkdtemp()))
+    >>> run = Run.open(begun.path)
+    >>> run.config().rounds, run.history()["row"], run.finished
+    (2, [], False)
     """
 
     path: Path

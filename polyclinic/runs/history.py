@@ -26,7 +26,11 @@ KINDS = ("row", "strategy", "dropout")
 
 
 def records_in(content: bytes) -> dict[str, list[Record]]:
-    """The records by their kind; a line that was cut short, or is none of a history, is passed over."""
+    """The records by their kind; a line that was cut short, or is none of a history, is passed over.
+
+    >>> records_in(b'{"row": {"round": 1, "site": "north"}}\\n{"dropout": {"rou')
+    {'row': [{'round': 1, 'site': 'north'}], 'strategy': [], 'dropout': []}
+    """
     records: dict[str, list[Record]] = {kind: [] for kind in KINDS}
     for line in content.splitlines():
         try:

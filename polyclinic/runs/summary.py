@@ -67,7 +67,11 @@ class Privacy(_Part):
 
 
 class Summary(_Part):
-    """A finished run. ``version``: of the format; a file without one is of version 1."""
+    """A finished run. ``version``: of the format; a file without one is of version 1.
+
+    >>> Summary.model_validate({"rounds": 3, "privacy": {"epsilon": 1.5}}).privacy.epsilon
+    1.5
+    """
 
     version: Literal[1] = 1
     run: str = ""

@@ -134,8 +134,7 @@ class Layout:
 
     def labels(self, z: Floats) -> Ints:
         """(n,) class of each row: its largest."""
-        found: Ints = np.argmax(z[:, self.label], axis=1).astype(np.int64)
-        return found
+        return np.asarray(np.argmax(z[:, self.label], axis=1).astype(np.int64))
 
     def by_class(self, z: Floats, vectors: Floats) -> Floats:
         """(n, K k) of (n, k) ``vectors`` of rows ``z``, each in the block of its class, and 0 in the others."""

@@ -78,8 +78,7 @@ def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
 def class_frequencies(counts: Floats) -> Floats:
     """(K,) a distribution from noisy counts: each class keeps a little, so that none is impossible."""
     positive = np.maximum(counts, max(1e-3 * float(np.abs(counts).sum()), 1.0))
-    found: Floats = positive / positive.sum()
-    return found
+    return np.asarray(positive / positive.sum())
 
 
 def fit_centrally(

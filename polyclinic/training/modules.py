@@ -100,7 +100,8 @@ def check_module(module: nn.Module) -> None:
     problems = _refused_by_opacus(module)
     tracking = [
         label for label, part in module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or _mixes(part))
+        if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)
     ]  # fmt: skip
     hidden = [type(part).__name__ for part in module.modules() if isinstance(part, nn.GRU | nn.LSTM)]
     if problems and hidden and not tracking:
@@ -123,10 +124,6 @@ def _refused_by_opacus(module: nn.Module) -> list[Any]:
     from opacus.validators import ModuleValidator  # Opacus takes a second to load
 
     return list(ModuleValidator.validate(module, strict=False))
-
-
-def _mixes(part: nn.Module) -> bool:
-    return isinstance(part, nn.modules.batchnorm._BatchNorm)
 
 
 def check_behaviour(build: Builder, arrays: Arrays, features: int) -> None:

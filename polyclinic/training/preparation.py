@@ -17,7 +17,7 @@ from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.types import Bools, Reals
+from polyclinic.types import Bools, Floats, Reals
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,18 @@ def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed:
     training rows, and what is trained on its rows has no epsilon.
     """
     train, test, schema = shard.train, shard.test, shard.schema
-    if imputation == "constant":
-        return replace(train, x=constants(train.x, schema)), replace(test, x=constants(test.x, schema))
-    if imputation == "chained" and imputer is not None:
-        return replace(train, x=imputer.fill(train.x, schema)), replace(test, x=imputer.fill(test.x, schema))
     if imputation == "mice":
         own, others = chained(train.x, schema, seed, [test.x])
         return replace(train, x=own), replace(test, x=others)
+    train, test = (replace(rows, x=filled(rows.x, schema, imputation, imputer)) for rows in (train, test))
     return train, test
+
+
+def filled(x: Floats, schema: Schema, imputation: str, imputer: Imputer | None) -> Floats:
+    """(rows, features) encoded rows with missing cells as ``imputation`` says, of each row by itself; not "mice"."""
+    if imputation == "constant":
+        return constants(x, schema)
+    return imputer.fill(x, schema) if imputation == "chained" and imputer is not None else x
 
 
 def standardised(rows: Rows, by: Standardiser | None) -> Rows:

@@ -5,7 +5,7 @@ A module names it by an attribute ``representation``: the name of the submodule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from polyclinic.errors import ConfigError
+from polyclinic.training.local import Penalty
+from polyclinic.training.losses import row_losses
 from polyclinic.training.modules import check_behaviour, load, split_flat
 from polyclinic.types import Arrays, Builder
 
@@ -73,3 +75,20 @@ def represent_by(module: nn.Module, flat: Tensor, x: Tensor) -> Tensor:
     """(rows, width) what the module with the parameters ``flat``, (P,), makes of ``x``; its own are left as they are."""
     with represented(module) as call:
         return call(lambda: functional_call(module, split_flat(flat, module), (x,)))[1]
+
+
+def penalised_losses(
+    module: nn.Module, run: Callable[[], Tensor], x: Tensor, y: Tensor, loss: str, penalty: Penalty | None,
+    others: Sequence[Tensor],
+) -> Tensor:  # fmt: skip
+    """(rows,) losses of the module's outputs, which ``run`` makes of ``x``, and the penalty's term where there is one.
+
+    others: the penalty's models of one hospital, (P,) each.
+    """
+    if penalty is None:
+        return row_losses(loss, run(), y)
+    with represented(module) as represent:
+        outputs, own = represent(run)
+    with torch.no_grad():
+        theirs = [represent_by(module, flat, x) for flat in others]
+    return row_losses(loss, outputs, y) + penalty.term(own, theirs)

@@ -4,6 +4,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +189,13 @@ def test_the_policy_decides(tmp_path: Path, policy: str, changes: dict[str, Any]
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "gamma"])
 @pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation"])
-def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(tmp_path: Path, task: str) -> None:
+def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
+    tmp_path: Path, task: str, noise: str
+) -> None:
     hospital = make_hospital(tmp_path, "budget = 4.0\ndelta = 1e-3\n")
-    config = RunConfig(task=task)
+    config = RunConfig(task=task, convex={"perturbation": noise})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     refused = app(message(request, "train", model()), context(hospital, config))
     assert refused.error.code == REFUSED and f"classification, statistics, not '{task}'" in str(refused.error.reason)
@@ -200,7 +204,8 @@ def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(tmp_p
         file.write(f'allowed-tasks = ["{task}"]\n')
     reply = app(message(request, "train", model()), context(hospital, config))
     assert reply.content["metrics"] == {"steps": 1.0, "num-examples": 150.0}
-    assert ledger(hospital).spent() == pytest.approx(epsilon(task_named(task).event(train_settings(config, 1.2)), 1e-3))
+    settings = replace(train_settings(config, 1.2), perturbation=noise)
+    assert ledger(hospital).spent() == pytest.approx(epsilon(task_named(task).event(settings), 1e-3))
     again = app(message(request, "train", model()), context(hospital, config))
     np.testing.assert_array_equal(*(one.content["arrays"]["0.weight"].numpy() for one in (reply, again)))
     assert len(ledger(hospital).events()) == 1

@@ -21,13 +21,14 @@ from polyclinic.deployment.certificates import (
     check_host,
     expiry_warnings,
     make_authority,
+    make_node_key,
+    read_public_key,
     warn_daily,
 )
 from polyclinic.deployment.control import control, register
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.files import write_new
-from polyclinic.deployment.keys import make_node_key, read_public_key
 from polyclinic.deployment.submitting import run_to_resume
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.files import NewFile

@@ -10,10 +10,10 @@ from polyclinic.inference.private_flow import (
     Everywhere,
     FlowSettings,
     Transport,
-    clipped_sum,
     private_flow,
     record_gradients,
 )
+from polyclinic.privacy.clipping import clipped_sum
 from polyclinic.privacy.streams import generator
 
 MODEL = Linear(("a", "y"), 0.5)
@@ -38,8 +38,8 @@ def test_a_records_gradient_is_that_of_its_expected_log_density() -> None:
 
 def test_one_record_moves_the_sum_no_further_than_the_clip() -> None:
     gradients = torch.tensor([[0.1, 0.2], [30.0, -40.0], [float("nan"), 1.0]], dtype=torch.float64)
-    assert torch.allclose(clipped_sum(gradients, 2.0), torch.tensor([0.1 + 1.2, 0.2 - 1.6], dtype=torch.float64))
-    assert float(torch.linalg.vector_norm(clipped_sum(gradients[1:2] * 1e200, 2.0))) <= 2.0
+    assert torch.allclose(clipped_sum(gradients, 2.0).total, torch.tensor([0.1 + 1.2, 0.2 - 1.6], dtype=torch.float64))
+    assert float(torch.linalg.vector_norm(clipped_sum(gradients[1:2] * 1e200, 2.0).total)) <= 2.0
 
 
 def test_without_noise_the_posterior_of_a_line_is_found_and_equal_draws_give_equal_ones() -> None:

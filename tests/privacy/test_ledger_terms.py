@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from polyclinic.privacy.ledger.statements import detailed, smaller_deltas, state
 from polyclinic.privacy.ledger.terms import (
     Block,
     History,
-    counted,
     entry_of,
     epsilon_of,
     epsilon_together,
@@ -49,7 +49,7 @@ def opened(path: Path, budget: float | None = 3.0) -> Ledger:
 
 def ran(entries: list[str], run: str = "run-1") -> History:
     """One run that was charged all that it declared."""
-    spent = counted(entries)
+    spent = tuple(sorted(Counter(entries).items()))
     return (Block(run, spent, spent),) if spent else ()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.federation import RunResult
+from polyclinic.runs import folder, history, json_text, summary
 from polyclinic.runs.folder import Run
 from polyclinic.runs.summary import Summary
 
@@ -27,11 +30,11 @@ def run(quick: Quick) -> Run:
 
 def test_a_folder_gives_config_summary_history_and_model(run: Run) -> None:
     assert run.finished and run.config().rounds == 2 and run.schema().name == run.config().dataset
-    summary = run.summary()
-    assert summary.version == 1 and summary.rounds == 2 and summary.privacy.private and summary.simulation
-    assert summary.metrics.pooled.auroc == run.summary_json()["metrics"]["pooled"]["auroc"]
-    history, table = run.history(), run.rounds()
-    assert len(history["row"]) == len(table) and set(table["round"]) == {1, 2} and not history["dropout"]
+    told = run.summary()
+    assert told.version == 1 and told.rounds == 2 and told.privacy.private and told.simulation
+    assert told.metrics.pooled.auroc == run.summary_json()["metrics"]["pooled"]["auroc"]
+    records, table = run.history(), run.rounds()
+    assert len(records["row"]) == len(table) and set(table["round"]) == {1, 2} and not records["dropout"]
     arrays, scale = run.arrays(), run.standardiser()
     assert scale is not None and len(arrays) == len(run.stored_arrays()) - 2
     for name, value in run.model().state_dict().items():
@@ -102,12 +105,18 @@ def test_torn_and_strange_lines_of_a_history_are_passed_over(tmp_path: Path) -> 
     assert run.history() == {"row": [{"round": 1}], "strategy": [], "dropout": [{"site": "a"}]}
 
 
+@pytest.mark.parametrize("module", [folder, history, json_text, summary])
+def test_the_examples_hold(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
+
+
 def test_names_of_a_runs_files_are_spelled_in_the_room_alone() -> None:
     room = (ROOT / "polyclinic/runs/folder.py").read_text()
     names = set(re.findall(r'_Place\("([\w.-]+\.\w+)"\)', room))
     assert {"summary.json", "history.jsonl", "model.safetensors", "quality.json"} < names
     # A hospital's records have a schema, too, Flower a config.toml, and an experiment that was reproduced its own.
-    elsewhere = names - {"schema.toml", "config.toml"}
+    elsewhere = names - {"schema.toml", "config.toml"} | {folder.LATEST}
     for room_path in ("polyclinic", "server", "client", "sim", "strategies"):
         for path in (ROOT / room_path).rglob("*.py"):
             if path.parent.name != "runs":

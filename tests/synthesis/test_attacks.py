@@ -105,9 +105,9 @@ def test_a_choice_is_made_for_a_game_alone_and_of_no_more_than_the_policy_lets_i
     hospital = make_hospital(tmp_path, f"{POLICY}most-parameters = 17\n")
     mixed = RunConfig.build({"data.imputation": "mice", "privacy.dp": False})
     for config, words in (
-        (RunConfig(), "of a game"),
-        (mixed, "of a game"),
-        (RunConfig.build({"task": "synthesis"}), "of a game"),
+        (RunConfig(), "only a game of task 'synthesis'"),
+        (mixed, "only a game of task 'synthesis'"),
+        (RunConfig.build({"task": "synthesis"}), "only a game of task 'synthesis'"),
         (game, "18 parameters"),
     ):
         assert words in (select(hospital, config).error.reason or "")

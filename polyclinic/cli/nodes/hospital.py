@@ -159,6 +159,21 @@ def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: dep
     deploying.serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
 
 
+def identity(
+    hospital: Annotated[Path, typer.Argument(help="The hospital.toml of a real hospital.")],
+    as_json: Json = False,
+) -> None:
+    """Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none."""
+    with loading():
+        from polyclinic.client import identity as keys
+        from polyclinic.client.policy import HospitalFile
+        from polyclinic.privacy.signatures import public_identity
+
+    described = HospitalFile.read(hospital)
+    key = public_identity(keys.identity(hospital.resolve().parent / described.home)).hex()
+    answer(as_json, {"site": described.site, "public_key": key}, key)
+
+
 def _read(folder: Path) -> HospitalNode:
     with loading():
         from polyclinic.deployment.hospital import HospitalNode

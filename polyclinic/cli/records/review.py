@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, dim, interval, loading, number, table, warned
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, styled, table
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def make(
         f"{out / 'answer-key.json'}: for whoever runs the review, and for no reviewer",
     ]
     if packet.copies:
-        lines += warned(f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
+        lines += styled("yellow", f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
     if packet.one_record:
         lines.append("Synthetic patients have one record each, so of each real one a single record was drawn.")
     if not known and any(column.kind == "code_set" for column in described.columns):
         lines.append("Codes are shown as they are; --names FILE gives them names.")
-    answer(as_json, found, *lines, *warned(STAYS))
+    answer(as_json, found, *lines, *styled("yellow", STAYS))
 
 
 @app.command()
@@ -115,7 +115,12 @@ def score(
     found = analyse(read_reviews(files, key), key)
     write_results(found, folder)
     answer(
-        as_json, found, _score_table(found), *found["verdict"], *dim(*found["notes"]), f"Page: {folder / 'review.html'}"
+        as_json,
+        found,
+        _score_table(found),
+        *found["verdict"],
+        *styled("dim", *found["notes"]),
+        f"Page: {folder / 'review.html'}",
     )
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, dim, loading, number, table
+from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
 
 Names = list[str] | None
 Records = Annotated[Path, typer.Argument(help="CSV or Parquet file of records.")]
@@ -100,7 +100,7 @@ def link(
         (f"whose {name} is certain", *(_figure(one["disclosed"][name]) for one in attacks.values())) for name in wanted
     ]
     linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
-    answer(as_json, {"on": shared, **found}, linked, *dim(*found["notes"]))
+    answer(as_json, {"on": shared, **found}, linked, *styled("dim", *found["notes"]))
 
 
 def names(given: Names) -> list[str]:
@@ -129,7 +129,7 @@ def _shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
             ((title, *("infinite" if one[key] is None else _figure(one[key]) for one in sensitive.values()))
              for key, title in _MEASURES.items()),
         )  # fmt: skip
-    yield from dim(*found["notes"])
+    yield from styled("dim", *found["notes"])
 
 
 def _figure(value: float | int | None) -> str:

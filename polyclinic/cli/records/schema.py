@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, loading, table, warned
+from polyclinic.cli.terminal import Json, answer, loading, styled, table
 
 app = typer.Typer(no_args_is_help=True, help="The public description of records: draft it, check it.")
 
@@ -45,7 +45,7 @@ def infer(
     answer(
         as_json,
         {"path": str(out), "rows": draft.rows, "private": False, "columns": columns, "notes": list(draft.notes)},
-        table(headings, rows, words=headings), *warned(warning), *draft.notes,
+        table(headings, rows, words=headings), *styled("yellow", warning), *draft.notes,
     )  # fmt: skip
 
 
@@ -97,4 +97,4 @@ def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield f"Records: {counts['rows']:,} rows of {counts['patients']:,} patients, all as the schema says."
     if holes := [(name, f"{number:,}") for name, number in counts["missing"].items() if number]:
         yield table(("column", "missing"), holes)
-    yield from warned("These counts are exact, not private: keep them inside the hospital.")
+    yield from styled("yellow", "These counts are exact, not private: keep them inside the hospital.")

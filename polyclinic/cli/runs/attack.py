@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.cli.records.risk import names
-from polyclinic.cli.terminal import Json, answer, dim, interval, loading, number, significant, table, working
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, significant, styled, table, working
 from polyclinic.errors import ConfigError
 
 
@@ -94,8 +94,8 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
             f"The audit's canaries: ε is at least {significant(audit['epsilon_lower'])} at δ = {audit['delta']:g} with 95 % "
             f"confidence; claimed {significant(audit['epsilon_claimed'])}."
         )
-    yield from dim(*(f"Left out: {one['attack']}: {one['why'].rstrip('.')}." for one in found["left_out"]))
-    yield from dim("An attack that finds nothing proves nothing: the bound on all attacks is ε.")
+    yield from styled("dim", *(f"Left out: {one['attack']}: {one['why'].rstrip('.')}." for one in found["left_out"]))
+    yield from styled("dim", "An attack that finds nothing proves nothing: the bound on all attacks is ε.")
 
 
 def _values(row: dict[str, Any], *keys: str) -> list[str]:

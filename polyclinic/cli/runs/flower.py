@@ -27,6 +27,7 @@ from polyclinic.deployment.submitting import follow_run, own_app, start_run
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.plugins import dataset_of
+from polyclinic.runs.folder import LATEST
 from polyclinic.sim.simulation import FlowerApp
 
 _START_SECONDS = 60.0
@@ -52,7 +53,7 @@ def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, 
     with tempfile.TemporaryDirectory(prefix="polyclinic-flower-") as home:
         out = str(Path(config.out).expanduser().resolve())
         given = config.for_flower(packaged) | {"out": out}
-        note = Path(out) / "latest.txt"
+        note = Path(out) / LATEST
         note.unlink(missing_ok=True)
         environment = with_settings(flower_settings(Path(home)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))

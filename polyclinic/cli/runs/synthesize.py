@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from polyclinic.cli.options import Force
-from polyclinic.cli.terminal import Json, answer, console, loading, table, warned
+from polyclinic.cli.terminal import Json, answer, console, loading, styled, table
 from polyclinic.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ def synthesize(
         as_json, found, *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in found["files"]),
         f"Certificate: {path}", *found["statement"],
         *(f"Rule {one['rule']}: broken in {one['broken']:,} of {one['asked']:,} cases." for one in found["rules"]),
-        *warned(*(f"Warning: {warning}" for warning in found["warnings"])),
+        *styled("yellow", *(f"Warning: {warning}" for warning in found["warnings"])),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from pandas.api.types import is_numeric_dtype
 from pydantic import model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
-from polyclinic.ehr.coarsening import Declared
+from polyclinic.ehr.coarsening import Finite
 from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
@@ -32,7 +32,7 @@ _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
 ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
 
 
-class Hierarchy(Declared):
+class Hierarchy(Finite):
     """What every hierarchy does; each kind says its labels."""
 
     @property
@@ -91,7 +91,7 @@ class Prefix(Hierarchy):
         return self
 
     def labels(self, cell: Any) -> tuple[str, ...]:
-        text = _text(cell)
+        text = cell_text(cell)
         return tuple(text[:shown] + "*" * max(len(text) - shown, 0) for shown in self.keep)
 
 
@@ -101,7 +101,7 @@ class Dates(Hierarchy):
     kind: Literal["dates"] = "dates"
 
     def labels(self, cell: Any) -> tuple[str, ...]:
-        text = _text(cell)
+        text = cell_text(cell)
         return text[:7], text[:4], f"{text[:3]}0s"
 
 
@@ -112,7 +112,7 @@ class Codes(Hierarchy):
     system: CodeSystem
 
     def labels(self, cell: Any) -> tuple[str, ...]:
-        code = _text(cell)
+        code = cell_text(cell)
         return three_digits(code, self.system), chapter(code, self.system)
 
 
@@ -131,7 +131,7 @@ class Tree(Hierarchy):
         return self
 
     def labels(self, cell: Any) -> tuple[str, ...]:
-        names = [_text(cell)]
+        names = [cell_text(cell)]
         for groups in self.groups:
             names.append(next((name for name, members in groups.items() if names[-1] in members), "other"))
         return tuple(names[1:])
@@ -168,7 +168,7 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
         return Intervals(widths=doubling(*column.bounds, whole=column.kind == "integer"))
     name, known = str(values.name), values.dropna()
     if ZIP_NAME.search(name):
-        longest = max((len(_text(cell)) for cell in known.unique()), default=5)
+        longest = max((len(cell_text(cell)) for cell in known.unique()), default=5)
         return Prefix(keep=tuple(range(max(longest - 1, 1), 0, -1)))
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and known.nunique() > 2:
         low, high = float(known.min()), float(known.max())
@@ -194,7 +194,8 @@ def _divides(part: float, whole: float) -> bool:
     return math.isclose(whole / part, round(whole / part), rel_tol=0, abs_tol=1e-9)
 
 
-def _text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
+    """A cell as labels write it: a whole number without its point."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 

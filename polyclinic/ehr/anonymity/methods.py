@@ -30,7 +30,7 @@ from polyclinic.ehr.anonymity.classes import (
     spread_of,
     t_by_class,
 )
-from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder
+from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder, cell_text
 from polyclinic.ehr.labels import range_name
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
@@ -358,6 +358,9 @@ def _shared(ladder: Ladder, of_row: Ints, order: Ints, begin: Ints) -> tuple[pd.
 
 
 def _told(ladder: Ladder, names: Sequence[object], of_row: Ints) -> pd.Series:
+    """The label of each row's class. Where one of them is text all are, for no file of one type holds both."""
+    if any(isinstance(name, str) for name in names):
+        names = [None if name is None else cell_text(name) for name in names]
     labels = np.empty(len(names), dtype=object)
     labels[:] = names
     return pd.Series(labels[of_row], dtype=object, name=ladder.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,14 @@ from polyclinic.errors import ConfigError, DataError, nearest, several
 SITE = "hospital"
 _SITES = ("hospital", "site", "hospital_id", "site_id", "hospitalid", "centre", "center", "clinic")
 _LABELS = ("label", "outcome", "target", "died", "death", "mortality", "event")
-_MARKS = frozenset((*MISSING, ".", "-", "--", "n.a.", "N.A.", "n/a", "na", "none", "None", "#N/A", "missing"))
+_MARKS = frozenset(
+    (*MISSING, ".", "-", "--", "n.a.", "N.A.", "n/a", "na", "none", "None", "#N/A", "missing", "inf", "-inf")
+)
 _CODES = frozenset(sign * int("9" * digits) for digits in range(1, 7) for sign in (-1, 1)) - {9}
 _NUMBER = re.compile(
     r"(?P<limit>[<>]=?)?\s*(?P<number>[-+]?(?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>[^\W\d_%]?[^\s\d;<>,]{0,11})"
 )
+_THOUSANDS = r"[-+]?\d{1,3}(,\d{3})+"
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d")
 _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 _IDS = re.compile(r"(^|[_\W])(id|nr|no|number|index)$|[a-z](ID|Id|Nr)$")
@@ -117,12 +121,12 @@ def _from_frames(key: str, label: str, patient: str, site: str) -> Dataset:
 def _from_files(
     names: tuple[str, ...], stamps: tuple[tuple[str, int, int], ...], title: str, label: str, patient: str, site: str
 ) -> Dataset:
-    frames = {name: _read(Path(file)) for name, (file, _, _) in zip(names, stamps, strict=True)}
+    frames = {name: read_cells(Path(file)) for name, (file, _, _) in zip(names, stamps, strict=True)}
     return _dataset(frames, title, label, patient, site)
 
 
-def _read(file: Path) -> pd.DataFrame:
-    """A file's cells, of a CSV as text. A line that is no CSV, or bytes that are no text, are an error without their content."""
+def read_cells(file: Path) -> pd.DataFrame:
+    """A file's cells, of a CSV as text. Raises DataError, without the content, for a file that is no table."""
     try:
         if file.name.lower().endswith(".parquet"):
             return pd.read_parquet(file)
@@ -131,10 +135,14 @@ def _read(file: Path) -> pd.DataFrame:
                 head = pd.read_csv(file, header=None, nrows=1, dtype=str, sep="\0", engine="python", encoding=encoding,
                                    quoting=csv.QUOTE_NONE).iloc[0, 0]  # fmt: skip
                 separator = max(",;\t|", key=str(head).count)
-                return pd.read_csv(file, dtype=str, keep_default_na=False, sep=separator, encoding=encoding)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", pd.errors.ParserWarning)  # lines that are longer than the header
+                    return pd.read_csv(
+                        file, dtype=str, keep_default_na=False, sep=separator, encoding=encoding, index_col=False
+                    )
             except UnicodeDecodeError:
                 continue
-    except (ValueError, OSError, IndexError, pd.errors.ParserError):
+    except (ValueError, OSError, IndexError, pd.errors.ParserError, pd.errors.ParserWarning):
         pass
     # The readers' own messages can quote a line of the file.
     raise DataError(f"{file}: the file cannot be read; it must be a CSV with a header, or Parquet, not damaged.")
@@ -173,14 +181,14 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, label: str, patient
             table.columns.append({"name": name, "kind": "categorical", "role": "patient_id"})
         elif name != site:
             _add(table, name, cells[name], name == label, contents)
+    if len(table.columns) == 1 + bool(patient):
+        raise DataError(f"{title}: no column can be learned from. {' '.join(_left_out(table))}".strip())
     several_sites = bool(site) or len(frames) > 1
     if several_sites:
         table.records[SITE] = sites
         table.columns.append({"name": SITE, "kind": "categorical", "role": "site"})
     values = {"name": title, "unit": "patient" if patient else "record", "columns": table.columns}
     schema = Schema.from_dict(values)
-    if not schema.features:
-        raise DataError(f"{title}: no column can be learned from. {' '.join(_left_out(table))}")
     records = pd.DataFrame(table.records)
     hospitals = tuple(dict.fromkeys(sites)) if several_sites else ()
     head = (
@@ -332,13 +340,13 @@ def _numbers(table: _Table, name: str, cells: pd.Series) -> pd.Series | None:
 
     Adds the flag of cells that are beyond a limit of measurement, and a note for everything that is read otherwise.
     """
-    parts = cells[cells != ""].str.extract(f"^(?:{_NUMBER.pattern})$")
+    parts = _parts(cells)
     texts = parts["number"].dropna()
     units = parts["unit"].dropna().str.lower()
     if len(texts) < _MOST_CELLS * len(parts) or units[units != ""].nunique() > 1:
         return None
     commas, points = texts.str.contains(","), texts.str.contains(r"\.")
-    decimal = commas.any() and not points.any() and not texts[commas].str.fullmatch(r"[-+]?\d{1,3}(,\d{3})+").all()
+    decimal = commas.any() and not points.any() and not texts[commas].str.fullmatch(_THOUSANDS).all()
     texts = texts.str.replace(",", "." if decimal else "")
     numbers = pd.to_numeric(texts, errors="coerce").reindex(cells.index)
     if set(numbers.dropna()) <= {0.0, 1.0}:
@@ -358,6 +366,11 @@ def _numbers(table: _Table, name: str, cells: pd.Series) -> pd.Series | None:
         table.records[flag] = limits.astype("Int64")
         table.columns.append({"name": flag, "kind": "binary"})
     return numbers
+
+
+def _parts(cells: pd.Series) -> pd.DataFrame:
+    """The limit, the number and the unit of each cell that is not missing; all missing where it is no number."""
+    return cells[cells != ""].str.extract(f"^(?:{_NUMBER.pattern})$")
 
 
 def _without_codes(table: _Table, name: str, numbers: pd.Series) -> pd.Series:
@@ -399,6 +412,48 @@ def _add_codes(table: _Table, name: str, cells: pd.Series) -> None:
         return
     table.records[name] = codes.map(";".join)
     table.columns.append({"name": name, "kind": "code_set", "categories": [*common, "other"], "other": "other"})
+
+
+def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """New rows under a schema that ``tables`` drafted: its features, and its label where the frame has it.
+
+    Numbers may have units and limits as they had there. Raises DataError for a column that is not there, and for a comma that
+    may stand for a point or for thousands.
+    """
+    cells, columns = _text(frame, ""), {column.name: column for column in schema.columns}
+    records = {}
+    for name, column in columns.items():
+        limited = name.removesuffix(" beyond limit")
+        source = limited if name not in cells and limited in columns else name
+        if column.role not in ("feature", "label") or (column.role == "label" and source not in cells):
+            continue
+        if source not in cells:
+            raise DataError(
+                f"The table has no column {source!r}, which the model needs.{nearest(source, cells.columns)}"
+            )
+        given = cells[source]
+        if source != name:
+            records[name] = _parts(given)["limit"].reindex(cells.index).notna().astype("Int64")
+        elif column.kind in ("integer", "continuous"):
+            texts = _parts(given)["number"].reindex(cells.index)
+            if texts.str.contains(",").any():
+                if texts[texts.str.contains(",", na=False)].str.fullmatch(_THOUSANDS).any():
+                    raise DataError(
+                        f"Column {name!r} has a comma before three digits, which may stand for a point or for thousands; write "
+                        "numbers with points."
+                    )
+                texts = texts.str.replace(",", ".")
+            numbers = pd.to_numeric(texts, errors="coerce")
+            records[name] = numbers.round().astype("Int64") if column.kind == "integer" else numbers
+        elif column.kind == "binary" and not column.categories:
+            records[name] = pd.to_numeric(given, errors="coerce").astype("Int64")
+        elif column.kind == "code_set":
+            records[name] = given.str.split(";").map(
+                lambda codes: ";".join(code.strip() for code in codes if code.strip())
+            )
+        else:
+            records[name] = given.where(given != "", None)
+    return pd.DataFrame(records)
 
 
 def _left_out(table: _Table) -> list[str]:

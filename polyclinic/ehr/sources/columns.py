@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.schema import BOUNDED_KINDS, Column, Schema
 from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.toml import first_problem, read_toml
+from polyclinic.toml import Declared, first_problem, read_toml
 
 
-class Origin(BaseModel):
+class Origin(Declared):
     """Where one column of the schema comes from.
 
     from: the own column's name, the schema's if it is not given; of a trajectory the part before ``_00``. unit: the own
@@ -33,8 +33,6 @@ class Origin(BaseModel):
     an empty one is missing, and what is not listed stays as it is. missing: the hospital lacks the column, and every cell is
     missing. default: it lacks the column, and every cell is this.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field("", alias="from")
     unit: str = ""
@@ -61,13 +59,11 @@ class Origin(BaseModel):
         return 1.0 if self.factor is None else self.factor, self.offset or 0.0
 
 
-class ColumnMapping(BaseModel):
+class ColumnMapping(Declared):
     """A mapping file: ``[columns.NAME]`` for each column of the schema that the hospital has otherwise.
 
     Columns that are not named are read under the schema's own names.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     columns: dict[str, Origin] = Field(default_factory=dict)
 

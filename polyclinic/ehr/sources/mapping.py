@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from polyclinic.ehr.cohorts import Cohort, Step
 from polyclinic.ehr.events import Measure, Take, steps
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import DataError, nearest
-from polyclinic.toml import read_model
+from polyclinic.toml import Declared, read_model
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 Where = dict[str, tuple[str, ...]]
 
 
-class IndexOf(BaseModel):
-    """The index as the time of an event: the first or the last that counts. Fields are as those of a column."""
+class _Named(Declared):
+    model_config = ConfigDict(populate_by_name=True)
 
-    model_config = _STRICT
+
+class IndexOf(_Named):
+    """The index as the time of an event: the first or the last that counts. Fields are as those of a column."""
 
     table: str
     by: str | None = None
@@ -38,15 +39,13 @@ class IndexOf(BaseModel):
     take: Literal["first", "last"] = "first"
 
 
-class RowsOf(BaseModel):
+class RowsOf(_Named):
     """What a row of the records is: ``table`` has one for each, told apart by ``key``.
 
     index: the column with the date from which windows count, or the event whose time it is; where a layout counts
     minutes and it is not given, they count from the layout's own. Rows without their index are left out. where: for
     each column the values that a row must have.
     """
-
-    model_config = _STRICT
 
     table: str
     key: str
@@ -60,15 +59,13 @@ class RowsOf(BaseModel):
     where: Where = Field(default_factory=dict)
 
 
-class ColumnOf(BaseModel):
+class ColumnOf(_Named):
     """Where one column of the schema comes from. ``table`` is that of the rows if it is not given.
 
     by: the column, of this table and of the rows' one, that joins them; the rows' key if it is not given. value, code,
     time, unit: columns of the table, where the layout has no usual one. hours: of a trajectory's step; 0 takes the
     first events one by one. The rest are the fields of ``polyclinic.ehr.events.Measure``.
     """
-
-    model_config = _STRICT
 
     name: str
     table: str | None = None
@@ -111,13 +108,11 @@ class ColumnOf(BaseModel):
         return steps(plain, column.steps, self.hours) if column.kind == "trajectory" else (plain,)
 
 
-class Mapping(BaseModel):
+class Mapping(_Named):
     """A mapping file: ``[rows]``, one ``[[columns]]`` for each column that the schema reads, and the cohort's ``[[steps]]``.
 
     helpers: columns for the steps alone, made as the others.
     """
-
-    model_config = _STRICT
 
     rows: RowsOf
     columns: tuple[ColumnOf, ...]

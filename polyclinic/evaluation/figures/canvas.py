@@ -59,7 +59,7 @@ def label_axes(axes: Axes, x: str = "", y: str = "") -> None:
     axes.set_ylabel(y, color=MUTED, fontsize=SMALL)
 
 
-def name_rows(axes: Axes, names: Sequence[str], longest: int = LONGEST_NAME) -> None:
+def name_rows(axes: Axes, names: Sequence[str], longest: int) -> None:
     """Rows from the top, each with its name at the left, and a vertical grid."""
     axes.set_yticks(range(len(names)), [short(name, longest) for name in names], color=INK, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -91,10 +91,10 @@ def to_svg(figure: Figure) -> str:
         return out.getvalue()
 
 
-def to_png(figure: Figure, dpi: int = 160) -> bytes:
+def to_png(figure: Figure) -> bytes:
     """The figure as PNG bytes."""
     with io.BytesIO() as out:
-        figure.savefig(out, format="png", dpi=dpi)
+        figure.savefig(out, format="png", dpi=160)
         return out.getvalue()
 
 

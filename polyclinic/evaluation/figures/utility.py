@@ -34,12 +34,10 @@ def utility_figures(summary: Summary) -> dict[str, Figure]:
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def plot_intervals(
-    rows: Mapping[str, Told], title: str, caption: str, at: float | None, across: str = "", longest: int = LONGEST
-) -> Figure:
+def plot_intervals(rows: Mapping[str, Told], title: str, caption: str, at: float | None) -> Figure:
     """A row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
 
-    at: a dashed line.  across: what the values are.  A row's ``inner`` is the half width of a thicker part.
+    at: a dashed line.  A row's ``inner`` is the half width of a thicker part.
     """
     figure, (axes,) = panels(title, caption, height=1.3 + 0.26 * len(rows))
     for place, row in enumerate(rows.values()):
@@ -53,8 +51,7 @@ def plot_intervals(
         axes.plot(value, place, "o", markersize=5, color=colour, markerfacecolor=face, zorder=3)
     if at is not None:
         axes.axvline(at, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
-    name_rows(axes, list(rows), longest)
-    label_axes(axes, across)
+    name_rows(axes, list(rows), LONGEST)
     return figure
 
 

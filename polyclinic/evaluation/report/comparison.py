@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -25,9 +25,6 @@ from polyclinic.evaluation.privacy_text import NOT_RELEASED
 from polyclinic.evaluation.report.run import Results, read_results
 from polyclinic.runs.folder import Run
 from polyclinic.toml import read_toml
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_COURSES = 16
 _WHERE = {"out", "seed", "timeout", "workers", "ray-address"}  # no part of what kind of run it is
@@ -80,8 +77,9 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     rows = [_row(run) | {"name": name, "differing": [config.get(key, "–") for key in named]}
             for run, name, config in zip(runs, _names(runs), configs, strict=True)]  # fmt: skip
     points = [
-        _point(kind, row) for kind, row in zip(kinds, rows, strict=True) if finite(row["auroc"]["value"]) is not None
-    ]
+        Point(kind, finite(row["epsilon"]), float(row["auroc"]["value"]), row["auroc"].get("low"), row["auroc"].get("high"))
+        for kind, row in zip(kinds, rows, strict=True) if finite(row["auroc"]["value"]) is not None
+    ]  # fmt: skip
     courses = _courses(runs, kinds) if len(runs) <= MOST_COURSES else {}
     datasets = list(dict.fromkeys(str(run.summary.get("dataset", "records")) for run in runs))
     values: dict[str, Any] = {
@@ -94,13 +92,12 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         or "nothing is recorded",
         "curve": [embedded(plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
         if points else [],
-        "courses": [embedded(_plot_courses(courses), "Pooled AUROC by round, a line a run.")] if courses else [],
+        "courses": [embedded(
+            plot_lines(courses, "AUROC on held-out patients", "Pooled over hospitals, by round."),
+            "Pooled AUROC by round, a line a run.",
+        )] if courses else [],
     }  # fmt: skip
     return write_page(page, values["title"], render(_PAGE, values))
-
-
-def _plot_courses(courses: dict[str, Course]) -> Figure:
-    return plot_lines(courses, "AUROC on held-out patients", "Pooled over hospitals, by round.")
 
 
 def _config(run: Run) -> dict[str, Any]:
@@ -141,11 +138,6 @@ def _row(run: Results) -> dict[str, Any]:
         "rounds": summary.get("rounds"),
         "seconds": "–" if seconds is None else f"{seconds:,.1f}", "sent": size(float(sent)),
     }  # fmt: skip
-
-
-def _point(kind: str, row: dict[str, Any]) -> Point:
-    found = row["auroc"]
-    return Point(kind, finite(row["epsilon"]), float(found["value"]), found.get("low"), found.get("high"))
 
 
 def _courses(runs: Sequence[Results], kinds: Sequence[str]) -> dict[str, Course]:

@@ -28,6 +28,7 @@ from polyclinic.evaluation.privacy_text import (
 
 MOST_ROWS = 60
 FEW_ROWS = 10
+SCORES = ("auroc", "accuracy")
 NAMES = {
     "auroc": "AUROC",
     "auprc": "AUPRC",
@@ -63,21 +64,27 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     estimates = part(part(summary, "evaluation"), "sites")
     ledgers = _ledgers(part(statement, "sites"))
     server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
-    shown = [pooled, macro, *_shown(sites).values()]
-    for comparison in comparisons:
-        shown += [
-            comparison["pooled"],
-            comparison["macro"],
-            *(comparison["sites"].get(name, {}) for name in _shown(sites)),
-        ]
-    cells = [metric(row.get(key, "")) for row in shown for key in ("auroc", "accuracy")]
+    runs = [{"sites": sites, "pooled": pooled, "macro": macro}, *comparisons]
+    hospitals = [
+        {**site, "name": name, "spent": spent(site, private), "risk": part(site, "risk"), "estimates": estimates.get(name),
+         "scores": [part(run["sites"], name) for run in runs]}
+        for name, site in _shown(sites).items()
+    ]  # fmt: skip
+    patients = _patients({name: sites[name] for name in estimates if name in sites} or sites)
+    totals = [
+        {"name": name, "patients": number, "scores": [run[key] for run in runs]}
+        for name, number, key in (("Pooled", count(patients), "pooled"), ("Mean over hospitals", "", "macro"))
+    ]
+    cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in SCORES]
     judged = not part(summary, "posterior") and macro.get("released") is not False
     noised = part(part(summary, "private_metrics"), "sites")
+    measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in SCORES)]
     whose = f" of {unit}s trained on" if noised else ""
     dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
     return {
-        "title": _title(summary, dataset, strategy, len(sites)),
+        "title": f"{dataset}, {'synthesised' if part(summary, 'synthesis') else 'trained'} by {strategy} over "
+        f"{len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
         "subtitle": _subtitle(summary, simulation),
         "sentence": _sentence(summary, sites, simulation),
         "private": private,
@@ -96,23 +103,13 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             finite(privacy["delta"]),
         ),
         "rounds": summary.get("rounds"),
-        "pooled_patients": _patients({name: sites[name] for name in estimates if name in sites} or sites),
         "patients_sentence": _patients_sentence(sites),
         "pooled_of": _pooled_of(pooled, sites, estimates),
         "pooled": pooled,
-        "macro": macro,
         "floor_accuracy": finite(part(summary, "floor").get("accuracy")),
         "sites": len(sites),
-        "hospitals": [
-            {
-                "name": name,
-                "spent": spent(site, private),
-                **site,
-                "risk": part(site, "risk"),
-                "estimates": estimates.get(name),
-            }
-            for name, site in _shown(sites).items()
-        ],
+        "hospitals": hospitals,
+        "totals": totals,
         "spread": _spread(sites),
         "few": FEW_ROWS,
         "comparisons": comparisons,
@@ -134,21 +131,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             private,
             simulation,
             bool(comparisons),
-            _has_train_loss(rounds),
+            "train_loss" in rounds and bool(rounds["train_loss"].notna().any()),
             int(privacy["overlap"]),
-            exact=judged and not (noised and all(name in noised for name, site in sites.items() if _has_metrics(site))),
+            exact=judged and not (noised and set(measured) <= noised.keys()),
         ),
         "notes": list(summary.get("notes") or []),
-        "facts": [
-            (label, summary[key])
-            for label, key in (
-                ("Run folder", "run"),
-                ("Seed", "seed"),
-                ("Engine", "engine"),
-                ("Model, SHA-256", "model_sha256"),
-            )
-            if summary.get(key) is not None
-        ],
+        "summary": summary,
     }
 
 
@@ -178,10 +166,6 @@ def _strategy_metrics(summary: Summary) -> dict[str, Any] | None:
         if own:
             return {"round": told["round"], "rows": own}
     return None
-
-
-def _has_metrics(site: Summary) -> bool:
-    return any(finite(site.get(name)) is not None for name in ("auroc", "accuracy"))
 
 
 def _with_error(estimate: Summary, how: str) -> str:
@@ -221,11 +205,6 @@ def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
     for name, row in part(told, "baselines").items():
         rows.append({"name": name, **row})
     return {**told, "rows": rows}
-
-
-def _title(summary: Summary, dataset: str, strategy: str, sites: int) -> str:
-    done = "synthesised" if part(summary, "synthesis") else "trained"
-    return f"{dataset}, {done} by {strategy} over {sites} {'hospital' if sites == 1 else 'hospitals'}"
 
 
 def _subtitle(summary: Summary, simulation: bool) -> str:
@@ -287,10 +266,6 @@ def _telling(ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ranked[: 2 * FEW_ROWS]
 
 
-def _has_train_loss(rounds: pd.DataFrame) -> bool:
-    return "train_loss" in rounds.columns and bool(rounds["train_loss"].notna().any())
-
-
 def _dropouts(dropouts: Sequence[Summary]) -> list[dict[str, str]]:
     """One row for each site and reason, its rounds written as ranges: a refused budget repeats to the last round."""
     missed: dict[tuple[str, str], list[int]] = {}
@@ -332,7 +307,7 @@ def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
         if comparison.get(key):
             trained = part(comparison, key)
             sites = part(trained, "sites")
-            macro = macro_average([{m: finite(s.get(m)) for m in ("auroc", "accuracy")} for s in sites.values()])
+            macro = macro_average([{m: finite(s.get(m)) for m in SCORES} for s in sites.values()])
             given = {"title": title, "meaning": meaning, "sites": sites, "pooled": part(trained, "pooled")}
             found.append(given | {"macro": part(trained, "macro") or macro})
     return found

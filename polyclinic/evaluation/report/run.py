@@ -45,18 +45,6 @@ class Results:
         """What ``quality.json`` holds, empty without one."""
         return read_quality(self.run)
 
-    @property
-    def figures(self) -> dict[str, dict[str, Figure]]:
-        """The figures of each section by name."""
-        flow = self.summary.get("flow")
-        return {
-            "training": run_figures(self.summary, self.rounds),
-            "utility": utility_figures(self.summary),
-            "quality": quality_figures(self.quality),
-            "transfer": transfer_figures(self.quality),
-            "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
-        }
-
 
 Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
 
@@ -67,7 +55,7 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
     results = read_results(Run(Path(run_dir)))
-    return _render(results, _drawn(results, with_figures), page or results.run.report)
+    return _render(results, _drawn(results) if with_figures else {}, page or results.run.report)
 
 
 def write_plots(run_dir: Path) -> list[Path]:
@@ -84,7 +72,7 @@ def write_plots(run_dir: Path) -> list[Path]:
 def write_report(run: Run) -> Path:
     """``write_plots`` and ``render_report`` of figures that are drawn once; without pictures a report of tables alone."""
     results = read_results(run)
-    drawn = _drawn(results, run.pictures)
+    drawn = _drawn(results) if run.pictures else {}
     _write(results, drawn)
     return _render(results, drawn, run.report)
 
@@ -116,13 +104,19 @@ def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
     return figures
 
 
-def _drawn(results: Results, with_figures: bool = True) -> Drawn:
-    """The run's figures by section and name, each as SVG and as it was drawn; without figures its sections, empty."""
-    if not with_figures:
-        return {section: {} for section in ("training", "utility", "quality", "transfer", "patients")}
+def _drawn(results: Results) -> Drawn:
+    """The run's figures by section and name, each as SVG and as it was drawn."""
+    flow = results.summary.get("flow")
+    sections = {
+        "training": run_figures(results.summary, results.rounds),
+        "utility": utility_figures(results.summary),
+        "quality": quality_figures(results.quality),
+        "transfer": transfer_figures(results.quality),
+        "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
+    }
     return {
         section: {name: (to_svg(figure), figure) for name, figure in figures.items()}
-        for section, figures in results.figures.items()
+        for section, figures in sections.items()
     }
 
 

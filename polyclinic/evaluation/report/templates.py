@@ -75,7 +75,10 @@ right answers{% endif %}</small></div>
 </dl>
 """
 
-HOSPITALS = """<h2>Hospitals</h2>
+HOSPITALS = """{% macro scores(rows) %}
+{% for row in rows %}{{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
+{% endmacro %}
+<h2>Hospitals</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="Table">
 <table class="sortable">
 <thead>
@@ -94,22 +97,17 @@ HOSPITALS = """<h2>Hospitals</h2>
 {% for hospital in hospitals %}
 <tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}{{ cell(hospital.patients | count) }}
 {% if hospital.estimates %}{{ estimated(hospital.estimates.auroc, true) }}{{ estimated(hospital.estimates.accuracy) }}
-{% else %}{{ metric(hospital.auroc, true) }}{{ metric(hospital.accuracy) }}{% endif %}{% endif %}
-{%- for comparison in comparisons %}{% set row = comparison.sites.get(hospital.name, {}) %}
-{{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
+{% else %}{{ scores(hospital.scores[:1]) }}{% endif %}{% endif %}{{ scores(hospital.scores[1:]) }}
 {{ cell(hospital.spent, true) }}{{ cells([hospital.risk.tpr_at_1_percent_fpr | share, hospital.risk.advantage | share,
 (hospital.rounds_joined | count) ~ " of " ~ (rounds | count)]) }}</tr>
 {% endfor %}
 </tbody>
 {% if not posterior %}
 <tbody class="totals">
-<tr class="pooled"><th scope="row">Pooled</th><td class="num">{{ pooled_patients | count }}</td>
-{{ metric(pooled.auroc, true) }}{{ metric(pooled.accuracy) }}
-{%- for comparison in comparisons %}{{ metric(comparison.pooled.auroc, true) }}
-{{ metric(comparison.pooled.accuracy) }}{% endfor %}<td class="first"></td><td colspan="3"></td></tr>
-<tr><th scope="row">Mean over hospitals</th><td></td>{{ metric(macro.auroc, true) }}{{ metric(macro.accuracy) }}
-{%- for comparison in comparisons %}{{ metric(comparison.macro.auroc, true) }}
-{{ metric(comparison.macro.accuracy) }}{% endfor %}<td class="first"></td><td colspan="3"></td></tr>
+{% for row in totals %}
+<tr{% if loop.first %} class="pooled"{% endif %}><th scope="row">{{ row.name }}</th>{{ cell(row.patients) }}
+{{ scores(row.scores) }}<td class="first"></td><td colspan="3"></td></tr>
+{% endfor %}
 </tbody>
 {% endif %}
 </table>
@@ -304,8 +302,9 @@ NOTES = """{% if notes %}
 
 REPEAT = """<h2>How to repeat it</h2>
 <table class="facts"><tbody>
-{% for name, value in facts %}<tr><th scope="row">{{ name }}</th><td><code>{{ value }}</code></td></tr>
-{% endfor %}
+{% for name, key in (("Run folder", "run"), ("Seed", "seed"), ("Engine", "engine"), ("Model, SHA-256", "model_sha256")) %}
+{% if summary.get(key) is not none %}<tr><th scope="row">{{ name }}</th><td><code>{{ summary[key] }}</code></td></tr>
+{% endif %}{% endfor %}
 </tbody></table>
 <h3>Configuration</h3>
 <pre>{{ config }}</pre>

@@ -245,13 +245,8 @@ def two_sample(
             parts = [weighted_auroc(made[fold == f], score[fold == f], weights[:, fold == f]) for f in range(FOLDS)]
             return np.asarray(np.mean(parts, axis=0))
 
-        value, draws = bootstrap(
-            statistic,
-            len(x),
-            generator(seed, "two-sample", "bootstrap"),
-            resamples,
-            None if patients is None else people,
-        )
+        rng, units = generator(seed, "two-sample", "bootstrap"), None if patients is None else people
+        value, draws = bootstrap(statistic, len(x), rng, resamples, units)
         found[judge] = percentiles(float(value), draws)
     return found
 

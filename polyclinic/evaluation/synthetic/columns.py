@@ -90,14 +90,9 @@ def number(real: pd.Series, synthetic: pd.Series) -> Numeric:
     missing = _missing(real, synthetic)
     if not a.size or not b.size:
         return Numeric(None, None, None, missing, _mean(a), _mean(b))
-    return Numeric(
-        1 - float(ks_2samp(a, b, method="asymp").statistic),
-        float(wasserstein_distance(a, b)),
-        float(((b >= a.min()) & (b <= a.max())).mean()),
-        missing,
-        _mean(a),
-        _mean(b),
-    )
+    alike = 1 - float(ks_2samp(a, b, method="asymp").statistic)
+    within = float(((b >= a.min()) & (b <= a.max())).mean())
+    return Numeric(alike, float(wasserstein_distance(a, b)), within, missing, _mean(a), _mean(b))
 
 
 def category(real: pd.Series, synthetic: pd.Series) -> Categorical:

@@ -22,7 +22,7 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.synthetic import codes
 from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, JUDGES, cutoff_on, transfer, two_sample
 from polyclinic.evaluation.synthetic.codes import predictions
-from polyclinic.evaluation.synthetic.columns import Categorical, Numeric, columns, correlations, pairs, pearson
+from polyclinic.evaluation.synthetic.columns import Numeric, columns, correlations, pairs, pearson
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats, Ints
@@ -143,7 +143,13 @@ def _compared(real: Sample, table: Sample) -> dict[str, Any]:
     """Columns, pairs, correlations and codes of a table beside the held-out ones."""
     judged = columns(real.plain, table.plain, real.categorical)
     spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))
-    told = {name: _column(one, float(spread.get(name, np.nan))) for name, one in judged.items()}
+    told = {name: asdict(one) for name, one in judged.items()}
+    for name, one in judged.items():
+        if isinstance(one, Numeric):
+            width = float(spread[name])
+            told[name]["wasserstein_sd"] = (
+                one.wasserstein / width if one.wasserstein is not None and width > 0 else None
+            )
     kept = real.telling
     apart = correlations(real.numbers(kept), table.numbers(kept), real.names(kept))
     return {
@@ -157,14 +163,6 @@ def _compared(real: Sample, table: Sample) -> dict[str, Any]:
                          "columns": len(apart.columns), "dropped": list(apart.dropped)},
         "codes": {name: _codes(real, table, name) for name in _code_sets(real)},
     }  # fmt: skip
-
-
-def _column(one: Numeric | Categorical, spread: float) -> dict[str, Any]:
-    told: dict[str, Any] = asdict(one)
-    if isinstance(one, Numeric):
-        known = one.wasserstein is not None and spread > 0
-        told["wasserstein_sd"] = one.wasserstein / spread if known and one.wasserstein is not None else None
-    return told
 
 
 def _pairs(real: Sample, table: Sample) -> float | None:

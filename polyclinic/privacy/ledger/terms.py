@@ -109,11 +109,6 @@ def _written(event: DpEvent) -> str:
     return json.dumps(event_to_json(event), sort_keys=True)
 
 
-def counted(entries: Iterable[str]) -> Spent:
-    """How often each entry was charged."""
-    return tuple(sorted(Counter(entries).items()))
-
-
 def plan_text(charges: Iterable[tuple[DpEvent, int]]) -> str:
     """A plan of charges, each with how often it will be made at most, as a message and a ledger hold it."""
     counts: Counter[str] = Counter()
@@ -133,8 +128,8 @@ def read_plan(text: str) -> Spent:
         if len(plan) > _MOST_ENTRIES or not all(0 < count <= _MOST_PLANNED for _, count in plan):
             raise ValueError(f"at most {_MOST_ENTRIES} charges, each at most {_MOST_PLANNED:g} times, may be declared")
         # Not from the cache, where 2 and 2.0 are one event: whichever text came first would stand for both.
-        canonical = counted(_written.__wrapped__(event_from_json(json.loads(entry))) for entry, _ in plan)
-        if [entry for entry, _ in canonical] != [entry for entry, _ in plan]:
+        canonical = {_written.__wrapped__(event_from_json(json.loads(entry))) for entry, _ in plan}
+        if sorted(canonical) != [entry for entry, _ in plan]:
             raise ValueError("an event is not written as the ledger writes it")
         if len(_composition(plan)) > _MOST_ENTRIES:
             raise ValueError(f"at most {_MOST_ENTRIES} different events may be declared")

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import linalg
 
 from polyclinic.errors import ConfigError
 from polyclinic.types import Reals
@@ -101,6 +102,4 @@ def _heaviest(weights: Reals, separation: int, times: int | None) -> Reals:
 
 def toeplitz(coefficients: Reals) -> Reals:
     """The (T, T) lower triangular Toeplitz matrix with this (T,) first column."""
-    steps = len(coefficients)
-    lag = np.subtract.outer(np.arange(steps), np.arange(steps))
-    return np.where(lag >= 0, coefficients[lag], 0.0)
+    return np.asarray(np.tril(linalg.toeplitz(coefficients)))

@@ -121,5 +121,4 @@ class Coordinates:
         if not self.bounded:
             return v
         low, width, scale, zero = self._map
-        z: Floats = low + width / (1 + np.exp(-np.clip(v / scale + zero, -40, 40)))
-        return z
+        return np.asarray(low + width / (1 + np.exp(-np.clip(v / scale + zero, -40, 40))))

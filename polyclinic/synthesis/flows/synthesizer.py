@@ -80,8 +80,7 @@ class FlowRows:
         chances = self.classes / self.classes.sum()
         with np.errstate(divide="ignore"):
             label = np.log(chances)[self.layout.labels(z)] - self._log_inside(rng)[self.layout.labels(z)]
-        mean: Floats = np.logaddexp.reduce(found, axis=0) - np.log(draws) + label
-        return mean
+        return np.asarray(np.logaddexp.reduce(found, axis=0) - np.log(draws) + label)
 
     def _log_inside(self, rng: np.random.Generator) -> Floats:
         """(K,) log of the share of draws that are kept, of each class."""

@@ -39,8 +39,7 @@ def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
 
 def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
     """(n, A) cells after ``merged``, (all cells,) which gives for each cell of each column its number afterwards."""
-    found: Ints = merged[table.starts + cells]
-    return found
+    return np.asarray(merged[table.starts + cells])
 
 
 def merged_sizes(merged: Ints, table: Table) -> Ints:
@@ -56,8 +55,7 @@ def added(values: Floats, merged: Ints) -> Floats:
 def pair_sizes(pairs: Ints, sizes: Ints) -> Ints:
     """(m,) cells of the marginals of (m, 2) ``pairs``; a column with itself stands for the column alone."""
     first, second = pairs.T
-    found: Ints = np.where(first == second, sizes[first], sizes[first] * sizes[second]).astype(np.int64)
-    return found
+    return np.asarray(np.where(first == second, sizes[first], sizes[first] * sizes[second]).astype(np.int64))
 
 
 def pair_codes(cells: Ints, pairs: Ints, sizes: Ints) -> Ints:

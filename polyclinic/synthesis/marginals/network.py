@@ -144,8 +144,7 @@ def _conditional(own: int, parents: tuple[int, ...], model: Clusters) -> Floats:
     joint = np.maximum(np.moveaxis(frequencies.sum(axis=others), left.index(own), -1), 0.0)
     flat = joint.reshape(-1, joint.shape[-1])
     total = flat.sum(axis=1, keepdims=True)
-    found: Floats = np.where(total > 0, flat / np.where(total > 0, total, 1.0), flat.sum(axis=0) / flat.sum())
-    return found
+    return np.asarray(np.where(total > 0, flat / np.where(total > 0, total, 1.0), flat.sum(axis=0) / flat.sum()))
 
 
 def _within(table: Table, merged: Ints, frequencies: Floats) -> Floats:

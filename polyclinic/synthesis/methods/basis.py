@@ -27,8 +27,7 @@ def cosines(steps: int) -> Floats:
     k, t = np.arange(steps)[:, None], np.arange(steps)[None, :]
     rows = np.sqrt(2.0 / steps) * np.cos(np.pi * k * (2 * t + 1) / (2 * steps))
     rows[0] /= np.sqrt(2.0)
-    found: Floats = rows
-    return found
+    return np.asarray(rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,7 @@ def apart(sums: Floats, shares: Floats, pooled: Floats, noise: float) -> Floats:
     together = (len(shares) - 1) * noise**2 / np.maximum((differences**2).sum(axis=0), 1e-300)
     differences = differences * np.maximum(1.0 - together, 0.0)
     alone = noise**2 / np.maximum(differences**2, 1e-300)
-    found: Floats = pooled + differences * np.maximum(1.0 - alone, 0.0) / shares[:, None]
-    return found
+    return np.asarray(pooled + differences * np.maximum(1.0 - alone, 0.0) / shares[:, None])
 
 
 def distributions(sums: Sums, pooled: Sums, noise: Sums, hot: Hot, label: Floats) -> Arrays:
@@ -149,5 +148,4 @@ def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floa
             factor[one] += np.clip(step, -1.0, 1.0)
             drawn += share * (counts[one, 1:] @ chance[1:])
         logits += np.clip(np.log(wanted / np.maximum(drawn, 1e-12)), -0.5, 0.5)
-    found: Floats = np.clip(expit(logits), 1e-7, 0.999)
-    return found
+    return np.asarray(np.clip(expit(logits), 1e-7, 0.999))

@@ -26,8 +26,7 @@ def denoised(matrix: Floats, noise: float) -> Floats:
         return matrix
     gaps = values[:, None] - values[None, :]
     hilbert = (gaps / (gaps**2 + variance / len(values))).mean(axis=1)
-    found: Floats = (vectors * (values - 2 * variance * hilbert)) @ vectors.T
-    return found
+    return np.asarray((vectors * (values - 2 * variance * hilbert)) @ vectors.T)
 
 
 def positive(matrix: Floats, least: float = 1e-6) -> Floats:
@@ -36,8 +35,7 @@ def positive(matrix: Floats, least: float = 1e-6) -> Floats:
     if not len(values) or values[0] >= least:
         return matrix
     total = max(float(values.sum()) - least * len(values), 0.0)
-    found: Floats = (vectors * (on_simplex(values - least, total) + least)) @ vectors.T
-    return found
+    return np.asarray((vectors * (on_simplex(values - least, total) + least)) @ vectors.T)
 
 
 def on_simplex(values: Floats, total: float) -> Floats:
@@ -57,8 +55,7 @@ def class_means(means: Floats, shares: Floats, noise: float) -> Floats:
     apart = means - middle
     of_noise = (noise / shares) ** 2 * max(means.shape[1] - 2, 0)
     keep = np.maximum(1.0 - of_noise / np.maximum((apart**2).sum(axis=1), 1e-300), 0.0)
-    found: Floats = middle + keep[:, None] * apart
-    return found
+    return np.asarray(middle + keep[:, None] * apart)
 
 
 def class_covariances(covariances: Floats, shares: Floats, noise: float) -> Floats:

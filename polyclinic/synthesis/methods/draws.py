@@ -61,5 +61,4 @@ def picked(weights: Floats, rng: np.random.Generator) -> Ints:
     """(n,) a number for each row of (n, m) ``weights``, which are at least 0 and not all 0."""
     upto = np.cumsum(weights, axis=1)
     at = rng.random(len(weights)) * upto[:, -1]
-    found: Ints = np.minimum((upto <= at[:, None]).sum(axis=1), weights.shape[1] - 1).astype(np.int64)
-    return found
+    return np.asarray(np.minimum((upto <= at[:, None]).sum(axis=1), weights.shape[1] - 1).astype(np.int64))

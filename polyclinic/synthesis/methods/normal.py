@@ -49,8 +49,7 @@ def group_frequencies(values: Floats, none: bool) -> Floats:
     """(m + 1,) frequencies of a group's numbers and of none of them, from their (m,) noisy means."""
     kept = np.maximum(values, _RARE)
     rest = max(1.0 - float(kept.sum()), _RARE) if none else 0.0
-    found: Floats = np.append(kept, rest) / (kept.sum() + rest)
-    return found
+    return np.asarray(np.append(kept, rest) / (kept.sum() + rest))
 
 
 def race(frequencies: Floats) -> Floats:

@@ -17,7 +17,6 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.streams import Size, Stream
 from polyclinic.training.auditing.views import Around, HalfAround
 from polyclinic.training.local import Penalty, Sites, Trained
-from polyclinic.training.sites import TrainedSites
 from polyclinic.training.sites.one_by_one import train_one
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder, Ints, Reals
@@ -131,10 +130,7 @@ class _OneNoised(Around):
     """Hospitals that add noise in the first pass of a round alone."""
 
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
-        inside: Sites = self.sites
-        while isinstance(inside, Around):
-            inside = inside.sites
-        for site in cast(TrainedSites, inside).work:
+        for site in self.work:
             cast(_Switched, site.noise).off = bool(name)
         return super().gradient(models, name, penalty)
 
@@ -144,7 +140,7 @@ class _SecondSilent(HalfAround):
     """A half whose second pass has no noise."""
 
     def round(self, sites: Sites) -> Trained:
-        return self.half.round(_OneNoised(sites))
+        return self.half.round(cast(Sites, _OneNoised(sites)))
 
 
 def _second_silent(settings: TrainSettings) -> TrainSettings:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyclinic.training.local import PLAIN, LocalHalf, Pass, Penalty, Sites, Trained
 from polyclinic.training.sites import pass_settings
@@ -63,31 +64,17 @@ def _sum(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) ->
 _SEEN = "seen-"
 
 
-class Around(Sites):
-    """Hospitals as they are; a subclass changes what it says."""
+class Around:
+    """Hospitals as they are; a subclass changes what it says. To a half they are ``Sites``."""
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
-        self.model, self.settings, self.round, self.numbers = sites.model, sites.settings, sites.round, sites.numbers
-        self.config = sites.config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sites, name)
 
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
         return self.sites.gradient(models, name, penalty)
-
-    def step(self, models: Tensor, gradient: Tensor, name: str = "") -> Tensor:
-        return self.sites.step(models, gradient, name)
-
-    def own(self) -> Tensor:
-        return self.sites.own()
-
-    def kept(self, name: str, first: Tensor) -> Tensor:
-        return self.sites.kept(name, first)
-
-    def received(self, name: str) -> Tensor:
-        return self.sites.received(name)
-
-    def stays(self) -> Tensor:
-        return self.sites.stays()
 
 
 class _Watching(Around):
@@ -114,26 +101,12 @@ class HalfAround(LocalHalf):
 
     half: LocalHalf
 
-    @property
-    def receives(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.half.receives
-
-    @property
-    def takes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.half.takes
-
-    @property
-    def penalises(self) -> bool:  # type: ignore[override]
-        return self.half.penalises
-
-    def passes(self, settings: TrainSettings) -> tuple[Pass, ...]:
-        return self.half.passes(settings)
+    def __post_init__(self) -> None:
+        for name in ("receives", "takes", "penalises", "passes", "stays"):
+            object.__setattr__(self, name, getattr(self.half, name))
 
     def check_returned(self, trained: Trained, like: Tensor) -> None:
         return  # what an audit sees of a round leaves beside what the half sends
-
-    def stays(self, module: nn.Module) -> list[str]:
-        return self.half.stays(module)
 
 
 @dataclass(frozen=True)
@@ -142,7 +115,7 @@ class Watched(HalfAround):
 
     def round(self, sites: Sites) -> Trained:
         watching = _Watching(sites)
-        trained = self.half.round(watching)
+        trained = self.half.round(cast(Sites, watching))
         return Trained(
             sites.model, trained.own, trained.kept, {_SEEN + name: sums for name, sums in watching.seen.items()}
         )

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.training.local import Penalty
-from polyclinic.training.losses import row_losses
 from polyclinic.training.modules import load, seeded, split_flat
-from polyclinic.training.representation import represent_by, represented
+from polyclinic.training.representation import penalised_losses
 from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder, Ints, Reals
@@ -99,14 +98,9 @@ class _Losses:
     def backward(self, batch: _Batch, patients: int) -> float:
         """The patients' summed loss, each one's the mean of its rows', after its gradients are computed."""
         weight = 1.0 / torch.bincount(batch.member, minlength=patients)[batch.member].to(batch.x.dtype)
-        if self.penalty is None:
-            rows = row_losses(self.loss, self.module(batch.x), batch.y)
-        else:
-            with represented(self.plain) as represent:
-                outputs, own = represent(lambda: self.module(batch.x))
-            with torch.no_grad():
-                others = [represent_by(self.plain, flat[0], batch.x) for flat in self.penalty.models]
-            rows = row_losses(self.loss, outputs, batch.y) + self.penalty.term(own, others)
+        others = [flat[0] for flat in self.penalty.models] if self.penalty else []
+        x, y = batch.x, batch.y
+        rows = penalised_losses(self.plain, lambda: self.module(x), x, y, self.loss, self.penalty, others)
         summed = (rows * weight).sum()
         self.module.zero_grad(set_to_none=True)
         torch.autograd.backward(summed)

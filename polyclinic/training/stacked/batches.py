@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.training.task import SiteWork
-from polyclinic.types import Bools, Ints
+from polyclinic.types import Bools, Floats, Ints
 
 # Rows are padded to a multiple of this, with which a matrix product adds up a site's rows in the same order in any stack.
 PADDED = 16
@@ -114,16 +114,19 @@ def _block(table: Table, patients: Ints, size: int, rows: int) -> Batch:
     index, weight = np.full((size, rows), nobody), np.zeros((size, rows))
     index[: len(patients)] = np.where(inside[: len(patients)], table.first[patients, None] + np.arange(rows), nobody)
     weight[: len(patients)] = inside[: len(patients)] / np.maximum(count, 1)
+    members = (~inside).astype(np.int64) if rows > 1 else np.zeros((size, 1), dtype=np.int64)
+    return _gathered(table, index, weight, members, 1, rows == 1, apart=True)
+
+
+def _gathered(
+    table: Table, index: Ints, weight: Floats, members: Ints, patients: int, one_row: bool, apart: bool = False
+) -> Batch:
+    """The batch of the table's rows at ``index``, (S, B)."""
     device, flat = table.x.device, torch.from_numpy(index.reshape(-1)).to(table.x.device)
-    return Batch(
-        table.x.index_select(0, flat).reshape(size, rows, -1),
-        table.y.index_select(0, flat).reshape(size, rows),
-        torch.from_numpy(weight).to(device, table.x.dtype),
-        torch.from_numpy((~inside).astype(np.int64) if rows > 1 else np.zeros((size, 1), dtype=np.int64)).to(device),
-        1,
-        rows == 1,
-        True,
-    )
+    x = table.x.index_select(0, flat).reshape(*index.shape, -1)
+    y = table.y.index_select(0, flat).reshape(index.shape)
+    own = torch.from_numpy(weight).to(device, table.x.dtype)
+    return Batch(x, y, own, torch.from_numpy(members).to(device), patients, one_row, apart)
 
 
 def _position(site: Ints, size: Ints, sites: int) -> Ints:
@@ -155,16 +158,7 @@ def _batch(table: Table, taken: Ints) -> Batch:
     else:
         members = np.full(shape, patients)
         members[site, column] = member
-    device = table.x.device
-    flat = torch.from_numpy(index.reshape(-1)).to(device)
-    return Batch(
-        table.x.index_select(0, flat).reshape(*shape, -1),
-        table.y.index_select(0, flat).reshape(shape),
-        torch.from_numpy(weight).to(device, table.x.dtype),
-        torch.from_numpy(members).to(device),
-        patients,
-        table.one_row,
-    )
+    return _gathered(table, index, weight, members, patients, table.one_row)
 
 
 def group_sites(work: Sequence[SiteWork], sample_rate: float, row_bytes: int, memory_limit: int) -> list[list[int]]:

@@ -25,6 +25,13 @@ from polyclinic.models.gan import Leading, Planes, Products
 from polyclinic.privacy.streams import generator, system_stream
 from polyclinic.training.stacked.products import rows_product
 
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+# Without parameters, a row at a time; beside each, how many dimensions a row has before and after it.
+_RESHAPING: dict[type[nn.Module], tuple[int, int]] = {
+    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
+}  # fmt: skip
+ROW_BY_ROW = (*_RESHAPING, nn.Flatten)
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -63,7 +70,12 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Convolution(Affine):
-    """``inputs`` is the size of a patch, C * kernel; ``padding``: cells added left, right, above, below."""
+    """A convolution as a linear layer of patches: every position is one more row of the same picture.
+
+    Its gradient for a picture is the sum over positions of outer products, as that of a linear layer is over a patient's rows
+    (Bu et al. 2022, arXiv:2205.10683). ``inputs`` is the size of a patch, C * kernel; ``padding``: cells added left, right,
+    above, below.
+    """
 
     kernel: Pair
     stride: Pair
@@ -101,7 +113,10 @@ def convolution(part: nn.Conv2d, start: int) -> Convolution | str:
 
 @dataclass(frozen=True, eq=False)
 class Masked(Affine):
-    """A linear layer whose weights count where ``mask``, (outputs, inputs), is 1 and not where it is 0."""
+    """A linear layer whose weights count where ``mask``, (outputs, inputs), is 1 and not where it is 0.
+
+    Its gradient for one row is the outer product of a linear layer's times its mask.
+    """
 
     mask: Tensor
 
@@ -145,8 +160,8 @@ class FlowPlan:
         return far, times(white, whiten)
 
 
-def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPlan | str:
-    """The flow's steps; or what has no closed form here. elementwise: the activations that may lie between masked layers."""
+def flow_plan(module: ConditionalFlow) -> FlowPlan | str:
+    """The flow's steps; or what has no closed form here."""
     steps, masks, start = [], [], 0
     step: Any
     for step in module.steps:
@@ -159,7 +174,7 @@ def flow_plan(module: ConditionalFlow, elementwise: tuple[type, ...]) -> FlowPla
                 layers.append(Masked(start, part.in_features, part.out_features, True, mask))
                 masks += [mask.flatten(), torch.ones_like(part.bias)]
                 start += part.weight.numel() + part.bias.numel()
-            elif type(part) in elementwise:
+            elif type(part) in ELEMENTWISE:
                 layers.append(part)
             else:
                 return f"{type(part).__name__} is not a masked layer or an elementwise activation"
@@ -176,7 +191,11 @@ class Dropped:
 
 
 class Masks:
-    """The masks that sites of these ``seeds`` draw in one call of training; None takes seeds of the system's entropy."""
+    """The masks that sites of these ``seeds`` draw in one call of training; None takes seeds of the system's entropy.
+
+    Each site's masks come from its own seed, whatever is stacked with it. Its draws for a layer go on from one row to the next,
+    so that neither padding nor cutting a batch in parts changes them. Srivastava et al. 2014.
+    """
 
     def __init__(self, seeds: Sequence[int] | None) -> None:
         self._seeds = seeds
@@ -201,19 +220,13 @@ class Masks:
         return self._draws[site, layer]
 
 
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
-# Without parameters, a row at a time; beside each, how many dimensions a row has before and after it.
-_RESHAPING: dict[type[nn.Module], tuple[int, int]] = {
-    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
-}  # fmt: skip
-ROW_BY_ROW = (*_RESHAPING, nn.Flatten)
 Layers = tuple[Affine | Dropped | nn.Module, ...]
 Plan = Layers | FlowPlan
 
 
 def plan(module: nn.Module) -> Plan | str:
     """The module's layers in order; or, where its gradients have no closed form here, what is in the way."""
-    found = flow_plan(module, ELEMENTWISE) if type(module) is ConditionalFlow else _layers(module)
+    found = flow_plan(module) if type(module) is ConditionalFlow else _layers(module)
     if isinstance(found, str):
         return found
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):

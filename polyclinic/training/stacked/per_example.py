@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from polyclinic.training.local import Penalty
-from polyclinic.training.losses import CROSS_ENTROPY, row_losses
+from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.modules import split_flat
-from polyclinic.training.representation import represent_by, represented
+from polyclinic.training.representation import penalised_losses
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_rows
 
@@ -41,12 +41,7 @@ def functional_sums(
             outputs: Tensor = functional_call(module, (split_flat(flat, module), fixed), (x,))
             return outputs
 
-        if penalty is None:
-            return (row_losses(loss, run(), y) * weight).sum()
-        with represented(module) as represent:
-            outputs, own = represent(run)
-        term = penalty.term(own, [represent_by(module, other, x) for other in others])
-        return ((row_losses(loss, outputs, y) + term) * weight).sum()
+        return (penalised_losses(module, run, x, y, loss, penalty, others) * weight).sum()
 
     whole = vmap(grad_and_value(weighted), randomness="different")
     in_dims = (None, 0, 0, 0, *[None] * len(others))

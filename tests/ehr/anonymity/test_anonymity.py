@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.ehr.anonymity import identifying
+from polyclinic.ehr.anonymity import identifying, read_table, write_table
 from polyclinic.ehr.anonymity.classes import (
     classes_of,
     combined,
@@ -285,3 +285,24 @@ def test_names_and_record_numbers_are_found_by_patient() -> None:
     )  # fmt: skip
     assert identifying(records, ["id"], "id") == ["name", "stay"]
     assert identifying(records, ["id", "stay"]) == []
+
+
+@pytest.mark.parametrize("method", ["lattice", "mondrian"])
+def test_truths_and_whole_numbers_with_missing_cells_are_released_as_parquet(tmp_path: Path, method: Any) -> None:
+    rng = np.random.default_rng(0)
+    records = pd.DataFrame(
+        {"age": rng.integers(20, 90, 400), "smokes": rng.random(400) < 0.5, "weight": rng.normal(70, 9, 400)}
+    )
+    records = records.astype({"age": "Int64", "smokes": "boolean"})
+    records.loc[::17, "age"] = pd.NA
+    records.loc[::19, "smokes"] = pd.NA
+    records.to_parquet(tmp_path / "records.parquet")
+    read = read_table(tmp_path / "records.parquet")
+    assert read["age"].dropna().tolist() == records["age"].dropna().tolist()
+    release = anonymise(read, ["age", "smokes", "weight"], Target(5, suppression=0.05), method=method)
+    write_table(release.records, tmp_path / "released.parquet")
+    again = read_table(tmp_path / "released.parquet")
+    assert (
+        len(again) == len(release.records)
+        and equivalence_classes(again, ["age", "smokes", "weight"]).k == release.k >= 5
+    )

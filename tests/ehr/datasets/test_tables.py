@@ -135,6 +135,7 @@ def test_files_and_frames_give_one_result_and_hospitals_may_stand_in_a_column(tm
 def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) -> None:
     frames = {"a": hospital(60, 1)}
     frames["a"].assign(died=CANARY).to_csv(tmp_path / "a.csv", index=False)
+    (tmp_path / "ragged.csv").write_text(f"a,died\n1,0,{CANARY}\n2,1,{CANARY}\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
@@ -143,6 +144,8 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "none.csv"}, "died"), "no records found"),
         (lambda: Federation.from_tables({"a": tmp_path / "bytes.csv"}, "died"), "cannot be read"),
         (lambda: Federation.from_tables({"a": tmp_path / "a.csv"}, "died"), "cannot be the label"),
+        (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "cannot be read"),
+        (lambda: Federation.from_tables({"a": frames["a"][["died"]]}, "died"), "no column can be learned from"),
         (lambda: Federation.from_tables(frames, "died", workers=2).run(), "worker processes cannot see"),
         (lambda: Federation.from_dataset(str(tmp_path / "a.csv")).run(), "give it as `--data"),
         (lambda: Federation.from_dataset("tables").run(), "needs files"),

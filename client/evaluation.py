@@ -27,12 +27,13 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.evaluation.private_metrics import count_scores, mechanism, noise_for, release
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.scores import Scores, count_scores
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -203,12 +204,13 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
         )
 
 
-def _noise(call: Call[EvaluateRequest]) -> float:
-    """The noise multiplier with which the run's planned releases together cost what the policy allows one run."""
+def _scores_of(call: Call[EvaluateRequest]) -> Scores:
+    """The question, with the noise with which the run's planned releases together cost what the policy allows one run."""
     policy, terms = call.hospital.policy, call.hospital.held_out_terms
     target = min(policy.metrics_epsilon, terms.budget or policy.metrics_epsilon)
     releases = call.request.private_evaluations or 1
-    return noise_for(target, releases, terms.delta, terms.accountant, terms.relation)
+    pricing = Pricing(terms.delta, terms.accountant, terms.relation)
+    return Scores.within(call.hospital.schema.num_classes, target, releases, pricing)
 
 
 def _plan(call: Call[EvaluateRequest]) -> str:
@@ -217,17 +219,17 @@ def _plan(call: Call[EvaluateRequest]) -> str:
 
 
 def _event(call: Call[EvaluateRequest]) -> DpEvent:
-    return mechanism(_noise(call), call.hospital.schema.num_classes).event
+    return _scores_of(call).event
 
 
 def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> RecordDict:
     """The release. Rows are scored one by one: how scores round must not depend on who else is there."""
-    hospital, classes, noise = call.hospital, call.hospital.schema.num_classes, _noise(call)
+    hospital, question = call.hospital, _scores_of(call)
     rows = _held_out(call)
     parts = [Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1) for i in range(len(rows.y))]
-    scores = np.concatenate([np.empty((0, classes)), *_score(call, parts)])
+    scores = np.concatenate([np.empty((0, question.classes)), *_score(call, parts)])
     stream = hospital.stream("private-metrics", call.request.round)
-    noisy = release(count_scores(rows.y, scores, rows.patient), noise, stream)
+    noisy = question.answer(count_scores(rows.y, scores, rows.patient), stream)
     content = reply(hospital, {"counts": noisy.counts}, {"num-examples": 1.0}, spent, key=COUNTS)
     figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})

@@ -18,12 +18,12 @@ from polyclinic.arrays import to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions
-from polyclinic.evaluation.private_metrics import ScoreCounts
 from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
 from polyclinic.programs import Program
+from polyclinic.releases.scores import ScoreCounts
 from polyclinic.server.accounts import LOST, Account
 from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.sites import Exchange, Site, node_title

@@ -13,9 +13,10 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import Metrics, classification_metrics
-from polyclinic.evaluation.private_metrics import BINS, ScoreCounts, cost_of, pool_counts, tables_of, values_of
 from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.plugins import evaluator_named
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.scores import ScoreCounts, Scores
 from polyclinic.server.exchange.merging import metrics_of
 from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.exchange.sites import Site, SiteGrid
@@ -78,7 +79,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
         )
     elif state.score_counts:
-        pooled = values_of(pool_counts([*state.score_counts.values()]))
+        pooled = ScoreCounts.pooled(state.score_counts.values()).values()
         rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in METRICS})
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
@@ -125,23 +126,23 @@ def _private(state: RunState, site: Site, reply: Message) -> Metrics:
     if record is None:
         state.withheld[site.name] = " ".join(str(fields.get("withheld", ""))[:_LONGEST].split())
         return {}
-    classes = site.schema.num_classes
     try:
         if not isinstance(record, ArrayRecord):
             raise TypeError("no arrays")
         counts = from_record(record)["counts"].astype(np.float64)
         epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
-        if counts.shape != (tables_of(classes), 2, BINS) or not np.isfinite(counts).all():
+        question = Scores.of_deviation(site.schema.num_classes, deviation)
+        if counts.shape != question.shape or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
         # Whatever the hospital says, counts with so little noise cost so much.
-        least = cost_of(deviation, classes, site.delta, site.accountant, site.relation)
+        least = Pricing(site.delta, site.accountant, site.relation).cost(question.event)
         if not (0 <= epsilon < np.inf and 0 < deviation < np.inf and least < np.inf):
             raise ValueError("an epsilon or a deviation that cannot be")
     except (LookupError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its private metrics cannot be read") from None
     state.score_counts[site.name] = ScoreCounts(counts, deviation)
     state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
-    return values_of(state.score_counts[site.name])
+    return state.score_counts[site.name].values()
 
 
 def _predictions(record: object, classes: int) -> Predictions:

@@ -16,11 +16,12 @@ from polyclinic.arrays import to_record
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.shard import is_test_patient
-from polyclinic.evaluation.private_metrics import BINS, noise_for
 from polyclinic.messages import ASK, COUNTS, RECORD, AskRequest, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.releases.kinds import write_question
+from polyclinic.releases.question import Pricing
+from polyclinic.releases.scores import BINS, Scores
 from polyclinic.releases.statistics import Statistic
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, model, train
 from tests.nursery import python
@@ -172,7 +173,7 @@ def test_private_metrics_leave_by_default_at_the_policys_price_and_cost_training
     counts = content[COUNTS]["counts"].numpy()
     assert counts.shape == (1, 2, BINS) and counts.sum() == pytest.approx(50, abs=40)
     assert ledger(hospital).spent() == before and purposes(hospital) == ["train"]
-    noise = noise_for(1.0, 1, 1e-3, "pld", "add-remove")
+    noise = Scores.within(2, 1.0, 1, Pricing(1e-3)).noise_multiplier
     assert held_out(hospital).spent() == epsilon(gaussian_event(noise), 1e-3) <= 1.0
     assert content[RECORD]["held-out-epsilon"] == held_out(hospital).spent()
     assert held_out(hospital).budget == 2.0 and held_out(hospital).verify()

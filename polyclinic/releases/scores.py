@@ -10,16 +10,18 @@ post-processing, which costs nothing: counts of several hospitals are added, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from dp_accounting import DpEvent
 
-from polyclinic.privacy.accounting import Accountant, Relation, calibrate_noise_multiplier, epsilon, gaussian_event
-from polyclinic.privacy.mechanisms import FINE, Additive, gaussian
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
+from polyclinic.privacy.mechanisms import FINE, gaussian
 from polyclinic.privacy.streams import Stream, generator
+from polyclinic.releases.question import Pricing
 from polyclinic.types import Floats, Ints
 
 #: Log-odds at which the public bins of a probability end: equal steps, so that rare outcomes are resolved too; 0 is 1/2.
@@ -41,17 +43,60 @@ _MIDDLE = (0.1587, 0.8413)  # as much as lies within a standard deviation of a n
 _LEAST = 2.0
 
 
-def tables_of(classes: int) -> int:
-    """The number of tables: one of two classes; else one of each class against the rest, and one of the likeliest class."""
-    return 1 if classes == 2 else classes + 1
+@dataclass(frozen=True)
+class Scores:
+    """The question that private metrics ask: how many patients of each class there are in each bin of a model's scores.
 
-
-def sensitivity(classes: int) -> int:
-    """The most, in L2 and in points of ``FINE``, by which one patient added or removed changes all noised counts, rounded up.
-
-    A patient has a weight of one in each level of each table, spread over its bins: no more than one in L2.
+    noise_multiplier: relative to what one patient can change in all noised counts, in L2.
     """
-    return math.isqrt(_LEVELS * tables_of(classes) * FINE**2 - 1) + 1
+
+    classes: int
+    noise_multiplier: float
+
+    @classmethod
+    def within(cls, classes: int, epsilon: float, releases: int, pricing: Pricing) -> Scores:
+        """With the least noise at which ``releases`` releases together cost at most ``epsilon``.
+
+        Raises ConfigError where no noise reaches it.
+        """
+        return cls(classes, _least_noise(epsilon, releases, pricing))
+
+    @classmethod
+    def of_deviation(cls, classes: int, deviation: float) -> Scores:
+        """With noised counts of the standard deviation ``deviation``, in patients."""
+        return cls(classes, deviation * FINE / cls(classes, 1.0).sensitivity)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the counts. Of two classes there is one table; else one of each class against the rest, and one of the likeliest."""
+        return (1 if self.classes == 2 else self.classes + 1), 2, BINS
+
+    @property
+    def sensitivity(self) -> int:
+        """The most, in L2 and in points of ``FINE``, by which one patient added or removed changes all noised counts, rounded up.
+
+        A patient has a weight of one in each level of each table, spread over its bins: no more than one in L2.
+        """
+        return math.isqrt(_LEVELS * self.shape[0] * FINE**2 - 1) + 1
+
+    @property
+    def event(self) -> DpEvent:
+        """What one release costs."""
+        return gaussian_event(self.noise_multiplier)
+
+    def answer(self, counts: Ints, stream: Stream) -> ScoreCounts:
+        """``count_scores`` of one hospital with noise, to be called only after ``event`` was charged."""
+        parts = (counts @ _PARTS.T.astype(np.int64)).reshape(-1)
+        noisy = gaussian(self.noise_multiplier, self.sensitivity).release(parts, stream).value / FINE
+        tables = noisy.reshape(*self.shape[:2], len(_PARTS)) @ _BINS_OF.T
+        return ScoreCounts(tables, self.noise_multiplier * self.sensitivity / FINE)
+
+
+@lru_cache(maxsize=64)
+def _least_noise(epsilon: float, releases: int, pricing: Pricing) -> float:
+    return calibrate_noise_multiplier(
+        epsilon, pricing.delta, lambda noise: gaussian_event(noise, releases), pricing.accountant, pricing.relation
+    )
 
 
 def count_scores(labels: Ints, scores: Floats, patient: Ints, points: int = FINE) -> Ints:
@@ -74,38 +119,6 @@ def count_scores(labels: Ints, scores: Floats, patient: Ints, points: int = FINE
     for table, (score, event) in zip(counts, events, strict=True):
         np.add.at(table, (event.astype(np.int64), np.searchsorted(edges, score, side="left")), weight)
     return counts
-
-
-def mechanism(noise_multiplier: float, classes: int) -> Additive:
-    """Gaussian noise on the counts; the multiplier is relative to what one patient can change, in L2."""
-    return gaussian(noise_multiplier, sensitivity(classes))
-
-
-def release(counts: Ints, noise_multiplier: float, stream: Stream) -> ScoreCounts:
-    """``count_scores`` of one hospital with noise, to be called only after the mechanism's event was charged."""
-    tables = len(counts)
-    classes = 2 if tables == 1 else tables - 1
-    parts = (counts @ _PARTS.T.astype(np.int64)).reshape(-1)
-    noisy = mechanism(noise_multiplier, classes).release(parts, stream).value / FINE
-    return ScoreCounts(
-        noisy.reshape(tables, 2, len(_PARTS)) @ _BINS_OF.T, noise_multiplier * sensitivity(classes) / FINE
-    )
-
-
-@lru_cache(maxsize=64)
-def noise_for(epsilon: float, releases: int, delta: float, accountant: Accountant, relation: Relation) -> float:
-    """The noise multiplier with which ``releases`` releases together cost at most ``epsilon``.
-
-    Raises ConfigError where no noise reaches it.
-    """
-    return calibrate_noise_multiplier(
-        epsilon, delta, lambda noise: gaussian_event(noise, releases), accountant, relation
-    )
-
-
-def cost_of(deviation: float, classes: int, delta: float, accountant: Accountant, relation: Relation) -> float:
-    """The epsilon of one release whose noised counts have the standard deviation ``deviation``, in patients."""
-    return epsilon(gaussian_event(deviation * FINE / sensitivity(classes)), delta, accountant, relation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +147,20 @@ class ScoreCounts:
                            "error": float(np.diff(np.quantile(defined, _MIDDLE))[0] / 2) if known else None}  # fmt: skip
         return found
 
+    def values(self) -> dict[str, float | None]:
+        """The value of each of ``METRICS``, without its error."""
+        return {name: estimate["value"] for name, estimate in self.estimates().items()}
+
+    def summary(self) -> dict[str, Any]:
+        """The estimates and the calibration, as a run's summary has them."""
+        return {"metrics": self.estimates(), "calibration": self.calibration(), "deviation": self.deviation}
+
+    @classmethod
+    def pooled(cls, parts: Collection[ScoreCounts]) -> ScoreCounts:
+        """The counts of several hospitals, whose patients are different ones, added; their noises are independent."""
+        total = np.sum([part.counts for part in parts], axis=0)
+        return cls(total, math.sqrt(sum(part.deviation**2 for part in parts)))
+
     def calibration(self) -> list[dict[str, float]]:
         """Of each bin of the first table (the last of more than two classes): its probability, the patients, the events."""
         table = self.counts[0 if len(self.counts) == 1 else -1]
@@ -141,12 +168,6 @@ class ScoreCounts:
             {"probability": float(chance), "patients": float(no + yes), "events": float(yes)}
             for chance, no, yes in zip(MIDDLES, *table, strict=True)
         ]
-
-
-def pool_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
-    """The counts of several hospitals, whose patients are different ones, added; their noises are independent."""
-    total = np.sum([part.counts for part in parts], axis=0)
-    return ScoreCounts(total, math.sqrt(sum(part.deviation**2 for part in parts)))
 
 
 def _metrics(counts: Floats, deviation: float) -> Floats:
@@ -193,13 +214,3 @@ def _auroc(no: Floats, yes: Floats, least: float) -> Floats:
     return np.asarray(
         np.divide(np.nansum(area, axis=1), count, out=np.full(len(area), np.nan), where=count > 0), dtype=np.float64
     )
-
-
-def values_of(counts: ScoreCounts) -> dict[str, float | None]:
-    """The value of each of ``METRICS``, without its error."""
-    return {name: estimate["value"] for name, estimate in counts.estimates().items()}
-
-
-def as_dict(counts: ScoreCounts) -> dict[str, Any]:
-    """The estimates and the calibration, as a run's summary has them."""
-    return {"metrics": counts.estimates(), "calibration": counts.calibration(), "deviation": counts.deviation}

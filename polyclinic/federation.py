@@ -19,7 +19,7 @@ from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
-from polyclinic.ehr.datasets.tables import hold
+from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
@@ -287,7 +287,7 @@ class Federation:
         if frames and len(frames) < len(tables):
             raise ConfigError("from_tables takes data frames or paths, not both; read the files, or write the frames.")
         given: dict[str, Any] = {"frames": hold(frames)} if frames else {
-            "files": [f"{name}={place}" for name, place in tables.items()]
+            "files": [absolute(f"{name}={place}") for name, place in tables.items()]
         }  # fmt: skip
         return cls._of_tables({**given, "label": label, "patient": patient}, options)
 

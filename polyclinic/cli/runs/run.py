@@ -60,7 +60,9 @@ class Flags:
         if data and self.dataset:
             raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
         if data:
-            files = data[0] if len(data) == 1 else data
+            from polyclinic.ehr.datasets.tables import absolute  # takes pandas, which --help does without
+
+            files = absolute(data[0]) if len(data) == 1 else [absolute(place) for place in data]
             values |= {"dataset": "tables", "dataset-options": {"files": files, **columns}}
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 

@@ -59,7 +59,7 @@ def tables(
 
     Raises:
         ConfigError: for a column that does not exist, with the nearest name.
-        DataError: for files that cannot be read, and for tables that nothing can be learned from, with all that is wrong.
+        DataError: for files that cannot be read, and for tables that nothing can be learned from.
     """
     if frames:
         if frames not in _HELD:
@@ -82,6 +82,12 @@ def hold(frames: Mapping[str, pd.DataFrame]) -> str:
     key = digest(*parts)
     _HELD[key] = {name: frame.copy() for name, frame in frames.items()}
     return key
+
+
+def absolute(place: str) -> str:
+    """``path`` or ``name=path`` with the path from the root, so that processes that work elsewhere find it too."""
+    name, equals, path = place.rpartition("=")
+    return f"{name}{equals}{Path(path).expanduser().resolve()}"
 
 
 def _places(files: str | Sequence[str]) -> list[tuple[str, Path]]:
@@ -173,20 +179,35 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, label: str, patient
     cells, sites = cells[whole].reset_index(drop=True), sites[whole].reset_index(drop=True)
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {label!r}; name another by --label.")
-    table = _Table(notes=notes)
+    table, several_sites = _Table(notes=notes), bool(site) or len(frames) > 1
     contents: dict[int, str] = {}
     for name in names:
         if name == patient:
-            table.records[name] = cells[name]
+            table.records[name] = sites + "/" + cells[name] if several_sites else cells[name]
             table.columns.append({"name": name, "kind": "categorical", "role": "patient_id"})
-        elif name != site:
+            hospitals_of = sites.groupby(cells[name]).nunique()
+            if several_sites and (shared := int((hospitals_of > 1).sum())):
+                notes.append(
+                    f"{shared:,} values of {name!r} occur at several hospitals and are taken for different patients. If they are "
+                    f"the same people, set privacy.overlap to {hospitals_of.max()}, so that epsilon covers all their hospitals."
+                )
+        elif name == site:
+            continue
+        elif (
+            name != label
+            and several_sites
+            and cells[name].nunique() > 1
+            and (cells[name].groupby(sites).nunique() == 1).all()
+        ):
+            table.leave_out(name, "the same for all of a hospital")
+        else:
             _add(table, name, cells[name], name == label, contents)
     if len(table.columns) == 1 + bool(patient):
         raise DataError(f"{title}: no column can be learned from. {' '.join(_left_out(table))}".strip())
-    several_sites = bool(site) or len(frames) > 1
     if several_sites:
-        table.records[SITE] = sites
-        table.columns.append({"name": SITE, "kind": "categorical", "role": "site"})
+        column = SITE if SITE not in table.records else f"{SITE} of the table"
+        table.records[column] = sites
+        table.columns.append({"name": column, "kind": "categorical", "role": "site"})
     values = {"name": title, "unit": "patient" if patient else "record", "columns": table.columns}
     schema = Schema.from_dict(values)
     records = pd.DataFrame(table.records)

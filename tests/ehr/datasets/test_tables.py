@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from polyclinic import Federation
-from polyclinic.ehr.datasets.tables import tables
+from polyclinic.ehr.datasets.tables import hold, tables
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 CANARY = "canary-4711"
@@ -130,6 +130,23 @@ def test_files_and_frames_give_one_result_and_hospitals_may_stand_in_a_column(tm
     first, *others = [result.arrays for result in results]
     assert all(np.array_equal(first[name], other[name]) for other in others for name in first)
     assert list(results[2].sites.index) == ["north", "south"]
+
+
+def test_a_column_that_names_the_hospital_is_no_feature(tmp_path: Path) -> None:
+    frames = {name: hospital(80, seed, name).assign(hospital=f"St. {name}") for seed, name in enumerate("ab")}
+    dataset = tables(frames=hold(frames), label="died", patient="mrn")
+    assert [column.name for column in dataset.schema.features] == ["age", "creatinine", "sex"]
+    assert dataset.natural_sites == ("a", "b") and "the same for all of a hospital: hospital" in " ".join(dataset.notes)
+
+
+def test_a_number_at_two_hospitals_is_two_patients(tmp_path: Path) -> None:
+    frames = {name: hospital(80, seed, name).assign(mrn=range(80)) for seed, name in enumerate("ab")}
+    result = Federation.from_tables(frames, "died", "mrn", out=str(tmp_path)).run(
+        rounds=1, privacy={"delta": 0.005}, pictures=False
+    )
+    assert list(result.sites.index) == ["a", "b"]
+    notes = " ".join(result.summary["notes"])
+    assert "80 values of 'mrn' occur at several hospitals" in notes and "set privacy.overlap to 2" in notes
 
 
 def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from polyclinic.arrays import from_record
 from polyclinic.client.hospital import Hospital
 from polyclinic.client.policy import Policy
 from polyclinic.config import RunConfig
+from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.messages import LOCAL, STANDARDISER, TrainRequest, is_model
@@ -93,7 +94,7 @@ def planned_settings(
     hospital: Hospital, config: RunConfig, noise_multiplier: float | None, with_half: bool
 ) -> TrainSettings:
     """The settings of the run's rounds as they are known before the first; raises as ``local_half`` does."""
-    return replace(program_of(config).plain_settings(noise_multiplier), local=local_half(hospital, config, with_half))
+    return replace(config_settings(config, noise_multiplier), local=local_half(hospital, config, with_half))
 
 
 def check_terms(hospital: Hospital, config: RunConfig, settings: TrainSettings) -> None:
@@ -171,7 +172,7 @@ def train_settings(
         raise ConfigError(
             f"Message field 'proximal-mu' is {mu!r}, but the strategy has a local half of its own; leave it out."
         )
-    settings = program_of(config).plain_settings(request.noise_multiplier)
+    settings = config_settings(config, request.noise_multiplier)
     return replace(
         settings, learning_rate=float(rate), double=real, apart=real, device="cpu" if real else settings.device,
         local=Proximal(float(mu)) if mu else half,

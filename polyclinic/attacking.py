@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from polyclinic.auditing import subject_of_run
+from polyclinic.config import train_settings
 from polyclinic.ehr.datasets import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
@@ -130,7 +131,7 @@ class Target:
     @cached_property
     def settings(self) -> TrainSettings:
         """Of the run's training, with the noise and the learning rate that it had."""
-        settings = self.program.plain_settings(self.summary.privacy.noise_multiplier)
+        settings = train_settings(self.program.config, self.summary.privacy.noise_multiplier)
         return replace(settings, learning_rate=self.summary.learning_rate or 0.1, device="cpu")
 
     @property

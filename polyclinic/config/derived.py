@@ -36,7 +36,7 @@ def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSe
         momentum=config.training.momentum, weight_decay=config.training.weight_decay,
         engine=config.training.engine, device="cuda" if config.gpus else "cpu", batching=config.training.batching,
         noise=noise_named(config), denoise=config.training.denoise, denoise_gain=config.training.denoise_gain,
-        release_delta=0.9 * config.privacy.delta / config.rounds,
+        release_delta=0.9 * config.privacy.delta / config.rounds, **config.kind.settings(config),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, n
 from polyclinic.config.learning import Data, Participation, Training, Upload
 from polyclinic.config.programs import convex, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
-from polyclinic.config.programs.kinds import CLASSIFICATION, OTHERS, Kind
+from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
@@ -68,7 +68,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kind(given: Mapping[str, Any]) -> Kind:
     task = str(given.get("task", "classification"))
-    return _KINDS[task](given) if task in _KINDS else OTHERS
+    return _KINDS[task](given) if task in _KINDS else convex.OTHERS
 
 
 class RunConfig(Keys):

@@ -273,11 +273,7 @@ class Program(ABC):
 
     def settings(self, noise_multiplier: float | None) -> TrainSettings:
         """The public settings of a round of training; ``noise_multiplier`` None trains without privacy."""
-        return replace(self.plain_settings(noise_multiplier), local=self.local_half)
-
-    def plain_settings(self, noise_multiplier: float | None) -> TrainSettings:
-        """The same without what the strategy has hospitals do, whose code a hospital loads only where its policy allows it."""
-        return replace(train_settings(self.config, noise_multiplier), perturbation=self.config.convex.perturbation)
+        return replace(train_settings(self.config, noise_multiplier), local=self.local_half)
 
     def check_local_half(self, settings: TrainSettings) -> None:
         """Raises ConfigError where what the strategy has hospitals do does not go with the rest of the run."""

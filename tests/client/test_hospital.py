@@ -4,7 +4,6 @@ import io
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +203,8 @@ def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
         file.write(f'allowed-tasks = ["{task}"]\n')
     reply = app(message(request, "train", model()), context(hospital, config))
     assert reply.content["metrics"] == {"steps": 1.0, "num-examples": 150.0}
-    settings = replace(train_settings(config, 1.2), perturbation=noise)
+    settings = train_settings(config, 1.2)
+    assert settings.perturbation == noise
     assert ledger(hospital).spent() == pytest.approx(epsilon(task_named(task).event(settings), 1e-3))
     again = app(message(request, "train", model()), context(hospital, config))
     np.testing.assert_array_equal(*(one.content["arrays"]["0.weight"].numpy() for one in (reply, again)))

@@ -14,13 +14,14 @@ import pytest
 from hatchling.build import build_wheel
 from typer.testing import CliRunner
 
+import polyclinic
 from polyclinic.cli import app
 from polyclinic.cli.new import KINDS, package
 from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
-from polyclinic.messages import TrainRequest
+from polyclinic.messages import EnrolRequest, TrainRequest
 from polyclinic.plugins import checked, plugins
 from polyclinic.strategies.registry import make_strategy
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
@@ -87,8 +88,11 @@ def test_a_hospital_loads_a_program_only_where_its_policy_names_it(made: Path, t
     config = RunConfig.build({"task": "late-mean", "rounds": 2})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=4.0, public_patients=150.0, learning_rate=0.5)
     sys.modules.pop("late_mean", None)
+    enrolment = EnrolRequest(run="r", site=0, version=polyclinic.__version__, noise_multiplier=4.0)
     for policy in ("", 'allowed-tasks = ["late-mean"]\n'):
         hospital = make_hospital(tmp_path, STRICT + policy)
+        enrolled = hospital_app(message(enrolment, "query.enrol"), context(hospital, config))
+        assert ("late_mean" in sys.modules) is bool(policy), enrolled
         reply = hospital_app(message(request, "train", model()), context(hospital, config))
         assert reply.has_content() is bool(policy) and ("late_mean" in sys.modules) is bool(policy)
         if not policy:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from polyclinic.config.keys import Keys
-from polyclinic.config.programs.kinds import Kind
+from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -29,11 +29,21 @@ def check_convex(config: RunConfig) -> None:
         )
 
 
+def convex_settings(config: RunConfig) -> dict[str, Any]:
+    """What the section adds to the settings of a round."""
+    return {"perturbation": config.convex.perturbation}
+
+
 def convex_kind(given: Mapping[str, Any]) -> Kind:
     """The kind of a convex task; ``given`` are flat keys."""
     return Kind(
-        "convex", frozenset({"convex", "evaluation", "hidden"}), DEFAULTS[given["task"]], check_convex, steps=False
-    )
+        "convex", frozenset({"convex", "evaluation", "hidden"}), DEFAULTS[given["task"]], check_convex, convex_settings,
+        steps=False,
+    )  # fmt: skip
+
+
+#: A task or program of one's own, or of another package.
+OTHERS = Kind("supervised", CLASSIFICATION.reads | {"task-options", "convex"}, settings=convex_settings)
 
 
 class Convex(Keys):

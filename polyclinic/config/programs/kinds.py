@@ -34,6 +34,7 @@ class Kind:
     name: Of its program, in ``polyclinic.programs``.
     reads: Those of the keys of ``READ_BY`` that it reads.
     defaults: What it takes where nothing is given, by key.
+    settings: What its section adds to the settings of a round, by the names of ``TrainSettings``.
     check: Raises ValueError for keys that are each possible, and not with it.
     steps: Whether hospitals take steps on batches; a round is one release of a minimiser or a sum otherwise.
     bounds_always: Whether ``privacy.max-grad-norm`` has an effect without privacy too.
@@ -48,6 +49,7 @@ class Kind:
     reads: frozenset[str] = frozenset({"evaluation", "hidden", "training"})
     defaults: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[RunConfig], None] = lambda config: None
+    settings: Callable[[RunConfig], Mapping[str, Any]] = lambda config: {}
     steps: bool = True
     bounds_always: bool = True
     counts_patients: bool = False
@@ -59,5 +61,3 @@ class Kind:
 
 #: Training a classifier.
 CLASSIFICATION = Kind("supervised", bounds_always=False, shares_noise=True)
-#: A task or program of one's own, or of another package.
-OTHERS = Kind("supervised", CLASSIFICATION.reads | {"task-options", "convex"})

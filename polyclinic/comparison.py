@@ -13,6 +13,7 @@ from typing import Any
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
+from polyclinic.evaluation.judges import TITLES
 from polyclinic.runs.history import OVERALL
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import federate
@@ -72,4 +73,4 @@ def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> dict[str, 
     """By site the metrics after the last round of a training of all hospitals, or of ``only`` one."""
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home, grid_for(config) as grid:
         state = federate(grid, config, "comparison", Path(home), choose=lambda site: only in ("", site.name)).state
-    return {row["site"]: {name: row.get(name) for name in ("auroc", "accuracy", "loss")} for row in state.newest_rows()}
+    return {row["site"]: {name: value for name, value in row.items() if name in TITLES} for row in state.newest_rows()}

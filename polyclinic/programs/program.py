@@ -16,6 +16,8 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.classes import Classification
+from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import strategy_named
 from polyclinic.privacy.events import merged
 from polyclinic.training import pooled
@@ -174,6 +176,10 @@ class Program(ABC):
         """Noisy counts of the classes of all rows, from each hospital's of the label. ``places``: the hospitals' numbers."""
         return [float(count) for count in np.sum(totals, axis=0)]
 
+    def objective(self, schema: Schema) -> Objective:
+        """What ``scores`` predict. Raises ConfigError for a schema whose label the program does not take."""
+        return Classification(schema.labels)
+
     def width(self, schema: Schema) -> int:
         """How many numbers of a row the model sees."""
         return len(feature_names(schema))
@@ -328,7 +334,7 @@ class Program(ABC):
         return model
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
+        """Each site's (rows, columns) predictions of the ``objective`` by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
     def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:

@@ -1,4 +1,4 @@
-"""A model of labelled records, trained in private steps: classification, and tasks that other packages bring."""
+"""A model of labelled records, trained in private steps towards an objective; and tasks that other packages bring."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dp_accounting import DpEvent
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, why
-from polyclinic.plugins import model_named, task_named
+from polyclinic.objectives.objective import Objective
+from polyclinic.plugins import model_named, objective_of, task_named
 from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Builder
@@ -36,14 +37,27 @@ class Supervised(Program):
         model_named(self.config.model)
         super().check_names()
 
+    def objective(self, schema: Schema) -> Objective:
+        return self._towards(schema.labels)
+
     def builder(self, schema: Schema) -> Builder:
-        return build_for(self.config, len(feature_names(schema)), schema.num_classes)
+        return build_for(self.config, len(feature_names(schema)), self.objective(schema))
 
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         return self.trains.event(settings, begun)
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        return self.trains
+        return self._task(self.objective(schema))
+
+    def _towards(self, labels: tuple[Column, ...]) -> Objective:
+        return objective_of(self.config, labels)
+
+    def _task(self, objective: Objective) -> Task:
+        if self.config.task != "classification":  # another task has a loss of its own
+            return self.trains
+        from polyclinic.training.classification import Towards
+
+        return Towards(objective)
 
     def check(self, schema: Schema) -> None:
         super().check(schema)
@@ -60,10 +74,16 @@ class Supervised(Program):
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
-        def build(features: int) -> Builder:
-            return build_for(self.config, features, claim.classes)
+        kind, names = (
+            ("ordinal" if self.config.objective == "ordinal" else "categorical"),
+            map(str, range(claim.classes)),
+        )
+        objective = self._towards((Column(name="class", kind=kind, role="label", categories=tuple(names)),))
 
-        return Subject(**vars(claim), task=self.trains, build=build)
+        def build(features: int) -> Builder:
+            return build_for(self.config, features, objective)
+
+        return Subject(**vars(claim), task=self._task(objective), build=build)
 
     def local(self, schema: Schema) -> list[str]:
         from polyclinic.training.modules import load
@@ -78,18 +98,20 @@ class Supervised(Program):
         return [name for name in names if name in stays]
 
 
-def build_for(config: RunConfig, features: int, classes: int) -> Builder:
-    """A builder of empty modules of the run's model, for so many features and classes.
+def build_for(config: RunConfig, features: int, objective: Objective) -> Builder:
+    """A builder of empty modules of the run's model, for so many features and the objective's outputs, with its head behind them.
 
     The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
     """
     from torch import nn
 
+    from polyclinic.objectives.objective import WithHead
+
     make = model_named(config.model)
 
     def build() -> nn.Module:
         try:
-            module = make(features, classes, config.widths)
+            module = make(features, objective.outputs, config.widths)
         except Exception as error:
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "
@@ -100,6 +122,9 @@ def build_for(config: RunConfig, features: int, classes: int) -> Builder:
                 f"Configuration key 'model' has the value {config.model!r}, which must build a torch nn.Module, "
                 f"not a {type(module).__name__}."
             )
-        return module
+        head = objective.head()
+        if head is None:
+            return module
+        return WithHead(module, head)
 
     return build

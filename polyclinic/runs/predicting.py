@@ -11,6 +11,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.chunks import Chunk, typed
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.objective import made_up_labels
 from polyclinic.plugins import TABLES
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
@@ -19,19 +20,19 @@ from polyclinic.training.preparation import filled, standardised
 
 
 def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.DataFrame, np.ndarray | None]:
-    """The model's probabilities of each class for the rows of a table, and the rows' own classes.
+    """The model's predictions for the rows of a table, and the rows' own labels.
 
     Args:
-        run: A finished run of a task that trains a classifier.
+        run: A finished run of a task that trains a model of a label.
         table: Raw rows with the columns of the run's schema; the label and identifiers may be left out.
         source: What errors call the table.
 
     Returns:
-        A frame with the table's index and one column for each class of the label, and (rows,) class numbers, None where the
-        table has no label.
+        A frame with the table's index and a column for each number that the run's objective predicts: the probability of each
+        class, or a number in the label's unit; and the labels as in a shard, None where the table lacks one.
 
     Raises:
-        ConfigError: for a run without a classifier, and for imputation "mice", which needs the hospital's own patients.
+        ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
         DataError: for a column that is not there and a cell that the schema does not allow.
     """
     config, schema, program = run.config(), run.schema(), program_of(run.config())
@@ -44,10 +45,10 @@ def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.Da
     encoded = _encoded(table, schema, config.dataset == TABLES, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
-    rows = Rows(x, np.zeros(len(x), dtype=np.int64), np.arange(len(x)), len(x))
+    objective = program.objective(schema)
+    rows = Rows(x, made_up_labels(objective.labels, len(x)), np.arange(len(x)), len(x))
     (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
-    classes = schema.label.categories or [str(number) for number in range(schema.num_classes)]
-    return pd.DataFrame(scores, index=table.index, columns=list(classes)), encoded.y
+    return pd.DataFrame(scores, index=table.index, columns=list(objective.columns)), encoded.y
 
 
 def _encoded(table: pd.DataFrame, schema: Schema, drafted: bool, source: str) -> Encoded:

@@ -1,4 +1,5 @@
-"""Classification by SGD, Adam or AdamW, private (DP-SGD, DP-Adam) or not, at one site or stacked for many.
+"""Training by SGD, Adam or AdamW, private (DP-SGD, DP-Adam) or not, at one site or stacked for many: of a classifier, or
+towards another objective.
 
 The unit is the patient: all rows of a sampled patient are in the batch, their losses are averaged, and their summed
 gradient is clipped once. Batches are Poisson samples of patients; an empty batch still adds noise and counts.
@@ -7,18 +8,23 @@ Abadi et al. 2016, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from logging import getLogger
+from typing import ClassVar
 
 import numpy as np
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.objective import Objective, check_losses
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
+from polyclinic.training.losses import check_loss
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
 from polyclinic.training.sites.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
@@ -88,14 +94,56 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         return train_stacked(made, arrays, work, settings, engine)
 
 
-def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-    """Each site's (rows, classes) float64 probabilities under the model ``arrays``."""
+def _probabilities(outputs: Tensor) -> Tensor:
+    return functional.softmax(outputs, dim=1)
+
+
+def evaluate(
+    build: Builder, arrays: Arrays, rows: Sequence[Rows], predict: Callable[[Tensor], Tensor] = _probabilities
+) -> list[np.ndarray]:
+    """Each site's (rows, columns) float64 predictions under the model ``arrays``: what ``predict`` makes of its outputs, by
+    default (rows, classes) probabilities.
+    """
     module = load(build, arrays).eval()
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
         return [
-            functional.softmax(
-                module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double(), dim=1
-            ).numpy()
+            predict(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double()).numpy()
             for part in rows
         ]
+
+
+@dataclass(frozen=True)
+class Towards:
+    """The task ``classification`` of a model that is trained towards ``objective``.
+
+    Costs, steps, clipping and noise are the same: only the loss of a row and what outputs predict are the objective's.
+    """
+
+    objective: Objective
+
+    name: ClassVar[str] = name
+    takes_local_halves: ClassVar[bool] = takes_local_halves
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """As the task's."""
+        return event(settings, begun)
+
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+        """As the task does; raises ConfigError also for another number of outputs, and for losses that mix rows."""
+        check(build, arrays, features, engine)
+        module = load(build, arrays).eval()
+        with torch.no_grad():
+            outputs = module(torch.zeros(1, features, dtype=next(module.parameters()).dtype))
+        check_loss(self.objective, outputs.shape[-1])
+        check_losses(self.objective)
+
+    def train(
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """As the task does, with the objective's loss."""
+        return train(build, arrays, work, replace(settings, loss=self.objective.loss))
+
+    def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, columns) float64 predictions."""
+        return evaluate(build, arrays, rows, self.objective.predictions)

@@ -19,6 +19,7 @@ from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
+from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.types import Arrays, Builder, under
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
@@ -38,8 +39,8 @@ class TrainSettings:
     whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
     for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
     ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``. ``local``: what the strategy
-    has hospitals do in a round.
+    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``, or an objective.
+    ``local``: what the strategy has hospitals do in a round.
     """
 
     sample_rate: float
@@ -60,7 +61,7 @@ class TrainSettings:
     denoise_gain: float = 0.7
     perturbation: Kind = "gaussian"
     release_delta: float = 0.0
-    loss: str = "cross-entropy"
+    loss: Loss = CROSS_ENTROPY
     local: LocalHalf = PLAIN
 
     @property
@@ -145,4 +146,4 @@ class Task(Protocol):
         """Each site's update of the same global arrays, in the order of ``work``."""
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities."""
+        """Each site's (rows, columns) predictions: probabilities of classes, or what the objective predicts."""

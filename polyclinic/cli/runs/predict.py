@@ -41,7 +41,8 @@ def evaluate(run: RunFolder, records: TablePath, as_json: Json = False) -> None:
     """Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."""
     with loading():
         from polyclinic.ehr.datasets.tables import read_cells
-        from polyclinic.evaluation.metrics import classification_metrics
+        from polyclinic.evaluation.judges import judge_of
+        from polyclinic.programs import program_of
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
@@ -49,10 +50,11 @@ def evaluate(run: RunFolder, records: TablePath, as_json: Json = False) -> None:
     scores, classes = probabilities(opened, read_cells(records), str(records))
     if classes is None:
         raise DataError(
-            f"{records}: the label column {opened.schema().label.name!r} is missing; `polyclinic predict` needs none."
+            f"{records}: the label column {opened.schema().labels[0].name!r} is missing; `polyclinic predict` needs none."
         )
-    metrics: dict[str, float | None] = dict(classification_metrics(classes, scores.to_numpy()))
-    if len(scores.columns) == 2:
+    judge = judge_of(program_of(opened.config()).objective(opened.schema()))
+    metrics: dict[str, float | None] = dict(judge.exact(classes, scores.to_numpy()))
+    if judge.has_classes and len(scores.columns) == 2:
         chance = scores.to_numpy()[:, 1]
         metrics |= {"mean_risk": float(chance.mean()), "observed": float((classes == 1).mean())}
     value = {"run": str(opened.path), "table": str(records), "rows": len(scores), "private": False, "metrics": metrics}

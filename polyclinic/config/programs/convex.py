@@ -43,7 +43,10 @@ def convex_kind(given: Mapping[str, Any]) -> Kind:
 
 
 #: A task or program of one's own, or of another package.
-OTHERS = Kind("supervised", CLASSIFICATION.reads | {"task-options", "convex"}, settings=convex_settings)
+OTHERS = Kind(
+    "supervised", CLASSIFICATION.reads - {"objective", "objective-options"} | {"task-options", "convex"},
+    settings=convex_settings,
+)  # fmt: skip
 
 
 class Convex(Keys):

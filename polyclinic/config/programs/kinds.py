@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: Sections and keys that not every kind of run reads, and in words what does.
 READ_BY = {
     "task-options": "a task that another package brings as a program",
+    "objective": "the task classification",
+    "objective-options": "the task classification",
     "synthesis": "the task synthesis",
     "posterior": "the task posterior",
     "convex": "the task output-perturbation or objective-perturbation",
@@ -60,4 +62,7 @@ class Kind:
 
 
 #: Training a classifier.
-CLASSIFICATION = Kind("supervised", bounds_always=False, shares_noise=True)
+CLASSIFICATION = Kind(
+    "supervised", frozenset({"evaluation", "hidden", "training", "objective", "objective-options"}), bounds_always=False,
+    shares_noise=True,
+)  # fmt: skip

@@ -35,12 +35,21 @@ def people(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints, int]:
     return person, first_row, len(first_row)
 
 
-def patients_and_labels(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints]:
-    """Each row's patient number and each patient's class: the highest class number among the patient's rows."""
-    require_columns(records, (schema.label,), "records")
+def patients_and_labels(records: pd.DataFrame, schema: Schema, by_class: bool = False) -> tuple[Ints, Ints]:
+    """Each row's patient number and each patient's class: the highest class number among the patient's rows.
+
+    A label without classes counts as one class. Raises ConfigError for such a label where patients are dealt ``by_class``.
+    """
+    require_columns(records, schema.labels, "records")
     person, _, patients = people(records, schema)
+    if by_class and not schema.has_classes:
+        raise ConfigError(
+            "The partitioner deals patients by their class, and the label has none; set partitioner to 'iid', 'quantity' or "
+            "'natural'."
+        )
     labels = np.zeros(patients, dtype=np.int64)
-    np.maximum.at(labels, person, class_numbers(records, schema.label, "records"))
+    if schema.has_classes:
+        np.maximum.at(labels, person, class_numbers(records, schema.label, "records"))
     return person, labels
 
 
@@ -127,7 +136,7 @@ def dirichlet_label(
 
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks".
     """
-    person, labels = patients_and_labels(records, schema)
+    person, labels = patients_and_labels(records, schema, by_class=True)
     shares = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1)
     return site_rows(repaired(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
 
@@ -136,7 +145,7 @@ def label_and_quantity(
     records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0
 ) -> Deal:
     """Both sizes and class shares differ: 30 % of each class evenly, the rest by size times class Dirichlet(alpha)."""
-    person, labels = patients_and_labels(records, schema)
+    person, labels = patients_and_labels(records, schema, by_class=True)
     sizes = rng.dirichlet(np.full(sites, alpha))
     weights = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1) * sizes + 1e-12
     shares = EVEN_SHARE / sites + (1.0 - EVEN_SHARE) * weights / weights.sum(axis=1, keepdims=True)
@@ -177,7 +186,7 @@ def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Ge
     McMahan et al. 2017, section 3 (the pathological partition), with pieces that never span two classes. Raises
     ConfigError where there are fewer pieces than classes or fewer patients than pieces.
     """
-    person, labels = patients_and_labels(records, schema)
+    person, labels = patients_and_labels(records, schema, by_class=True)
     pieces, present = sites * each, np.unique(labels)
     if not len(present) <= pieces <= len(labels):
         raise ConfigError(

@@ -9,6 +9,7 @@ import numpy as np
 
 from polyclinic.evaluation.figures.canvas import DASHES, INK, MUTED, PALETTE, label_axes, legend, name_rows, panels
 from polyclinic.evaluation.formats import Summary, part
+from polyclinic.evaluation.judges import headline, titles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,10 +26,14 @@ def utility_figures(summary: Summary) -> dict[str, Figure]:
     if not evaluation or evaluation.get("undefined"):
         return {}
     sites: Mapping[str, Any] = evaluation["sites"]
-    pooled = evaluation["pooled"]["auroc"]["value"]
+    first, objective = headline(summary)[0], part(summary, "objective")
+    pooled, title = evaluation["pooled"][first]["value"], titles(summary)[first]
+    label = None
+    if objective.get("predicts") in ("numbers", "counts"):
+        label = f"{objective['label']}, {objective['unit']}" if objective["unit"] else objective["label"]
     found = {
-        "hospitals": plot_hospitals({name: one["auroc"] for name, one in sites.items()}, pooled, "AUROC"),
-        "calibration": plot_calibration(evaluation["calibration"]),
+        "hospitals": plot_hospitals({name: one[first] for name, one in sites.items()}, pooled, title),
+        "calibration": plot_calibration(evaluation["calibration"], label) if evaluation["calibration"] else None,
         "decision": plot_decision(evaluation["decision"]) if evaluation["decision"] else None,
     }
     return {name: figure for name, figure in found.items() if figure is not None}
@@ -95,19 +100,26 @@ def plot_posterior(parameters: Mapping[str, Mapping[str, float]]) -> Figure:
     return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0)
 
 
-def plot_calibration(bins: Sequence[Told]) -> Figure:
-    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows."""
-    caption = "On the diagonal a probability means what it says. A dot's area: share of rows."
+def plot_calibration(bins: Sequence[Told], label: str | None = None) -> Figure:
+    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows.
+
+    label: Of numbers, in place of probabilities: what was predicted, with its unit.
+    """
+    caption = "On the diagonal a prediction means what it says. A dot's area: share of rows."
     figure, (axes,) = panels("Calibration", caption, height=4.2)
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.1, linestyle=DASHES)
+    ends = [0.0, 1.0] if label is None else [f(bin["predicted"] for bin in bins) for f in (min, max)]
+    axes.plot(ends, ends, color=MUTED, linewidth=1.1, linestyle=DASHES)
     x, y, low, high, share = (
         np.array([bin[key] for bin in bins]) for key in ("predicted", "observed", "low", "high", "share")
     )
     axes.vlines(x, low, high, color=PALETTE[0], linewidth=1.6)
     axes.plot(x, y, color=PALETTE[0], linewidth=1.2)
     axes.scatter(x, y, s=16 + 500 * share, color=PALETTE[0], alpha=0.85, linewidths=0, clip_on=False, zorder=3)
-    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
-    label_axes(axes, "predicted probability", "share that came about")
+    if label is None:
+        axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+        label_axes(axes, "predicted probability", "share that came about")
+    else:
+        label_axes(axes, f"predicted {label}", "mean that came about")
     return figure
 
 

@@ -17,10 +17,11 @@ from polyclinic.ehr.cohorts import Flow
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
-from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.rounds import plot_epsilon, plot_loss, plot_metric
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.figures.utility import plot_posterior, utility_figures
 from polyclinic.evaluation.formats import Summary, finite, part
+from polyclinic.evaluation.judges import LARGER_IS_BETTER, headline, titles
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
@@ -86,16 +87,21 @@ def read_results(run: Run) -> Results:
 
 
 def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a run by name: auroc and loss where any left, or the posterior; epsilon where some site spent any."""
+    """The figures of a run by name: its first metric, as auroc, and loss where any left, or the posterior; epsilon where some
+    site spent any."""
+    first = headline(summary)[0]
     numbers = {
-        name: pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce") for name in ("auroc", "loss", "epsilon")
+        name: pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce") for name in (first, "loss", "epsilon")
     }
     floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
     posterior, figures = part(summary, "posterior"), {}
     if posterior and posterior["finished"]:
         figures["posterior"] = plot_posterior(posterior["parameters"])
-    if not posterior and numbers["auroc"].notna().any():
-        figures["auroc"] = plot_auroc(rounds, finite(floor))
+    if not posterior and numbers[first].notna().any():
+        words = "Higher is better" if first in LARGER_IS_BETTER else "Lower is better"
+        floors = {"no-skill floor": floor} if first == "auroc" and (floor := finite(floor)) is not None else {}
+        words += "; 0.5 is a coin toss." if first == "auroc" else "."
+        figures[first] = plot_metric(rounds, first, titles(summary)[first], words, floors)
     if not posterior and numbers["loss"].notna().any():
         figures["loss"] = plot_loss(rounds)
     if numbers["epsilon"].gt(0).any():

@@ -21,8 +21,8 @@ class Policy(BaseModel):
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
     ``allowed_tasks``, ``allowed_models`` and ``allowed_objectives`` are names that a run's configuration may use here: without
     them a server could name any function of any module. ``allowed_strategies``: whose halves at hospitals may be loaded and
-    run here; a strategy without one needs no permission. ``allowed_mods``: which mods may stand between the hospital's answers and the
-    coordinator. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
+    run here; a strategy without one needs no permission. ``allowed_mods``: which mods may stand between the hospital's answers
+    and the coordinator. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
     of the hospital's machine. ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be,
     at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed metrics of held-out patients and
     their exact number may leave, once for each training charge of a round, ``most_evaluations_per_run`` times a run and

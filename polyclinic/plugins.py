@@ -243,12 +243,15 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
 
 
 def dataset_of(config: RunConfig) -> Dataset:
-    """The run's dataset, under the schema of its ``data.schema-file`` where it names one, and with the indicators of its
-    ``imputation``. Raises DataError for a bad file.
+    """The run's dataset, under the schema of its ``data.schema-file`` where it names one, with the labels of its ``data.label``
+    and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is no column.
     """
     found = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else found.schema
-    return replace(found, schema=with_indicators(schema) if config.data.imputation == "indicator" else schema)
+    found = replace(found, schema=schema)
+    if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:
+        found = found.labelled(names)
+    return replace(found, schema=with_indicators(found.schema)) if config.data.imputation == "indicator" else found
 
 
 def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:

@@ -9,14 +9,14 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import model_validator
 
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
@@ -241,6 +241,30 @@ class Schema(Declared):
                 f"({', '.join(CLASS_KINDS)})."
             )
         return max(2, len(self.label.categories))
+
+    def labelled(self, names: Sequence[str]) -> Schema:
+        """The schema with these columns as its labels; the former ones are left out.
+
+        Raises ConfigError for a name that is no column, DataError for columns that no label can be.
+
+        >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
+        >>> schema = Schema(name="x", unit="record", columns=(*columns, Column(name="died", kind="binary", role="label")))
+        >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
+        [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
+        """
+        known = [column.name for column in self.columns]
+        if strange := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"Configuration key 'data.label' names {strange[0]!r}, which is no column of schema {self.name!r}."
+                f"{nearest(strange[0], known)}"
+            )
+        given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}
+        columns = [
+            column.model_dump()
+            | (given if column.name in names else {"role": "ignore"} if column.role == "label" else {})
+            for column in self.columns
+        ]
+        return Schema.from_dict(self.model_dump() | {"columns": columns}, source="data.label")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, without what is at its default; ``from_dict`` reads it back."""

@@ -82,8 +82,8 @@ class Objective(ABC):
 
     def losses_of(self, predictions: Floats, labels: Labels) -> Floats:
         """(n,) the losses of (n, C) predictions."""
-        outputs = self.outputs_of(torch.from_numpy(np.asarray(predictions, dtype=np.float64)))
-        return np.asarray(self.losses(outputs, torch.from_numpy(labels)).numpy(), dtype=np.float64)
+        outputs = self.outputs_of(torch.from_numpy(np.array(predictions, dtype=np.float64)))
+        return np.asarray(self.losses(outputs, torch.from_numpy(np.array(labels))).numpy(), dtype=np.float64)
 
     def refuse(self, why: str) -> ConfigError:
         """The error of labels or options that the objective does not take."""

@@ -13,6 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, why
+from polyclinic.objectives.classes import Classification
 from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import model_named, objective_of, task_named
 from polyclinic.programs.program import Program
@@ -50,10 +51,11 @@ class Supervised(Program):
         return self._task(self.objective(schema))
 
     def _towards(self, labels: tuple[Column, ...]) -> Objective:
-        return objective_of(self.config, labels)
+        # Another task has a loss of its own, and predicts probabilities of classes.
+        return objective_of(self.config, labels) if self.config.task == "classification" else Classification(labels)
 
     def _task(self, objective: Objective) -> Task:
-        if self.config.task != "classification":  # another task has a loss of its own
+        if self.config.task != "classification":
             return self.trains
         from polyclinic.training.classification import Towards
 

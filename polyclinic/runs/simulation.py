@@ -58,12 +58,14 @@ class SimulatedDataset:
     schema_file: str
     written: int
     indicators: bool
+    label: str = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
         written = _written(config.data.schema_file) if config.data.schema_file else 0
         indicators = config.data.imputation == "indicator"
-        return cls(config.dataset, config.dataset_options, config.data.schema_file, written, indicators)
+        data = config.data
+        return cls(config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -72,7 +74,7 @@ class SimulatedDataset:
             RunConfig(
                 dataset=self.name,
                 dataset_options=self.options,
-                data={"schema_file": self.schema_file, "imputation": imputation},
+                data={"schema_file": self.schema_file, "imputation": imputation, "label": self.label},
             )  # fmt: skip
         )
 
@@ -101,6 +103,7 @@ class SimulatedRecords:
         if self.partitioner_options:
             by += f" ({self.partitioner_options})"
         dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
+        dataset += f", label {self.dataset.label}" if self.dataset.label else ""
         return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept

@@ -13,14 +13,17 @@ from polyclinic.ehr.schema import Schema
 
 _FEATURES = [{"name": f"x{i}", "kind": "continuous", "bounds": [-3, 3], "clip": True} for i in range(3)]
 LABELS: dict[str, list[dict[str, Any]]] = {
-    "days": [{"name": "los", "kind": "continuous", "bounds": [0, 30], "clip": True, "unit": "days", "centre": 8.0, "spread": 5.0}],
+    "days": [
+        {"name": "los", "kind": "continuous", "bounds": [0, 30], "clip": True, "unit": "days", "centre": 8.0, "spread": 5.0}
+    ],
     "visits": [{"name": "visits", "kind": "integer", "bounds": [0, 20], "clip": True, "centre": 3.0, "spread": 3.0}],
     "grade": [{"name": "grade", "kind": "ordinal", "categories": ["none", "mild", "severe"]}],
     "died": [{"name": "died", "kind": "binary"}],
     "both": [{"name": "sepsis", "kind": "binary"}, {"name": "stroke", "kind": "binary"}],
     "codes": [{"name": "codes", "kind": "code_set", "categories": ["A", "B", "C"]}],
     "survival": [
-        {"name": "time", "kind": "continuous", "bounds": [0, 100], "clip": True, "unit": "days"}, {"name": "died", "kind": "binary"},
+        {"name": "time", "kind": "continuous", "bounds": [0, 100], "clip": True, "unit": "days"},
+        {"name": "died", "kind": "binary"},
     ],
 }  # fmt: skip
 
@@ -53,6 +56,9 @@ def records(kind: str, patients: int = 400, rows: int = 1) -> pd.DataFrame:
 def cohort(kind: str) -> Dataset:
     """Two hospitals of 200 patients each."""
     return Dataset(
-        name=kind, title=kind, description="made up", schema=schema(kind), licence="none", citation="none", patients=400, rows=400,
-        default_sites=2, default_partitioner="iid", load=partial(records, kind), available=lambda: True,
+        name=kind, title=kind, description="made up", schema=schema(kind), licence="none", citation="none", patients=400,
+        rows=400, default_sites=2, default_partitioner="iid", load=partial(records, kind), available=lambda: True,
     )  # fmt: skip
+
+
+DAYS, VISITS, GRADE, DIED, BOTH, CODES, SURVIVAL = (cohort(kind) for kind in LABELS)

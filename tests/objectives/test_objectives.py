@@ -185,7 +185,7 @@ def test_hazards_are_logistic_regression_of_patients_by_interval() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "kind", "words"),
     [
-        ("squared", {}, "died", "'squared', which takes one label of kind 'continuous' or 'integer'; the schema's label is 'died'"),
+        ("squared", {}, "died", "'squared', which takes one label of kind 'continuous' or 'integer'; the schema's label is"),
         ("classification", {}, "days", "takes one label of kind 'binary' or 'categorical' or 'ordinal'"),
         ("ordinal", {}, "died", "takes one label of kind 'ordinal'"),
         ("binary", {}, "grade", "takes a label of two classes"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import class_numbers, identifiers, require_columns
-from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.checks import identifiers, require_columns
+from polyclinic.ehr.encoding import encode, encode_labels
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import patient_ids
 from polyclinic.errors import ConfigError, DataError
@@ -35,22 +35,21 @@ def people(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints, int]:
     return person, first_row, len(first_row)
 
 
-def patients_and_labels(records: pd.DataFrame, schema: Schema, by_class: bool = False) -> tuple[Ints, Ints]:
+def patients_and_labels(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints]:
     """Each row's patient number and each patient's class: the highest class number among the patient's rows.
 
-    A label without classes counts as one class. Raises ConfigError for such a label where patients are dealt ``by_class``.
+    Of labels without classes it is the quarter of all patients that the patient's largest label, or sum of labels, is in.
     """
     require_columns(records, schema.labels, "records")
     person, _, patients = people(records, schema)
-    if by_class and not schema.has_classes:
-        raise ConfigError(
-            "The partitioner deals patients by their class, and the label has none; set partitioner to 'iid', 'quantity' or "
-            "'natural'."
-        )
-    labels = np.zeros(patients, dtype=np.int64)
+    rows = encode_labels(records, schema)
     if schema.has_classes:
-        np.maximum.at(labels, person, class_numbers(records, schema.label, "records"))
-    return person, labels
+        labels = np.zeros(patients, dtype=np.int64)
+        np.maximum.at(labels, person, rows)
+        return person, labels
+    numbers = np.full(patients, -np.inf)
+    np.maximum.at(numbers, person, rows.reshape(len(rows), -1).sum(axis=1))
+    return person, np.searchsorted(np.quantile(numbers, (0.25, 0.5, 0.75)), numbers).astype(np.int64)
 
 
 def site_rows(site_of: Ints, person: Ints, sites: int) -> Deal:
@@ -136,7 +135,7 @@ def dirichlet_label(
 
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks".
     """
-    person, labels = patients_and_labels(records, schema, by_class=True)
+    person, labels = patients_and_labels(records, schema)
     shares = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1)
     return site_rows(repaired(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
 
@@ -145,7 +144,7 @@ def label_and_quantity(
     records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0
 ) -> Deal:
     """Both sizes and class shares differ: 30 % of each class evenly, the rest by size times class Dirichlet(alpha)."""
-    person, labels = patients_and_labels(records, schema, by_class=True)
+    person, labels = patients_and_labels(records, schema)
     sizes = rng.dirichlet(np.full(sites, alpha))
     weights = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1) * sizes + 1e-12
     shares = EVEN_SHARE / sites + (1.0 - EVEN_SHARE) * weights / weights.sum(axis=1, keepdims=True)
@@ -186,7 +185,7 @@ def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Ge
     McMahan et al. 2017, section 3 (the pathological partition), with pieces that never span two classes. Raises
     ConfigError where there are fewer pieces than classes or fewer patients than pieces.
     """
-    person, labels = patients_and_labels(records, schema, by_class=True)
+    person, labels = patients_and_labels(records, schema)
     pieces, present = sites * each, np.unique(labels)
     if not len(present) <= pieces <= len(labels):
         raise ConfigError(

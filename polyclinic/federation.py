@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -21,6 +21,7 @@ from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
@@ -43,6 +44,9 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -196,6 +200,19 @@ class RunResult:
         Raises ConfigError for a run without a classifier, DataError for a cell that the schema does not allow.
         """
         return predict(self.folder, table)[0]
+
+    def plot(self, name: str, ax: Axes | None = None) -> Axes:
+        """Draw a figure of the report and return its axes.
+
+        Args:
+            name: ``roc``, ``pr``, ``calibration``, ``decision`` or ``sites`` (AUROC of each hospital with its interval), of
+                held-out patients of all hospitals; ``rounds`` (AUROC), ``loss`` or ``epsilon`` by round; ``posterior``.
+            ax: The matplotlib axes to draw on; a new figure of pyplot without them.
+
+        Raises:
+            ConfigError: for another name, and for a figure of which the run recorded nothing, with the reason.
+        """
+        return draw_figure(self.summary, self.rounds, name, ax)
 
     def report(self) -> Path:
         """Render report.html again and give its path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import html
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
-from polyclinic.runs.predicting import predict
+from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
 from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
@@ -200,6 +201,17 @@ class RunResult:
         Raises ConfigError for a run without a classifier, DataError for a cell that the schema does not allow.
         """
         return predict(self.folder, table)[0]
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """Held-out predictions, a row each: ``site``, the ``patient``'s number there, ``label``, ``score_CLASS``, ``split``.
+
+        A UserWarning names the hospitals whose policies withhold theirs; ConfigError, with the reason, where all do.
+        """
+        table, withheld = held_out_predictions(self.folder)
+        if withheld:
+            warnings.warn(withheld_sentence(withheld, len(self.sites)), stacklevel=2)
+        return table
 
     def plot(self, name: str, ax: Axes | None = None) -> Axes:
         """Draw a figure of the report and return its axes.

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from polyclinic.arrays import HeldArray, from_record, size_of, to_record
+from polyclinic.wire.arrays import HeldArray, from_record, size_of, to_record
 
 ARRAYS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(3.5)}
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic import Federation
-from polyclinic.attacking import read_target
 from polyclinic.cli import app
 from polyclinic.cli.runs.attack import shown as shown_of
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.federation import RunResult
+from polyclinic.inspection.attacks import read_target
 from polyclinic.runs import folder
 from polyclinic.runs.simulation import simulated_patients
 from tests.front.test_json_page import NAMED, keys

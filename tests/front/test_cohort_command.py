@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.client.policy import HospitalFile
-from polyclinic.client.records import own_records
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
 from polyclinic.ehr.cohorts import Flow
 from polyclinic.ehr.schema import Schema
 from polyclinic.evaluation.figures.canvas import to_svg

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyclinic.compression import Compression, decode, encode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.types import Arrays
+from polyclinic.wire.compression import Compression, decode, encode
 
 SHAPES = {"b.weight": (4, 3), "a.bias": (5,), "c": (1,)}
 

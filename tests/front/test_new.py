@@ -21,9 +21,9 @@ from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
-from polyclinic.messages import EnrolRequest, TrainRequest
 from polyclinic.plugins import checked, plugins
 from polyclinic.strategies.registry import make_strategy
+from polyclinic.wire.messages import EnrolRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
 
 NAMES = {

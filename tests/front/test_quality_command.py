@@ -20,7 +20,7 @@ from polyclinic.ehr.datasets.trial import SCHEMA, generate_trial
 from polyclinic.ehr.rules import violations
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report
-from polyclinic.quality import judge_at_home, judge_run
+from polyclinic.inspection.quality import judge_at_home, judge_run
 from polyclinic.runs.synthesize import synthesize
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import save

@@ -11,9 +11,9 @@ from flwr.app import Error, Message
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError, whose
 from polyclinic.evaluation.report.context import report_context
-from polyclinic.messages import ENROL, STATISTICS
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import _Logged, coordinate
+from polyclinic.wire.messages import ENROL, STATISTICS
 from tests.server.test_history import StopsAfter
 from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run
 from tests.server.test_silent_hospitals import Silent, silent_run
@@ -116,7 +116,7 @@ def test_a_budget_that_was_made_for_the_run_lets_it_be_resumed(hospitals: Path) 
 
 
 def test_records_that_change_during_a_run_leave_their_hospital_out_of_the_rest_with_a_sentence(hospitals: Path) -> None:
-    from polyclinic.client.hospital import OwnRecords
+    from polyclinic.client.home.hospital import OwnRecords
 
     def here(done: int) -> set[str]:
         if done == 2:
@@ -137,7 +137,7 @@ def test_records_that_change_during_a_run_leave_their_hospital_out_of_the_rest_w
 def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_once(
     hospitals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from polyclinic.client.hospital import OwnRecords
+    from polyclinic.client.home.hospital import OwnRecords
 
     def here(done: int) -> set[str]:
         if done >= 2:

@@ -12,7 +12,6 @@ from flwr.clientapp import ClientApp
 from polyclinic.client_app import app as honest
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
-from polyclinic.messages import ENROL, RECORD, STATISTICS
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger.terms import entry_of, to_text
 from polyclinic.runs.folder import Run
@@ -21,6 +20,7 @@ from polyclinic.server.state import RunState
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import ENROL, RECORD, STATISTICS
 
 
 class Wire(LocalGrid):

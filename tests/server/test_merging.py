@@ -8,13 +8,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
 from polyclinic.client import training
 from polyclinic.client.training import join
 from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.messages import RECORD
 from polyclinic.server.exchange.merging import merge
+from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
+from polyclinic.wire.messages import RECORD
 
 Quick = Callable[..., RunResult]
 SEEN: list[int] = []

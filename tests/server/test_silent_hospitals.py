@@ -9,10 +9,10 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
 from polyclinic.config import RunConfig
-from polyclinic.messages import ENROL
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
+from polyclinic.wire.messages import ENROL
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, charges, hospitals, run
 
 __all__ = ["hospitals"]

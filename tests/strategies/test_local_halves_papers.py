@@ -14,13 +14,13 @@ from torch import Tensor
 
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.federation import RunResult
-from polyclinic.messages import site_home
 from polyclinic.models.tabular import initialise, mlp
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import torch_seed
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import OWN
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import site_home
 from tests.strategies import papers
 from tests.strategies.papers import CLASSES, FEATURES, HEAD, MODEL, SIZE, UNITS, Models, Trial
 

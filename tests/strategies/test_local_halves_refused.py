@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from polyclinic.arrays import to_record
 from polyclinic.client.app import app
-from polyclinic.client.state import read_state
+from polyclinic.client.home.state import read_state
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
-from polyclinic.messages import LOCAL, REFUSED, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.plugins import strategy_named
 from polyclinic.privacy.accounting import epsilon
@@ -30,6 +28,8 @@ from polyclinic.strategies import BUILT_IN
 from polyclinic.strategies.fednova import FedNova
 from polyclinic.strategies.registry import MEANS, counts_hospitals, merge_by
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import to_record
+from polyclinic.wire.messages import LOCAL, REFUSED, StatisticsRequest, TrainRequest
 from tests.client.test_hospital import context, ledger, make_hospital, message
 from tests.strategies.halves import START, moved
 

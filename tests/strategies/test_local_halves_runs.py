@@ -16,10 +16,10 @@ from polyclinic.errors import PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.server.progress import Progress
 from polyclinic.strategies.apfl import APFL
+from polyclinic.strategies.base.state import restore_strategy
 from polyclinic.strategies.feddyn import FedDyn
 from polyclinic.strategies.mr_mtl import MRMTL
 from polyclinic.strategies.per_fedavg import PerFedAvg
-from polyclinic.strategies.state import restore_strategy
 from polyclinic.training import classification
 from polyclinic.training.local import LocalHalf, Pass, Sites, Trained
 from polyclinic.training.task import TrainSettings, own_arrays

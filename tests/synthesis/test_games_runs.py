@@ -19,7 +19,6 @@ from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.messages import QUESTION, SelectRequest, TrainRequest
 from polyclinic.models.gan_dpgan import dpgan_generator
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import dataset_named
@@ -37,6 +36,7 @@ from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import load
+from polyclinic.wire.messages import QUESTION, SelectRequest, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.central import train_centrally
 

@@ -8,7 +8,7 @@ from logging import INFO, getLogger
 
 from flwr.app import Context, Message
 
-from polyclinic.arrays import bytes_of
+from polyclinic.wire.arrays import bytes_of
 
 Answering = Callable[[Message, Context], Message]
 #: Flower's own type of a mod: of (message, context, what comes next) the answer.

@@ -17,13 +17,13 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from polyclinic.arrays import to_record
 from polyclinic.client.calls import Call
 from polyclinic.client.releases import read_release, released, write_release
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
-from polyclinic.messages import RECORD, SECURE, RoundRequest
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import to_record
+from polyclinic.wire.messages import RECORD, SECURE, RoundRequest
 
 A = TypeVar("A", bound=RoundRequest)
 # What a round may leave in a home: its secrets, and the answers of its phases.

@@ -16,11 +16,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from polyclinic.client.own_files import LOCK
+from polyclinic.client.home.own_files import LOCK
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.files import SECRET, write_file
-from polyclinic.messages import state_file
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import state_file
 
 # Training takes long, and another process may be at it.
 _WAIT_SECONDS = 600.0

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyclinic.messages import SiteName
 from polyclinic.plugins import MODS
 from polyclinic.privacy.streams import LEAST_DELTA
 from polyclinic.strategies import BUILT_IN
 from polyclinic.toml import checked, read_model
+from polyclinic.wire.messages import SiteName
 
 
 class Policy(BaseModel):

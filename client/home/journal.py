@@ -24,10 +24,10 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
-from polyclinic.arrays import bytes_of
-from polyclinic.client.policy import HospitalFile
+from polyclinic.client.home.policy import HospitalFile
 from polyclinic.errors import DataError, PolyclinicError
-from polyclinic.messages import FAILED, RECORD, REFUSED
+from polyclinic.wire.arrays import bytes_of
+from polyclinic.wire.messages import FAILED, RECORD, REFUSED
 
 NAME = "journal.jsonl"
 _FIRST = "0" * 64

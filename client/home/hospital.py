@@ -19,20 +19,20 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.common.logger import log
 
-from polyclinic.client.own_files import LEDGER, make_private, own_file
-from polyclinic.client.policy import HospitalFile, Policy
-from polyclinic.client.records import check_files, own_records
+from polyclinic.client.home.own_files import LEDGER, make_private, own_file
+from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.client.home.records import check_files, own_records
 from polyclinic.config import RunConfig
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.ehr.sources import Chunk
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.messages import AskRequest, Request, site_home
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites
 from polyclinic.training.preparation import check_imputation, imputed
+from polyclinic.wire.messages import AskRequest, Request, site_home
 
 _typed_here = ContextVar("_typed_here", default=False)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.client.policy import HospitalFile
-from polyclinic.client.records import own_records
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard, read_shard
 from polyclinic.errors import ConfigError

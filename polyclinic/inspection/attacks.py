@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from polyclinic.auditing import subject_of_run
 from polyclinic.config import train_settings
 from polyclinic.ehr.datasets import TEST_FRACTION
 from polyclinic.ehr.schema import Schema
@@ -25,6 +24,7 @@ from polyclinic.evaluation.attacks import attributes, gradients, identification,
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
 from polyclinic.evaluation.report import render_report
 from polyclinic.files import write_file
+from polyclinic.inspection.audits import subject_of_run
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import Program, program_of

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from polyclinic.arrays import filled
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import BESIDE
+from polyclinic.wire.arrays import filled
 
 RECORD = "polyclinic"
 ENROL = "query.enrol"

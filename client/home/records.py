@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyclinic.client.policy import HospitalFile
+from polyclinic.client.home.policy import HospitalFile
 from polyclinic.ehr.cohorts import Cohort, Flow
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, of_cohort

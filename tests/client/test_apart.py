@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from polyclinic.client import hospital as hospital_module
 from polyclinic.client.app import app
+from polyclinic.client.home import hospital as hospital_module
 from polyclinic.config import RunConfig
 from polyclinic.ehr.shard import is_test_patient
 from polyclinic.errors import ConfigError

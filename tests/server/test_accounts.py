@@ -18,7 +18,7 @@ from polyclinic.runs.folder import Run
 from polyclinic.server.accounts import Account, bound, doubts
 from polyclinic.server.app import coordinate
 from polyclinic.wire.messages import RECORD, STATISTICS
-from tests.privacy.test_ledger_terms import ran
+from tests.privacy.ledger.test_ledger_terms import ran
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
 
 __all__ = ["hospitals"]

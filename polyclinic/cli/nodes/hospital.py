@@ -165,7 +165,7 @@ def identity(
 ) -> None:
     """Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none."""
     with loading():
-        from polyclinic.client import identity as keys
+        from polyclinic.client.home import identity as keys
         from polyclinic.client.home.policy import HospitalFile
         from polyclinic.privacy.signatures import public_identity
 

@@ -25,8 +25,8 @@ from polyclinic.runs.synthesize import synthesize
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import save
 from polyclinic.types import Arrays, Floats, Ints
+from tests.cli.test_json_page import NAMED
 from tests.evaluation.browser import browser, needs_browser
-from tests.front.test_json_page import NAMED
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from polyclinic.federation import RunResult
 from polyclinic.inspection.attacks import read_target
 from polyclinic.runs import folder
 from polyclinic.runs.simulation import simulated_patients
-from tests.front.test_json_page import NAMED, keys
+from tests.cli.test_json_page import NAMED, keys
 
 Run = Callable[..., RunResult]
 

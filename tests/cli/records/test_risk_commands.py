@@ -20,7 +20,7 @@ from polyclinic.ehr.shard import build_shard
 from polyclinic.ehr.sources import read_records
 from polyclinic.errors import PolyclinicError
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/json.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/json.md").read_text()
 NAMED = {word for text in re.findall(r"`+([^`]+)`+", PAGE) for word in re.findall(r"[a-z][a-z0-9_]*", text)}
 ROWS = 300
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.errors import PolyclinicError
 from polyclinic.plugins import dataset_named
-from tests.front.test_json_page import NAMED, keys
+from tests.cli.test_json_page import NAMED, keys
 
 SCHEMA = dataset_named("trial").schema
 

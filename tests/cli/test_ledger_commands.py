@@ -27,7 +27,7 @@ from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
-from tests.privacy.test_ledger_terms import ran
+from tests.privacy.ledger.test_ledger_terms import ran
 
 Command = Callable[..., Any]
 ROUND = dpsgd_event(0.1, 1.2, 5)

@@ -14,8 +14,8 @@ from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
 from polyclinic.types import Floats
+from tests.synthesis.methods.test_independent import CODES
 from tests.synthesis.tables import MIXED, mixed, rows_of
-from tests.synthesis.test_independent import CODES
 
 
 def patients_of_classes(rows: int, seed: int) -> Floats:

@@ -17,7 +17,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.evaluation.figures.canvas import to_svg
 from polyclinic.evaluation.figures.records import plot_flow
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/json.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/json.md"
 COHORT = '[[steps]]\nname = "adults"\nkeep = "years >= 18"\n[[steps]]\nname = "new"\nkeep = "old == 0"\n'
 STAGES = [("records", 90, 45), ("adults", 80, 40), ("new", 40, 40)]
 

@@ -31,7 +31,7 @@ from polyclinic.types import Arrays
 from polyclinic.wire.arrays import to_record
 from polyclinic.wire.messages import LOCAL, REFUSED, StatisticsRequest, TrainRequest
 from tests.client.test_hospital import context, ledger, make_hospital, message
-from tests.strategies.halves import START, moved
+from tests.strategies.local_halves.halves import START, moved
 
 Quick = Callable[..., RunResult]
 NAMES = ("feddyn", "fednova", "fedrep", "fedper", "apfl", "mr-mtl", "per-fedavg", "moon")

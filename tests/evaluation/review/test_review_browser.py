@@ -18,7 +18,7 @@ from polyclinic.evaluation.review.answers import read_key, read_reviews
 from polyclinic.evaluation.review.packet import choose, write_packet
 from polyclinic.evaluation.review.scores import analyse
 from tests.evaluation.browser import Tab, browser, needs_browser
-from tests.evaluation.test_review import MADE, REAL, SHOWN
+from tests.evaluation.review.test_review import MADE, REAL, SHOWN
 
 pytestmark = needs_browser
 FOCUSED = "[document.activeElement.name, document.activeElement.value]"

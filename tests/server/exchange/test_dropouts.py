@@ -14,9 +14,9 @@ from polyclinic.evaluation.report.context import report_context
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import _Logged, coordinate
 from polyclinic.wire.messages import ENROL, STATISTICS
+from tests.server.exchange.test_silent_hospitals import Silent, silent_run
 from tests.server.test_history import StopsAfter
 from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run
-from tests.server.test_silent_hospitals import Silent, silent_run
 
 __all__ = ["hospitals"]
 

@@ -16,7 +16,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult
 from polyclinic.training.local import Penalty, Sites
 from polyclinic.training.sites.rehearsal import check_half
-from tests.strategies.halves import HALVES, START, build, settings
+from tests.strategies.local_halves.halves import HALVES, START, build, settings
 
 Quick = Callable[..., RunResult]
 

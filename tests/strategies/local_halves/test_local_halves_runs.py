@@ -23,8 +23,8 @@ from polyclinic.strategies.per_fedavg import PerFedAvg
 from polyclinic.training import classification
 from polyclinic.training.local import LocalHalf, Pass, Sites, Trained
 from polyclinic.training.task import TrainSettings, own_arrays
-from tests.strategies.halves import START, build, moved, next_work, settings, work
-from tests.strategies.test_local_halves_papers import kept
+from tests.strategies.local_halves.halves import START, build, moved, next_work, settings, work
+from tests.strategies.local_halves.test_local_halves_papers import kept
 
 Quick = Callable[..., RunResult]
 SMALL: dict[str, Any] = {"model": "mlp", "hidden": "3", "training.local-steps": 4, "training.momentum": 0.0}

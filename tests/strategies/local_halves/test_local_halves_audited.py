@@ -24,7 +24,7 @@ from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.subject import Subject
 from polyclinic.training.local import PLAIN, LocalHalf, Penalty, Sites, Trained
 from polyclinic.training.task import TrainSettings
-from tests.strategies.halves import HALVES, SECOND, START, build, moved, patients, settings, work
+from tests.strategies.local_halves.halves import HALVES, SECOND, START, build, moved, patients, settings, work
 from tests.training.test_auditing import task
 
 ROUNDS, DELTA = 4, 1e-5

@@ -23,7 +23,7 @@ from polyclinic.training.stacked.engines import Engine
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteWork, own_arrays
 from polyclinic.types import Reals
-from tests.strategies.halves import (
+from tests.strategies.local_halves.halves import (
     HALVES,
     START,
     assert_alike,
@@ -35,7 +35,7 @@ from tests.strategies.halves import (
     two_rounds,
     work,
 )
-from tests.strategies.halves import SIZE as PARAMETERS
+from tests.strategies.local_halves.halves import SIZE as PARAMETERS
 
 Quick = Callable[..., RunResult]
 NAMES = ("feddyn", "fednova", "fedrep", "fedper", "apfl", "mr-mtl", "per-fedavg", "moon")

@@ -140,7 +140,7 @@ def normed(layout: Layout) -> Game:
 
 def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:
     result = run(
-        model="tests.synthesis.test_games_runs:normed",
+        model="tests.synthesis.games.test_games_runs:normed",
         synthesis={"kind": "game"},
         privacy={"dp": False},
         rounds=1,

@@ -103,7 +103,8 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
 def withheld_sentence(withheld: list[str], sites: int) -> str:
     """Whose predictions are missing, in one sentence."""
-    return f"The policies of {len(withheld)} of {sites} hospitals ({several(withheld)}) withhold predictions of held-out patients."
+    few = f"{len(withheld)} of {sites} hospitals ({several(withheld)})"
+    return f"The policies of {few} withhold predictions of held-out patients."
 
 
 def _encoded(table: pd.DataFrame, schema: Schema, drafted: bool, source: str) -> Encoded:

@@ -25,7 +25,7 @@ from polyclinic.runs.folder import LATEST, RESULTS, Run
 from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.progress import Progress, figures
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -44,8 +44,8 @@ def coordinate(
         watcher.opened(folder.path)
         try:
             outcome = federate(
-                grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
-                server_ledger=folder.server_ledger, progress=watcher,
+                grid, config, folder.name, Places(folder.sites, folder.checkpoint, folder.server_ledger), resume=resume,
+                progress=watcher,
             )  # fmt: skip
         except BaseException:
             watcher.stopped()

@@ -17,7 +17,7 @@ from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.intervals import repeated
-from polyclinic.sweep import carry_out, plan
+from polyclinic.sweeps import carry_out, plan
 
 SMALL = ("--rounds", "2", "-c", "privacy.epsilon=1,3", "-c", "strategy=fedavg,fedavgm")
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic import sweep
+from polyclinic import sweeps
 from polyclinic.cli.terminal import number, significant, table, unless_withheld
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
@@ -169,7 +169,7 @@ class LiveProgress(progress.Progress):
         return table(("hospital", "loss", "AUROC", "epsilon"), cells)
 
 
-class SweepProgress(sweep.Watch):
+class SweepProgress(sweeps.Watch):
     """How many runs of a sweep have ended, and the time left; a line a run where the output is no terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -200,10 +200,10 @@ class SweepProgress(sweep.Watch):
         self._console.print(f"{total} runs{before}")
         self._bar.reset(self._task, total=total, completed=finished)
 
-    def started(self, planned: sweep.Planned) -> None:
+    def started(self, planned: sweeps.Planned) -> None:
         self._bar.update(self._task, description=str(planned))
 
-    def ended(self, outcome: sweep.Outcome) -> None:
+    def ended(self, outcome: sweeps.Outcome) -> None:
         self._bar.advance(self._task)
         ended = f"failed: {outcome.error}" if outcome.run is None else "finished"
         if outcome.run is None or not self._console.is_terminal:

@@ -20,7 +20,7 @@ from polyclinic.toml import read_toml
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from polyclinic.sweep import Sweep
+    from polyclinic.sweeps import Sweep
 
 
 _MOST_METRICS = 4
@@ -54,7 +54,7 @@ def sweep(
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.runs.live import SweepProgress
         from polyclinic.federation import run_sweep
-        from polyclinic.sweep import plan
+        from polyclinic.sweeps import plan
     # With --json, what plug-ins print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), SweepProgress(screen) as watch:
         found = run_sweep(plan(given, axes, seeds), jobs, watch)

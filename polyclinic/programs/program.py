@@ -122,8 +122,6 @@ class Program(ABC):
     counts_classes: ClassVar[bool] = False
     #: Whether the result is judged on held-out patients.
     judged: ClassVar[bool] = True
-    #: Whether a model of any number of features and classes can be built, so that made-up patients can stand in for an audit.
-    any_width: ClassVar[bool] = True
     #: Whether too much noise is refused before anything is spent (``check_noise``).
     limits_noise: ClassVar[bool] = False
     #: Whether workers may average hospitals' models before the server does: not of sums, whose order would show.
@@ -239,6 +237,12 @@ class Program(ABC):
         raise ConfigError(
             f"Configuration key 'task' has the value {self.config.task!r}, which draws no synthetic patients."
         )
+
+    @property
+    def any_width(self) -> bool:
+        """Whether a model of any number of features and classes can be built, so that made-up patients can stand in for an
+        audit."""
+        return True
 
     @property
     def lets_join(self) -> bool:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, why
-from polyclinic.plugins import model_named, task_named
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_of, task_named
+from polyclinic.programs.building import Model
 from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Builder
@@ -32,12 +32,25 @@ class Supervised(Program):
         task: Task = task_named(self.config.task)
         return task
 
+    @property
+    def model(self) -> Model:
+        """The network that hospitals train."""
+        return Model(self.config)
+
+    @property
+    def any_width(self) -> bool:
+        return not self.model.asks_schema
+
     def check_names(self) -> None:
-        model_named(self.config.model)
+        self.model.builder(1, 1, None)
         super().check_names()
 
+    def outputs(self, schema: Schema) -> int:
+        """How many numbers of the model a row's loss takes."""
+        return schema.num_classes
+
     def builder(self, schema: Schema) -> Builder:
-        return build_for(self.config, len(feature_names(schema)), schema.num_classes)
+        return self.model.builder(len(feature_names(schema)), self.outputs(schema), schema)
 
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         return self.trains.event(settings, begun)
@@ -60,8 +73,10 @@ class Supervised(Program):
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
+        schema = dataset_of(self.config).schema if self.model.asks_schema else None
+
         def build(features: int) -> Builder:
-            return build_for(self.config, features, claim.classes)
+            return self.model.builder(features, claim.classes, schema)
 
         return Subject(**vars(claim), task=self.trains, build=build)
 
@@ -76,30 +91,3 @@ class Supervised(Program):
                 "share."
             )
         return [name for name in names if name in stays]
-
-
-def build_for(config: RunConfig, features: int, classes: int) -> Builder:
-    """A builder of empty modules of the run's model, for so many features and classes.
-
-    The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
-    """
-    from torch import nn
-
-    make = model_named(config.model)
-
-    def build() -> nn.Module:
-        try:
-            module = make(features, classes, config.widths)
-        except Exception as error:
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "
-                f"(features, classes, widths): {why(error)}."
-            ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which must build a torch nn.Module, "
-                f"not a {type(module).__name__}."
-            )
-        return module
-
-    return build

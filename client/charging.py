@@ -13,13 +13,13 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from polyclinic.client.calls import Answer, Call, told
-from polyclinic.client.hospital import Hospital, open_held_out, open_ledgers
+from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledgers
+from polyclinic.client.home.state import check_records
 from polyclinic.client.releases import read_release, released, write_release
-from polyclinic.client.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
-from polyclinic.messages import RECORD, AskRequest, R
 from polyclinic.privacy.ledger import Charge, Ledger, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import check_plan
+from polyclinic.wire.messages import RECORD, AskRequest, R
 
 Account = Callable[[Sequence[Hospital]], list[Ledger]]
 

@@ -15,10 +15,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from polyclinic.arrays import to_record
 from polyclinic.digests import digest
 from polyclinic.files import write_file
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import to_record
 
 _KINDS = {"metrics": MetricRecord, "config": ConfigRecord}
 

@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
@@ -24,6 +23,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
+from polyclinic.inspection.comparison import beside, compare
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
@@ -384,7 +384,9 @@ class Federation:
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
-            from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
+            from polyclinic.inspection.quality import (
+                judge_run,  # with the report's scipy, only at the end of such a run
+            )
 
             (progress or Progress()).doing("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)

@@ -49,9 +49,9 @@ from polyclinic.server.phases.statistics import ask_statistics
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.tracking import check_tracker
+from polyclinic.strategies.base.state import restore_strategy
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
-from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.stacked.engines import Engine

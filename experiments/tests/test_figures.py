@@ -11,7 +11,7 @@ from polyclinic.evaluation.figures.canvas import to_png
 from polyclinic.evaluation.intervals import Interval
 from polyclinic.evaluation.synthetic.classifiers import Judged
 from polyclinic_studies.generators.figures import plot_judged, plot_pictures, plot_spent, plot_trajectories
-from tests.evaluation.test_synthetic_plots import legends, texts_stay_inside
+from tests.evaluation.synthetic.test_synthetic_plots import legends, texts_stay_inside
 
 RNG = np.random.default_rng(0)
 

@@ -17,7 +17,7 @@ from polyclinic.training.losses import row_losses
 from polyclinic_studies.published_games import games
 from polyclinic_studies.published_games.training import AsPublished
 from tests.synthesis.central import begun
-from tests.synthesis.test_games_builders import CODES, PICTURE, TABLE, TRIAL, parameters
+from tests.synthesis.games.test_games_builders import CODES, PICTURE, TABLE, TRIAL, parameters
 from tests.training.test_auditing_synthesis import LAYOUT, played
 
 

@@ -18,7 +18,7 @@ from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 from polyclinic_studies.published_games.training import AsPublished
 from tests.synthesis.central import begun
-from tests.synthesis.test_games import SCHEMA
+from tests.synthesis.games.test_games import SCHEMA
 
 LAYOUT = Layout.of(SCHEMA)
 SETTINGS = TrainSettings(

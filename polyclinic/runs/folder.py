@@ -23,11 +23,10 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
-from polyclinic.files import Content, NewFile, write_file, write_files
+from polyclinic.files import Content, NewFile, as_text, write_file, write_files
 from polyclinic.runs.history import Record, records_in
 from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
-from polyclinic.spreadsheets import as_text
 from polyclinic.toml import checked, read_toml
 from polyclinic.types import Arrays
 from polyclinic.versions import recorded_versions

@@ -9,8 +9,6 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import from_record
-from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
@@ -18,6 +16,8 @@ from polyclinic.server.exchange.merging import arrays_of
 from polyclinic.server.exchange.replies import accept, problem, too_few
 from polyclinic.server.exchange.sites import Exchange, Site, put
 from polyclinic.server.state import RunState
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import STATISTICS, StatisticsRequest, is_model
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
 _FEWEST_PATIENTS = 10.0

@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from polyclinic import Federation, RunResult
-from polyclinic.auditing import subject_of_config
 from polyclinic.cli import main
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
@@ -20,7 +19,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inference.gauss_newton import fit
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.messages import QUESTION, TrainRequest
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
@@ -33,6 +32,7 @@ from polyclinic.server.progress import Progress
 from polyclinic.training.auditing.audit import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 
 COLUMNS = "intensive, age, male, controlled"

@@ -10,13 +10,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message
 
 from polyclinic import Federation
-from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.hospital import filled_rows, open_hospital
+from polyclinic.client.home.hospital import filled_rows, open_hospital
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.messages import LOCAL, QUESTION, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.programs.program import Collected, State
 from polyclinic.programs.sums import Sums, SumsHalf
@@ -25,6 +23,8 @@ from polyclinic.server.federate import Outcome, federate
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.synthesis import ROUND
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import LOCAL, QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.secure.test_runs import Recorder
 

@@ -17,22 +17,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
-from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.identity import identity
+from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.messages import (
-    RECORD,
-    SECURE,
-    SECURE_CONFIRM,
-    SECURE_KEYS,
-    SECURE_SHARES,
-    SECURE_UNMASK,
-    SecureKeysRequest,
-    TrainRequest,
-)
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.ledger import Ledger
@@ -42,6 +31,17 @@ from polyclinic.server.federate import Outcome, federate
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import (
+    RECORD,
+    SECURE,
+    SECURE_CONFIRM,
+    SECURE_KEYS,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    SecureKeysRequest,
+    TrainRequest,
+)
 from tests.client.test_hospital import context, make_hospital, message, model
 from tests.secure.ward import is_uniform
 

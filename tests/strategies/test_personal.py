@@ -20,7 +20,6 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.federation import RunResult
-from polyclinic.messages import site_home, state_file
 from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import keyed_stream, torch_seed
@@ -33,6 +32,7 @@ from polyclinic.training import classification
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import site_home, state_file
 
 Quick = Callable[..., RunResult]
 NORM = {"2.weight", "2.bias"}

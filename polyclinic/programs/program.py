@@ -141,13 +141,20 @@ class Program(ABC):
 
     def check(self, schema: Schema) -> None:
         """Raises ConfigError where the run and the schema do not go together; touches no record."""
-        self.check_training(self.task(schema), schema, self.builder(schema), self.first(schema), self.settings(1.0))
+        self.check_training(
+            self.task(schema),
+            schema,
+            self.builder(schema),
+            self.first(schema),
+            self.settings(1.0 if self.config.privacy.dp else None),
+        )
 
     def check_training(
         self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
     ) -> None:
         """Raises ConfigError where training would refuse the model or the strategy's local half; touches no record."""
-        task.check(build, arrays, self.width(schema), self.config.training.engine)
+        private = settings.noise_multiplier is not None or self.config.evaluation.metrics == "private"
+        task.check(build, arrays, self.width(schema), self.config.training.engine, private)
         if settings.local.penalises:
             from polyclinic.training.representation import check_penalised
 
@@ -335,9 +342,10 @@ class Program(ABC):
         """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
-    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
-        """Raises ConfigError for arrays by which one patient's scores would depend on another's."""
-        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine)
+    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
+        """Raises ConfigError for arrays that are no model, and where metrics are ``private`` for those by which one patient's
+        scores would depend on another's."""
+        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 
     def published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from logging import getLogger
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,14 +14,27 @@ from dp_accounting import DpEvent
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import dataset_of, task_named
+from polyclinic.plugins import BUILT_IN, dataset_of, task_named
 from polyclinic.programs.building import Model
 from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
-from polyclinic.types import Builder
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.training.auditing.subject import Claim, Subject
+
+_log = getLogger(__name__)
+
+
+@lru_cache
+def _warn_of_probabilities(model: str) -> None:
+    """Once for each model, for it is looked at where a run is asked for and where it begins."""
+    _log.warning(
+        "The model %r gives probabilities, as of a softmax or a sigmoid. Training takes them for logits and applies its own, so "
+        "that it learns slowly and predicts too cautiously; let the model return what comes before.", model,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,18 @@ class Supervised(Program):
         """How many numbers of the model a row's loss takes."""
         return schema.num_classes
 
+    def _made(self, build: Builder, arrays: Arrays, schema: Schema) -> Tensor | None:
+        """What the model makes of made-up rows; None of a task that other packages bring, which may want anything.
+
+        Raises ConfigError for outputs that the task does not take.
+        """
+        from polyclinic.training.modules import check_outputs
+
+        if self.config.task not in BUILT_IN["tasks"]:
+            return None
+        several = self.outputs(schema)
+        return check_outputs(build, arrays, self.width(schema), (several, 1) if several == 2 else (several,))
+
     def builder(self, schema: Schema) -> Builder:
         return self.model.builder(len(feature_names(schema)), self.outputs(schema), schema)
 
@@ -61,6 +88,17 @@ class Supervised(Program):
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)
+        from polyclinic.training.modules import are_probabilities
+
+        made = self._made(self.builder(schema), self.first(schema), schema)
+        if made is not None and are_probabilities(made):
+            _warn_of_probabilities(self.config.model)
+
+    def check_training(
+        self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
+    ) -> None:
+        self._made(build, arrays, schema)
+        super().check_training(task, schema, build, arrays, settings)
 
     @property
     def lets_join(self) -> bool:

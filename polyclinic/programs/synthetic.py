@@ -55,7 +55,7 @@ class Synthetic(Program):
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         return judged(arrays, rows)
 
-    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
+    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
         """A linear classifier scores every patient apart."""
 
     def notes(self, state: State, scored: bool) -> list[str]:

@@ -18,8 +18,8 @@ from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, charged, check_same_records
 from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
 from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
+from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
-from polyclinic.client.releases import read_release
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
@@ -193,7 +193,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
         return
-    if not hospital.simulated and read_release(hospital.home, request.run, PRIVATE, request.round, question):
+    if not hospital.simulated and read_release(Reply(hospital.home, request.run, PRIVATE, request.round), question):
         return
     events = [*(event_from_json(json.loads(row.event)) for row in rows), _event(call)]
     terms = ledger.terms

@@ -27,6 +27,7 @@ from polyclinic.client.agreement import (
 )
 from polyclinic.client.calls import Answer, Call, each
 from polyclinic.client.checks import check_names, check_policy, check_shared_noise
+from polyclinic.client.home.releases import Reply, released
 from polyclinic.client.home.secure_files import (
     erase_earlier_secrets,
     erase_secrets,
@@ -36,7 +37,6 @@ from polyclinic.client.home.secure_files import (
     refusal,
     write_secrets,
 )
-from polyclinic.client.releases import released
 from polyclinic.config import secure_terms
 from polyclinic.digests import digest
 from polyclinic.privacy import secure_sum
@@ -147,7 +147,7 @@ def _check_threshold(call: Call[SecureSharesRequest], threshold: int, count: int
 def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
     """Raises PolyclinicError, before anything is charged, when a difference from ``origin`` cannot leave under agreed masks."""
     request = call.request
-    if released(call.hospital.home, request.run, "train", request.round):
+    if released(Reply(call.hospital.home, request.run, "train", request.round)):
         return  # what left is sent again, or the question is refused
     secrets, parties = read_secrets(call), request.secure_parties or []
     if "peers" not in secrets:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from polyclinic.client.calls import Call
-from polyclinic.client.releases import read_release, released, write_release
+from polyclinic.client.home.releases import Reply, read_release, released, write_release
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
 from polyclinic.types import Arrays
@@ -37,15 +37,14 @@ _MOST_PENDING = 100
 
 def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]], Arrays]) -> RecordDict:
     """The answer that left before to the same question; a new one where none left. Refuses another question."""
-    home, run, number = call.hospital.home, call.request.run, call.request.round
-    kept = read_release(home, run, purpose, number, identity)
+    place = Reply(call.hospital.home, call.request.run, purpose, call.request.round)
+    kept = read_release(place, identity)
     if kept is not None:
         return kept
-    if released(home, run, purpose, number):
+    if released(place):
         raise refusal(call, f"it has answered {purpose} of this round to another question")
     reply = RecordDict({SECURE: to_record(answer(call)), RECORD: ConfigRecord({"site": call.hospital.site})})
-    write_release(home, run, purpose, number, identity, reply, call.config.checkpoints.rounds_kept,
-                  durable=not call.hospital.simulated)  # fmt: skip
+    write_release(place, identity, reply, call.config.checkpoints.rounds_kept, durable=not call.hospital.simulated)
     return reply
 
 
@@ -101,7 +100,7 @@ def make_room(call: Call[A]) -> None:
             for path in paths:
                 path.unlink(missing_ok=True)
             del rounds[key]
-    pending = sum(not released(home, run, "train", int(number)) for run, number in rounds)
+    pending = sum(not released(Reply(home, run, "train", int(number))) for run, number in rounds)
     if pending >= _MOST_PENDING:
         raise refusal(
             call,

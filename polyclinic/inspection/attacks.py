@@ -218,7 +218,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     share = target.members.patients / (target.members.patients + target.non_members.patients)
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
     models = train_shadows(
-        target.task, target.build, target.program.first(target.schema), pools, inside, target.settings,
+        target.task, target.build, target.program.first(target.schema), list(zip(pools, inside, strict=True)), target.settings,
         target.summary.rounds, target.seed,
     )  # fmt: skip
     everyone = Rows.joined(pools)
@@ -265,7 +265,7 @@ def _gradients(target: Target) -> dict[str, Any] | None:
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     step = partial(_step, target.task, target.build, arrays, settings, target.seed)
-    found = gradients.trials(target.build, arrays, layer, np.nan_to_num(x), y, step, target.seed)
+    found = gradients.trials(gradients.Attacked(target.build, arrays, layer), np.nan_to_num(x), y, step, target.seed)
     trials = [asdict(one) | {"median": one.median, "recovered": one.recovered} for one in found]
     return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
 

@@ -15,7 +15,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.runs.history import OVERALL
 from polyclinic.server.exchange.sites import Site
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.sim.grid import LocalGrid
 
@@ -71,5 +71,7 @@ def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = Non
 def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> dict[str, dict[str, float | None]]:
     """By site the metrics after the last round of a training of all hospitals, or of ``only`` one."""
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home, grid_for(config) as grid:
-        state = federate(grid, config, "comparison", Path(home), choose=lambda site: only in ("", site.name)).state
+        state = federate(
+            grid, config, "comparison", Places(Path(home)), choose=lambda site: only in ("", site.name)
+        ).state
     return {row["site"]: {name: row.get(name) for name in ("auroc", "accuracy", "loss")} for row in state.newest_rows()}

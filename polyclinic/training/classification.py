@@ -98,6 +98,15 @@ def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.nd
     module = load(build, arrays).eval()
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
-        logits = [module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double() for part in rows]
-    # One logit is that of class 1, beside 0.
-    return [functional.softmax(functional.pad(own, (int(own.shape[1] == 1), 0)), dim=1).numpy() for own in logits]
+        return [
+            probabilities(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows
+        ]
+
+
+def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+    """(rows, classes) float64 probabilities that the model's outputs, (rows, classes) logits, stand for.
+
+    One logit is that of class 1, beside 0.
+    """
+    beside = functional.pad(outputs, (1, 0)) if outputs.shape[1] == 1 else outputs
+    return functional.softmax(beside.double(), dim=1)

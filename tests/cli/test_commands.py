@@ -46,7 +46,7 @@ def test_run_prints_the_contract(finished: dict[str, Any]) -> None:
 def test_run_folder_holds_everything(finished: dict[str, Any]) -> None:
     folder = Path(finished["run"])
     for name in ("config.toml", "versions.json", "rounds.parquet", "rounds.csv", "model.safetensors", "ledger.json",
-                 "summary.json", "report.html", "plots/loss.svg", "plots/auroc.svg", "plots/epsilon.svg"):  # fmt: skip
+                 "summary.json", "report.html", "plots/loss.svg", "plots/rounds.svg", "plots/epsilon.svg"):  # fmt: skip
         assert (folder / name).stat().st_size > 0, name
     page = (folder / "report.html").read_text()
     assert "<script src" not in page and 'href="http' not in page and 'src="http' not in page

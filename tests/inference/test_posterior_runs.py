@@ -27,7 +27,7 @@ from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import clipped_total
 from polyclinic.programs.sums import Posterior
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.training.auditing.audit import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
@@ -221,7 +221,7 @@ def test_a_budget_that_a_real_count_shows_too_small_costs_the_count_alone(tmp_pa
         config, home = RunConfig.build(given, {"privacy.patients-per-site": public}), tmp_path / str(number)
         home.mkdir()
         with Federation._grid(config) as grid, pytest.raises(ConfigError, match=f"budget is too small.*{words}"):
-            federate(grid, config, "run", home)
+            federate(grid, config, "run", Places(home))
         path = home / "ledger.sqlite"
         charged = (
             [event["purpose"] for site in Ledger.read_all(path).values() for event in site.events()]

@@ -20,7 +20,7 @@ from polyclinic.programs import Program, program_of
 from polyclinic.programs.program import Collected, Reply
 from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import noise_of_mean
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.strategies.base.state import restore_strategy, strategy_state
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.wire.messages import SECURE_KEYS
@@ -140,7 +140,7 @@ def test_a_run_of_sums_outlives_a_hospital_that_is_lost_before_it_shares_keys(tm
     }
     config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, **options})
     with Federation._grid(config) as grid:
-        outcome = federate(OneGivesNoKeys(grid), config, "run", tmp_path)
+        outcome = federate(OneGivesNoKeys(grid), config, "run", Places(tmp_path))
     assert [drop["site"] for drop in outcome.state.dropouts] == ["hospital-4"] and outcome.synthesizer is not None
     assert outcome.learning is not None and outcome.privacy is not None
     patients = sum(outcome.state.public_patients[f"hospital-{number}"] for number in (1, 2, 3))

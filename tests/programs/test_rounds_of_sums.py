@@ -19,7 +19,7 @@ from polyclinic.programs import program_of
 from polyclinic.programs.program import Collected, State
 from polyclinic.programs.sums import Sums, SumsHalf
 from polyclinic.runs.simulation import simulated_shards
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.synthesis import ROUND
 from polyclinic.types import Arrays
@@ -110,7 +110,7 @@ def ran(folder: Path, name: str, **options: Any) -> tuple[Recorder, Outcome, Run
     folder.mkdir()
     with Federation._grid(config) as grid:
         recorder = Recorder(grid)
-        return recorder, federate(recorder, config, "run", folder), config
+        return recorder, federate(recorder, config, "run", Places(folder)), config
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -23,7 +23,7 @@ from polyclinic.federation import RunResult
 from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import keyed_stream, torch_seed
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -65,7 +65,7 @@ def listen(home: Path, **options: Any) -> tuple[Outcome, list[dict[str, Arrays]]
     config = RunConfig.build({"rounds": 2, "training.local-steps": 2}, options)
     grid = Listening(AppReference("polyclinic.client_app"), 4, config.flat())
     grid.merges = False
-    outcome = federate(grid, config, "r", home)
+    outcome = federate(grid, config, "r", Places(home))
     return outcome, grid.heard
 
 

@@ -14,7 +14,7 @@ from polyclinic.privacy.streams import keyed_stream
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Adaptive, Game
-from polyclinic.synthesis.games.generator import generator_loss, generator_steps, penalised
+from polyclinic.synthesis.games.generator import Play, generator_loss, generator_steps, penalised
 from polyclinic.synthesis.games.head import Front, cosine_transform
 from polyclinic.synthesis.games.state import GeneratorState, advanced, due, first_state
 from polyclinic.synthesis.layout import Layout
@@ -145,7 +145,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(optimizer: str) -> None
     critic = begun(made, LAYOUT, 1).critic
 
     def played(state: GeneratorState, round: int) -> GeneratorState:
-        return generator_steps(made, LAYOUT, critic, state, HALF, 3, 0, round, 4)
+        return generator_steps(Play(made, LAYOUT, HALF, 4), critic, state, 3, round)
 
     one = played(first_state(made, LAYOUT, 0), 1)
     again = GeneratorState.from_flat({name: value.copy() for name, value in one.flat().items()})
@@ -165,7 +165,7 @@ def test_the_server_steps_towards_what_the_critic_calls_real_and_averages() -> N
     critic = {name: np.zeros_like(value) for name, value in begun(made, LAYOUT, 0).critic.items()}
     weight = next(name for name in critic if name.endswith("weight"))
     critic[weight][0, 2] = 1.0  # the first column, lactate, of the first label
-    moved = generator_steps(made, LAYOUT, critic, state, HALF, 20, 0, 1, 1)
+    moved = generator_steps(Play(made, LAYOUT, HALF, 1), critic, state, 20, 1)
 
     def lactate(arrays: dict[str, np.ndarray], label: int) -> float:
         module = generator_of(made, LAYOUT, arrays)
@@ -180,17 +180,19 @@ def test_the_server_steps_towards_what_the_critic_calls_real_and_averages() -> N
 
 def test_a_call_that_diverges_is_undone_and_says_so() -> None:
     made = game()
-    good = generator_steps(made, LAYOUT, begun(made, LAYOUT, 0).critic, first_state(made, LAYOUT, 0), HALF, 3, 0, 1, 2)
+    good = generator_steps(
+        Play(made, LAYOUT, HALF, 2), begun(made, LAYOUT, 0).critic, first_state(made, LAYOUT, 0), 3, 1
+    )
     critic = begun(made, LAYOUT, 0).critic
     for bad in (np.nan, np.inf):
         broken = {name: np.full_like(value, bad) for name, value in critic.items()}
-        after = generator_steps(made, LAYOUT, broken, good, HALF, 3, 0, 2, 2)
+        after = generator_steps(Play(made, LAYOUT, HALF, 2), broken, good, 3, 2)
         assert after.diverged
         for name, value in good.flat().items():
             assert name == "diverged" or np.array_equal(value, after.flat()[name])
-    wild = generator_steps(replace(made, learning_rate=1e9), LAYOUT, critic, good, HALF, 3, 0, 2, 2)
+    wild = generator_steps(Play(replace(made, learning_rate=1e9), LAYOUT, HALF, 2), critic, good, 3, 2)
     assert wild.diverged and wild.steps == good.steps
-    assert not generator_steps(made, LAYOUT, critic, wild, HALF, 3, 0, 2, 2).diverged
+    assert not generator_steps(Play(made, LAYOUT, HALF, 2), critic, wild, 3, 2).diverged
 
 
 def test_the_generator_waits_for_a_critic_that_it_fools() -> None:
@@ -213,11 +215,12 @@ def test_the_penalty_on_generated_rows_brings_the_critics_slope_to_one() -> None
     made = replace(made, critic_of=lambda at: torch.nn.Sequential(torch.nn.Linear(at.width, 1)))
     critic = begun(made, LAYOUT, 0).critic
     critic["0.weight"][:] = 1.0
-    found = penalised(made, LAYOUT, critic, first_state(made, LAYOUT, 0), HALF, 0, 1, 0.02)
+    found = penalised(Play(made, LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
     assert np.linalg.norm(critic["0.weight"]) > 4.0
     assert np.linalg.norm(found["0.weight"]) == pytest.approx(1.0, abs=0.05)
     assert (
-        penalised(replace(made, penalty=0.0), LAYOUT, critic, first_state(made, LAYOUT, 0), HALF, 0, 1, 0.02) is critic
+        penalised(Play(replace(made, penalty=0.0), LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
+        is critic
     )
 
 

@@ -30,7 +30,7 @@ from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.games.generator import generator_steps
+from polyclinic.synthesis.games.generator import Play, generator_steps
 from polyclinic.synthesis.games.state import first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
@@ -291,7 +291,7 @@ def test_the_generator_learns_a_mean_from_critics_alone() -> None:
     critic = {
         name: np.zeros_like(value.numpy()) for name, value in initialise(Games(config).builder(schema), 0).items()
     }
-    moved = generator_steps(game, layout, critic, state, np.ones(2), 3, 0, 1, 3)
+    moved = generator_steps(Play(game, layout, np.ones(2), 3), critic, state, 3, 1)
     # A critic that says the same of every row moves nothing.
     for name, value in moved.weights.items():
         np.testing.assert_allclose(value, state.weights[name], atol=1e-6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,25 @@ from polyclinic.wire.arrays import to_record
 _KINDS = {"metrics": MetricRecord, "config": ConfigRecord}
 
 
-def read_release(home: Path, run: str, purpose: str, round: int, identity: str) -> RecordDict | None:
+@dataclass(frozen=True)
+class Reply:
+    """What a hospital answered in a run's round to a question of one purpose. home: the hospital's folder."""
+
+    home: Path
+    run: str
+    purpose: str
+    round: int
+
+    @property
+    def path(self) -> Path:
+        """The file that keeps it."""
+        return self.home / f"release-{self.run}-{self.purpose}-{self.round:06d}.safetensors"
+
+
+def read_release(reply: Reply, identity: str) -> RecordDict | None:
     """The reply that left for the same question, or None; a damaged file counts as none, and is paid for again."""
     try:
-        with safe_open(_path(home, run, purpose, round), framework="numpy") as file:
+        with safe_open(reply.path, framework="numpy") as file:
             meta = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             if meta["identity"] != identity or meta["content"] != _content(meta, tensors):
@@ -42,31 +58,23 @@ def read_release(home: Path, run: str, purpose: str, round: int, identity: str) 
         return None
 
 
-def released(home: Path, run: str, purpose: str, round: int) -> bool:
+def released(reply: Reply) -> bool:
     """Whether a reply left, to whatever question, so long as it is not forgotten."""
-    return _path(home, run, purpose, round).exists()
+    return reply.path.exists()
 
 
-def write_release(
-    home: Path,
-    run: str,
-    purpose: str,
-    round: int,
-    identity: str,
-    reply: RecordDict,
-    keep: int = 1,
-    durable: bool = True,
-) -> None:
-    """Keep a reply before it leaves, and forget those more than ``keep`` rounds back. Atomic.
+def write_release(reply: Reply, identity: str, content: RecordDict, keep: int = 1, durable: bool = True) -> None:
+    """Keep a reply's content before it leaves, and forget those more than ``keep`` rounds back. Atomic.
 
     The secrets of such rounds' secure sums are erased first: with them, what is forgotten could be answered a second time.
 
     Not ``durable`` may be lost with the machine's power, though not with the process.
     """
+    home, run = reply.home, re.escape(reply.run)
     home.mkdir(parents=True, exist_ok=True)
     arrays: Arrays = {}
     names, plain = [], []
-    for key, record in reply.items():
+    for key, record in content.items():
         if isinstance(record, ArrayRecord):
             for label, value in record.items():
                 names.append((key, str(len(arrays)), label))
@@ -74,18 +82,13 @@ def write_release(
         else:
             plain.append((key, "metrics" if isinstance(record, MetricRecord) else "config", dict(record)))
     meta = {"identity": identity, "plain": json.dumps(plain), "arrays": json.dumps(names)}
-    path = _path(home, run, purpose, round)
     meta["content"] = _content(meta, arrays)
-    write_file(path, lambda aside: save_file(arrays, aside, meta), durable=durable)
-    earlier = re.compile(rf"(secure-{re.escape(run)}|release-{re.escape(run)}-{re.escape(purpose)})-(\d+)\.safetensors")
+    write_file(reply.path, lambda aside: save_file(arrays, aside, meta), durable=durable)
+    earlier = re.compile(rf"(secure-{run}|release-{run}-{re.escape(reply.purpose)})-(\d+)\.safetensors")
     for old in sorted((*home.glob("secure-*"), *home.glob("release-*")), reverse=True):  # "secure" before "release"
-        if (named := earlier.fullmatch(old.name)) and int(named[2]) < round - keep:
+        if (named := earlier.fullmatch(old.name)) and int(named[2]) < reply.round - keep:
             old.unlink(missing_ok=True)
 
 
 def _content(meta: dict[str, str], arrays: Arrays) -> str:
     return digest({key: meta[key] for key in ("identity", "plain", "arrays")}, arrays)
-
-
-def _path(home: Path, run: str, purpose: str, round: int) -> Path:
-    return home / f"release-{run}-{purpose}-{round:06d}.safetensors"

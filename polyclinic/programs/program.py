@@ -344,22 +344,16 @@ class Program(ABC):
         """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
-<<<<<<< HEAD
-    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
-        """Raises ConfigError for arrays that are no model, and where metrics are ``private`` for those by which one patient's
-        scores would depend on another's."""
-        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
-=======
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(rows, classes) what ``scores`` makes of the model's outputs. Raises ConfigError where no such function is known."""
         raise ConfigError(
             f"The task {self.config.task!r} has no function 'probabilities' that makes probabilities of the model's outputs."
         )
 
-    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
-        """Raises ConfigError for arrays by which one patient's scores would depend on another's."""
-        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine)
->>>>>>> main
+    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
+        """Raises ConfigError for arrays that are no model, and where metrics are ``private`` for those by which one patient's
+        scores would depend on another's."""
+        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 
     def published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""

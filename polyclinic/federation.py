@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.config.keys import nested_keys
+from polyclinic.config import EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
@@ -45,6 +45,7 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
+from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -373,11 +374,17 @@ class Federation:
         config = self.with_options(**options).config
         if isinstance(progress, bool):
             progress = OneLine() if progress else None
-        program = program_of(config)
-        if comparison and not program.judged:
+        if comparison and not program_of(config).judged:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
+        Federation(config).check(progress)
+        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Raises ConfigError where no run of this configuration can succeed; no privacy is spent."""
+        config = self.config
+        program = program_of(config)
         check_reach(config)
         if changeable(config):
             _forget()
@@ -395,7 +402,40 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
-        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
+        """Run each combination of the values that ``options`` list, and return a table with a row a run.
+
+        Args:
+            seeds: Repetitions of each combination, whose seeds count up from ``seed``.
+            jobs: Runs at once, each in a process of its own.
+            watch: Who watches.
+            options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
+                tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
+                ``sweep.html``.
+
+        Returns:
+            The values that vary, ``seed``, ``run`` (its folder's name), ``status``, ``epsilon``, ``seconds``, the pooled metrics
+            and each hospital's as ``auroc@HOSPITAL``.
+
+        Raises:
+            ConfigError: for a combination that is impossible, before the first run begins.
+
+        A run that finished in ``out`` is not repeated, and one that was broken off goes on. A run that fails has its reason as
+        ``status``.
+
+        >>> import tempfile
+        >>> federation = Federation.from_dataset("breast-cancer", rounds=1, out=tempfile.mkdtemp())
+        >>> table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
+        >>> table.groupby("privacy.epsilon")["auroc"].count().tolist()
+        [2, 2]
+        """
+        flat = flat_keys(options, SECTIONS)
+        lists = {key: value for key, value in flat.items() if isinstance(value, list)}
+        fixed = named({key: value for key, value in flat.items() if key not in lists})
+        # An object in a list may become settings of several keys: its name, and its arguments.
+        axes = [[named({key: value}) for value in values] for key, values in lists.items()]
+        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds), jobs, watch).table
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
@@ -437,6 +477,22 @@ class Federation:
     def _grid(config: RunConfig) -> LocalGrid:
         patients = simulated_patients(config)
         return LocalGrid(_CLIENT, len(patients), config.flat(), _workers(config), patients)
+
+
+def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None) -> Sweep:
+    """Carry out planned runs as ``Federation.sweep`` does. Raises ConfigError before the first, where one is impossible."""
+
+    def checked(config: RunConfig) -> None:
+        check_reach(config, jobs)
+        Federation(config).check()
+
+    check(runs, checked)
+    return sweep(runs, _execute, jobs, watch)
+
+
+def _execute(config: RunConfig, goes_on: Path | None) -> Path:
+    """Carry out one run of a sweep, and return its folder."""
+    return (Federation.resume(goes_on) if goes_on else Federation(config).run(pictures=False)).path
 
 
 def _workers(config: RunConfig) -> Workers | None:

@@ -16,6 +16,9 @@ from polyclinic.cli.terminal import Stopped, loading, notes
 # The first paragraph of each command's help, in the order of --help: what a newcomer needs comes first.
 COMMANDS = {
     "run": "Train one model over several hospitals; without arguments, the embedded default.",
+    "sweep": (
+        "Run every combination of the values that -c lists: -c privacy.epsilon=0.5,1,3 -c strategy=fedavg,fedprox --seeds 20."
+    ),
     "show": "Print a finished run.",
     "report": "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
     "predict": "Predict the label of new rows with a finished run's model. Nothing is sent or charged.",
@@ -75,6 +78,7 @@ _PLACES |= {
     for folder, names in {
         "runs": (
             "run",
+            "sweep",
             "predict",
             "report",
             "audit",

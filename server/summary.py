@@ -81,15 +81,8 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
 
 def _objective(objective: Objective, by: Judge) -> dict[str, Any]:
     """What the model was trained towards, and by what it is judged."""
-    units = {column.unit for column in objective.labels if column.unit}
-    label = ", ".join(column.name for column in objective.labels)
-    return {
-        "name": objective.name,
-        "label": label,
-        "unit": ", ".join(sorted(units)),
-        "predicts": objective.predicts,
-        **by.as_dict(),
-    }
+    said = {"name": objective.name, "label": objective.label, "unit": objective.unit, "predicts": objective.predicts}
+    return said | by.as_dict()
 
 
 def _evaluation(outcome: Outcome, by: Judge) -> dict[str, Any]:

@@ -77,12 +77,15 @@ class Classification(_OfClasses):
         return self.classes
 
     @property
+    def allowed(self) -> tuple[int, ...]:
+        return (self.outputs, 3 - self.outputs) if self.classes == 2 else (self.outputs,)
+
+    @property
     def loss(self) -> str | Objective:
-        plain = not (self.weights or self.focal or self.smoothing)
-        return "cross-entropy" if plain and self.outputs > 1 else self
+        return self if self.weights or self.focal or self.smoothing else "cross-entropy"
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        chances = torch.log_softmax(self._both(outputs), -1)
+        chances = torch.log_softmax(_all_logits(outputs), -1)
         of_label = chances.gather(-1, labels[..., None])[..., 0]
         losses = -(1 - self.smoothing) * of_label - self.smoothing * chances.mean(-1)
         if self.focal:
@@ -90,18 +93,15 @@ class Classification(_OfClasses):
         return losses * outputs.new_tensor(self.weights)[labels] if self.weights else losses
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        return functional.softmax(self._both(outputs), dim=1)
+        return functional.softmax(_all_logits(outputs), dim=1)
 
     def outputs_of(self, predictions: Tensor) -> Tensor:
         return predictions.clamp(min=_LEAST).log()
 
-    def _both(self, outputs: Tensor) -> Tensor:
-        return outputs
-
 
 @dataclass(frozen=True)
 class Binary(Classification):
-    """Classification of two classes by one logit, of the second one."""
+    """Classification of two classes by a model of one output, the logit of the second class."""
 
     name: ClassVar[str] = "binary"
 
@@ -114,9 +114,10 @@ class Binary(Classification):
     def outputs(self) -> int:
         return 1
 
-    def _both(self, outputs: Tensor) -> Tensor:
-        # Both logits, where a prediction's own are asked about.
-        return outputs if outputs.shape[-1] == 2 else torch.cat([torch.zeros_like(outputs), outputs], -1)
+
+def _all_logits(outputs: Tensor) -> Tensor:
+    """(..., K) logits; one logit is that of class 1, beside 0."""
+    return functional.pad(outputs, (1, 0)) if outputs.shape[-1] == 1 else outputs
 
 
 class Thresholds(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.schema import CLASS_KINDS, Column
 from polyclinic.errors import ConfigError
-from polyclinic.types import Floats, Labels
+from polyclinic.types import Builder, Floats, Labels
 
 #: Kinds of predictions: probabilities of classes, of ordered classes, of several labels; numbers; counts; survival.
 Predicted = Literal["classes", "ranks", "sets", "numbers", "counts", "survival"]
@@ -53,6 +53,26 @@ class Objective(ABC):
     def logits(self) -> int:
         """How many numbers a row has behind the ``head``: the O of ``losses`` and ``predictions``."""
         return self.outputs
+
+    @property
+    def allowed(self) -> tuple[int, ...]:
+        """Which numbers of outputs, behind the head, the losses take; the first is ``logits``."""
+        return (self.logits,)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether predictions are probabilities of the label's classes."""
+        return self.predicts in ("classes", "ranks")
+
+    @property
+    def label(self) -> str:
+        """The names of the labels, for a reader."""
+        return ", ".join(column.name for column in self.labels)
+
+    @property
+    def unit(self) -> str:
+        """The units of the labels, for a reader; empty where they have none."""
+        return ", ".join(sorted({column.unit for column in self.labels if column.unit}))
 
     def head(self) -> nn.Module | None:
         """A new module of the objective's own, trained behind the model's outputs; None where there is none."""
@@ -110,6 +130,13 @@ class WithHead(nn.Sequential):
         super().__init__(model, head)
         inner = getattr(model, "representation", None)
         self.representation = f"0.{inner}" if isinstance(inner, str) else None
+
+
+def with_head(build: Builder, objective: Objective) -> Builder:
+    """A builder of the model that ``build`` makes with the objective's head behind it, where it has one."""
+    if objective.head() is None:
+        return build
+    return lambda: WithHead(build(), cast(nn.Module, objective.head()))
 
 
 def usual_objective(labels: tuple[Column, ...]) -> str:

@@ -24,7 +24,6 @@ from polyclinic.errors import ConfigError
 from polyclinic.objectives.objective import Objective, check_losses
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
-from polyclinic.training.losses import check_loss
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
 from polyclinic.training.sites.one_by_one import train_one
 from polyclinic.training.stacked.engines import choose
@@ -65,9 +64,13 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
     return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 
-def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
-    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy."""
-    check_behaviour(build, arrays, features)
+def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy.
+
+    private: Whether patients must be kept apart. Without privacy a model may do with a batch what torch can train.
+    """
+    if private:
+        check_behaviour(build, arrays, features)
     choose(load(build, arrays), features, engine)
 
 
@@ -83,7 +86,8 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         raise ConfigError("public_patients is missing: a private batch sum needs a public divisor.")
     made = (lambda: build().double()) if settings.double else build
     module = load(made, arrays)
-    check_module(module)
+    if settings.noise_multiplier is not None:
+        check_module(module)
     engine = choose(module, work[0].rows.x.shape[1], settings.engine, settings.local.penalises)
     _log.debug("training %d sites with the engine %s", len(work), engine)
     private = settings.noise_multiplier is not None
@@ -94,23 +98,25 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         return train_stacked(made, arrays, work, settings, engine)
 
 
-def _probabilities(outputs: Tensor) -> Tensor:
-    return functional.softmax(outputs, dim=1)
-
-
 def evaluate(
-    build: Builder, arrays: Arrays, rows: Sequence[Rows], predict: Callable[[Tensor], Tensor] = _probabilities
+    build: Builder, arrays: Arrays, rows: Sequence[Rows], predict: Callable[[Tensor], Tensor] | None = None
 ) -> list[np.ndarray]:
     """Each site's (rows, columns) float64 predictions under the model ``arrays``: what ``predict`` makes of its outputs, by
     default (rows, classes) probabilities.
     """
-    module = load(build, arrays).eval()
+    module, predict = load(build, arrays).eval(), predict or probabilities
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
-        return [
-            predict(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double()).numpy()
-            for part in rows
-        ]
+        return [predict(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows]
+
+
+def probabilities(outputs: Tensor) -> Tensor:
+    """(rows, classes) float64 probabilities that the model's outputs, (rows, classes) logits, stand for.
+
+    One logit is that of class 1, beside 0.
+    """
+    beside = functional.pad(outputs, (1, 0)) if outputs.shape[1] == 1 else outputs
+    return functional.softmax(beside.double(), dim=1)
 
 
 @dataclass(frozen=True)
@@ -129,13 +135,9 @@ class Towards:
         """As the task's."""
         return event(settings, begun)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
-        """As the task does; raises ConfigError also for another number of outputs, and for losses that mix rows."""
-        check(build, arrays, features, engine)
-        module = load(build, arrays).eval()
-        with torch.no_grad():
-            outputs = module(torch.zeros(1, features, dtype=next(module.parameters()).dtype))
-        check_loss(self.objective, outputs.shape[-1])
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+        """As the task does; raises ConfigError also for losses that mix rows."""
+        check(build, arrays, features, engine, private)
         check_losses(self.objective)
 
     def train(
@@ -146,4 +148,8 @@ class Towards:
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, columns) float64 predictions."""
-        return evaluate(build, arrays, rows, self.objective.predictions)
+        return evaluate(build, arrays, rows, self.probabilities)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(rows, columns) float64 predictions that the model's outputs stand for."""
+        return self.objective.predictions(outputs.double())

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.metrics import Metrics
-from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import evaluator_named
 from polyclinic.releases.question import Pricing
@@ -24,6 +22,8 @@ from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplace
 from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 _LONGEST = 300
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from polyclinic.arrays import from_record
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.messages import RECORD, REFUSED, EvaluateRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import RECORD, REFUSED, EvaluateRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, ledger, message
 from tests.objectives.cohorts import records, schema
 

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from polyclinic import Federation
-from polyclinic.attacking import read_target
-from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.judges import judge_of
 from polyclinic.federation import RunResult
+from polyclinic.inspection.attacks import read_target
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.programs import program_of
 from tests.objectives.cohorts import cohort, records, schema
 from tests.objectives.test_objectives import TAKEN, Cubic
@@ -71,7 +71,10 @@ def test_numbers_come_back_in_the_labels_unit_and_the_commands_judge_them(
     result, table = run("squared", tmp_path / "runs"), records("days")
     assert 5 < result.predict(table)["los"].mean() < 11
     table.to_csv(tmp_path / "all.csv", index=False)
-    judged = as_json("evaluate", str(result.path), str(tmp_path / "all.csv"))["metrics"]
+    judged = {
+        name: told["value"]
+        for name, told in as_json("evaluate", str(result.path), str(tmp_path / "all.csv"))["metrics"].items()
+    }
     missed = result.predict(table)["los"] - table["los"].clip(0, 30)
     assert judged["mae"] == pytest.approx(float(missed.abs().mean())) and judged["rmse"] < 5
     shown = command("show", str(result.path)).stdout
@@ -94,7 +97,7 @@ def test_a_comparison_and_figures_are_of_the_objectives_metrics(tmp_path: Path) 
     result = run("squared", tmp_path, rounds=2, pictures=True, comparison=True)
     assert result.summary["comparison"]["without_dp"]["pooled"]["mae"] > 0
     plots = {path.name for path in result.folder.plots.iterdir()}
-    assert {"mae.svg", "loss.svg", "hospitals.svg", "calibration.svg"} <= plots and "decision.svg" not in plots
+    assert {"rounds.svg", "loss.svg", "sites.svg", "calibration.svg"} <= plots and "decision.svg" not in plots
     curve = result.summary["evaluation"]["calibration"]
     assert len(curve) == 10 and curve[0]["predicted"] < curve[-1]["predicted"]
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic, mlp
-from polyclinic.objectives.objective import WithHead, made_up_labels
+from polyclinic.objectives.objective import WithHead, made_up_labels, with_head
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.programs.supervised import build_for
-from polyclinic.training import classification
+from polyclinic.programs import program_of
+from polyclinic.programs.building import Model
 from polyclinic.training.classification import Towards
+from polyclinic.training.losses import row_losses
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.task import SiteWork
+from tests.objectives.cohorts import schema
 from tests.objectives.test_objectives import TAKEN, made
 from tests.training.test_stacked import assert_equal, settings, start_of
 
@@ -27,7 +30,8 @@ FEATURES = 4
 
 
 def builder(name: str, model: str = "mlp") -> Callable[[], nn.Module]:
-    build = build_for(RunConfig(model=model, hidden="6"), FEATURES, made(name))
+    objective = made(name)
+    build = with_head(Model(RunConfig(model=model, hidden="6")).builder(FEATURES, objective.outputs, None), objective)
     return lambda: build().double()
 
 
@@ -71,11 +75,20 @@ def test_patients_apart_make_the_same_model_and_one_moves_it_no_further_than_the
 
 
 def test_another_number_of_outputs_is_refused_before_anything_is_charged() -> None:
-    task = Towards(made("quantile"))
-    build = lambda: logistic(FEATURES, 2)  # noqa: E731
+    config = RunConfig(
+        objective="quantile", objective_options={"levels": [0.1, 0.9]}, model="tests.objectives.test_training:wide"
+    )
+    with pytest.raises(
+        ConfigError, match=r"the shape \(7, 5\) for 7 rows; it must give one tensor.* of the shape \(7, 2\)"
+    ):
+        program_of(config).check(schema("days"))
     with pytest.raises(ConfigError, match="'quantile', which takes a model of 3 outputs; this one has 2"):
-        task.check(build, start_of(build), FEATURES)
-    classification.check(build, start_of(build), FEATURES)
+        row_losses(made("quantile"), torch.zeros(4, 2), torch.zeros(4))
+
+
+def wide(features: int, classes: int, widths: Sequence[int]) -> nn.Module:
+    """A model that gives five numbers whatever is asked for."""
+    return logistic(features, 5)
 
 
 def test_the_head_stands_behind_the_model_and_passes_its_representation_on() -> None:

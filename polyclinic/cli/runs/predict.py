@@ -26,12 +26,12 @@ def predict(
 ) -> None:
     """Predict the label of new rows with a finished run's model. Nothing is sent or charged."""
     with loading():
-        from polyclinic.ehr.datasets.tables import read_cells
+        from polyclinic.ehr.sources.files import whole_table
         from polyclinic.files import write_file
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
-    scores, _ = probabilities(Run.open(run), read_cells(records), str(records))
+    scores, _ = probabilities(Run.open(run), whole_table(records), str(records))
     write_file(out, scores.rename_axis("row").to_csv())
     value = {"predictions": str(out), "rows": len(scores), "classes": list(scores.columns)}
     answer(as_json, value, f"Predictions of {len(scores):,} rows: {out}")
@@ -40,13 +40,13 @@ def predict(
 def evaluate(run: RunFolder, records: TablePath, as_json: Json = False) -> None:
     """Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."""
     with loading():
-        from polyclinic.ehr.datasets.tables import read_cells
+        from polyclinic.ehr.sources.files import whole_table
         from polyclinic.evaluation.metrics import classification_metrics
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
     opened = Run.open(run)
-    scores, classes = probabilities(opened, read_cells(records), str(records))
+    scores, classes = probabilities(opened, whole_table(records), str(records))
     if classes is None:
         raise DataError(
             f"{records}: the label column {opened.schema().label.name!r} is missing; `polyclinic predict` needs none."

@@ -338,6 +338,8 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     notes: list[str] = []
     beyond = read.beyond
     if (unit := _one_unit(name, read, notes)) is None:
+        if not known_unit(read.units[read.units != ""].mode().iloc[0]):
+            return False
         draft.leave_out(name, "in units that do not convert into each other")
         return True
     codes = missing_codes(values)
@@ -360,7 +362,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     if reason := _no_feature(name, known, values, hospitals):
         draft.leave_out(name, reason)
         return True
-    if _IDS.search(name) and known.nunique() <= _MOST_CATEGORIES:
+    if _IDS.search(name) and _has_few(known.nunique(), len(known)):
         _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""))
         return True
     draft.notes += notes
@@ -428,13 +430,18 @@ def _substance(name: str) -> str:
     return next((known for known in SUBSTANCES if plain_name(known) in plain_name(name)), "")
 
 
+def _has_few(distinct: int, rows: int) -> bool:
+    """Whether numbers by the name of an identifier are rather the codes of a list."""
+    return distinct <= _MOST_CATEGORIES or rows >= 50 * distinct
+
+
 def _no_feature(name: str, known: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
     """Why numbers are no feature: they name people or rows, or are days; "" where they may be one."""
     whole = bool((known % 1 == 0).all())
     if not whole:
         return ""
     distinct = known.nunique()
-    if _IDS.search(name) and distinct > _MOST_CATEGORIES:
+    if _IDS.search(name) and not _has_few(distinct, len(known)):
         return "an identifier"
     if distinct <= _MOST_CATEGORIES:
         return ""

@@ -167,6 +167,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     frames["a"].assign(died=CANARY).to_csv(tmp_path / "a.csv", index=False)
     (tmp_path / "ragged.csv").write_text(f"a,died\n1,0,{CANARY}\n2,1,{CANARY}\n")
     (tmp_path / "a.xlsx").write_bytes(b"PK")
+    (tmp_path / "headless.csv").write_text(f"{CANARY},63,1,0\n{CANARY},41,0,1\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
@@ -191,6 +192,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
             ),
             "No column of a, b is among",
         ),
+        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds numbers"),
         (lambda: Federation.from_tables({"a": tmp_path / "a.xlsx"}, "died"), "make a CSV of it, in Excel"),
         (lambda: Federation.from_tables({"a": frames["a"][["died"]]}, "died"), "no column can be learned from"),
         (lambda: Federation.from_tables(frames, "died", workers=2).run(), "worker processes cannot see"),

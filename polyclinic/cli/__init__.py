@@ -14,7 +14,7 @@ from polyclinic.cli.terminal import fail, spell_what_cannot_be_shown
 from polyclinic.errors import PolyclinicError
 
 # Commands to which a researcher names objects of their own.
-_WITH_NAMES = ("run", "attack", "audit", "synthesize", "quality")
+_WITH_NAMES = ("run", "sweep", "attack", "audit", "synthesize", "quality")
 
 
 def main() -> None:

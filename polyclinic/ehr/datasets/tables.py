@@ -186,8 +186,8 @@ def _dataset(
     if leaking := leaks(draft, roles.label):
         each = "each of " if leaking[1:] else ""
         head.append(
-            f"Alone, {each}{several(map(repr, leaking), most=12)} tells the label of nearly every row. Leave out by --leave-out whatever "
-            "is written after the outcome, or the model only copies it."
+            f"Alone, {each}{several(map(repr, leaking), most=12)} tells the label of nearly every row. Leave out by --leave-out "
+            "whatever is written after the outcome, or the model only copies it."
         )
     return Dataset(
         name=title, title=f"{title}, tables of one's own", description="Tables that were given for this run.", schema=schema,

@@ -266,7 +266,7 @@ def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
         )
     if unclear:
         raise DataError(
-            f"A comma before three digits may stand for a point or for thousands in {several(map(repr, unclear), most=8)}; write "
+            f"In {several(map(repr, unclear), most=8)} a comma before three digits may stand for a point or for thousands; write "
             "numbers with points."
         )
     return pd.DataFrame(records)

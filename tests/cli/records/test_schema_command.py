@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from polyclinic.client.policy import HospitalFile
-from polyclinic.client.records import own_records
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
 from polyclinic.ehr.datasets.tables import tables
 from polyclinic.ehr.drafting import draft_schema
 from polyclinic.ehr.encoding import encode, feature_names

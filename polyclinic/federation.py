@@ -29,7 +29,13 @@ from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import predict
-from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
+from polyclinic.runs.simulation import (
+    check_simulation,
+    forget_datasets,
+    simulated_patients,
+    simulated_sites,
+    with_delta,
+)
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.central import central_plan
@@ -332,8 +338,7 @@ class Federation:
         config = self.with_options(**options).config
         if isinstance(progress, bool):
             progress = OneLine() if progress else None
-        program = program_of(config)
-        if comparison and not program.judged:
+        if comparison and not program_of(config).judged:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
@@ -341,6 +346,9 @@ class Federation:
         if changeable(config):
             _forget()
         check_names(config)
+        if config.privacy.dp:
+            config = with_delta(config)
+        program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
         check_simulation(config)

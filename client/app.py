@@ -23,16 +23,16 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from safetensors import SafetensorError
 
-from polyclinic.arrays import unreadable
 from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
-from polyclinic.client.hospital import is_real, open_hospital
-from polyclinic.client.journal import recorded
-from polyclinic.client.own_files import withheld
-from polyclinic.client.state import alone
+from polyclinic.client.home.hospital import is_real, open_hospital
+from polyclinic.client.home.journal import recorded
+from polyclinic.client.home.own_files import withheld
+from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
-from polyclinic.messages import (
+from polyclinic.wire.arrays import unreadable
+from polyclinic.wire.messages import (
     ASK,
     ENROL,
     FAILED,

@@ -14,20 +14,18 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 from flwr.app import ConfigRecord, RecordDict
 
-from polyclinic.arrays import filled, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, charged, check_same_records
 from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
-from polyclinic.client.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
-from polyclinic.client.releases import read_release
-from polyclinic.client.state import read_state
+from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
+from polyclinic.client.home.releases import Reply, read_release
+from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
@@ -37,6 +35,8 @@ from polyclinic.releases.scores import Scores, count_scores
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import filled, to_record
+from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -193,7 +193,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
         return
-    if not hospital.simulated and read_release(hospital.home, request.run, PRIVATE, request.round, question):
+    if not hospital.simulated and read_release(Reply(hospital.home, request.run, PRIVATE, request.round), question):
         return
     events = [*(event_from_json(json.loads(row.event)) for row in rows), _event(call)]
     terms = ledger.terms

@@ -17,14 +17,13 @@ from typing import Any, cast
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyclinic.client.hospital import typed_here
-from polyclinic.client.own_files import LEDGER
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.hospital import typed_here
+from polyclinic.client.home.own_files import LEDGER
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, NewFile, reason, write_files
-from polyclinic.messages import AskRequest
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
@@ -36,6 +35,7 @@ from polyclinic.runs.simulation import check_simulation, simulated_sites, with_d
 from polyclinic.server import questions
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.messages import AskRequest
 
 _CLIENT = AppReference("polyclinic.client_app")
 

@@ -5,30 +5,32 @@ from __future__ import annotations
 import gc
 import html
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.comparison import beside, compare
 from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
+from polyclinic.inspection.comparison import beside, compare
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
-from polyclinic.runs.predicting import predict
+from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
 from polyclinic.runs.simulation import (
     check_simulation,
     forget_datasets,
@@ -49,6 +51,9 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -202,6 +207,30 @@ class RunResult:
         Raises ConfigError for a run without a classifier, DataError for a cell that the schema does not allow.
         """
         return predict(self.folder, table)[0]
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """Held-out predictions, a row each: ``site``, the ``patient``'s number there, ``label``, ``score_CLASS``, ``split``.
+
+        A UserWarning names the hospitals whose policies withhold theirs; ConfigError, with the reason, where all do.
+        """
+        table, withheld = held_out_predictions(self.folder)
+        if withheld:
+            warnings.warn(withheld_sentence(withheld, len(self.sites)), stacklevel=2)
+        return table
+
+    def plot(self, name: str, ax: Axes | None = None) -> Axes:
+        """Draw a figure of the report and return its axes.
+
+        Args:
+            name: ``roc``, ``pr``, ``calibration``, ``decision`` or ``sites`` (AUROC of each hospital with its interval), of
+                held-out patients of all hospitals; ``rounds`` (AUROC), ``loss`` or ``epsilon`` by round; ``posterior``.
+            ax: The matplotlib axes to draw on; a new figure of pyplot without them.
+
+        Raises:
+            ConfigError: for another name, and for a figure of which the run recorded nothing, with the reason.
+        """
+        return draw_figure(self.summary, self.rounds, name, ax)
 
     def report(self) -> Path:
         """Render report.html again and give its path."""
@@ -392,7 +421,9 @@ class Federation:
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
-            from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
+            from polyclinic.inspection.quality import (
+                judge_run,  # with the report's scipy, only at the end of such a run
+            )
 
             (progress or Progress()).doing("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)

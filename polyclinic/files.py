@@ -12,12 +12,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TypeVar
 
 from polyclinic.errors import ConfigError, DataError
 
 SECRET, PUBLIC = 0o600, 0o644
 # How the name of a file begins that is being written, and after how long it is one that a killed process left.
 _ASIDE, _LEFT_SECONDS = ".partial-", 24 * 3600.0
+T = TypeVar("T")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 #: Bytes, text in UTF-8, or a function that writes the file whose path it is given.
 Content = bytes | str | Callable[[Path], object]
 
@@ -149,3 +152,16 @@ def _write(path: Path, file: NewFile) -> None:
         file.content(path)
     if file.mode is not None:
         path.chmod(file.mode)  # whatever the umask is, and also where the function made the file anew
+
+
+def as_text(value: T) -> T | str:
+    """The cell ``value``; text that a spreadsheet could take for a formula is returned with an apostrophe before it.
+
+    Numbers are returned as they are. OWASP, "CSV Injection".
+
+    >>> as_text('=HYPERLINK("http://example.org")')
+    '\\'=HYPERLINK("http://example.org")'
+    >>> as_text("St. Elsewhere"), as_text(-1.5)
+    ('St. Elsewhere', -1.5)
+    """
+    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA) else value

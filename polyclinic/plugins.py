@@ -47,8 +47,8 @@ GROUPS = {
 }  # fmt: skip
 #: Mods that come with Polyclinic, by name.
 MODS = {
-    "logging": "polyclinic.mods:log_messages",
-    "size": "polyclinic.mods:log_sizes",
+    "logging": "polyclinic.wire.mods:log_messages",
+    "size": "polyclinic.wire.mods:log_sizes",
 }
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 #: The dataset that is made of files, by its options.

@@ -11,6 +11,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -21,9 +22,10 @@ from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import LATEST, RESULTS, Run
+from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.phases.enrolment import agree_on_delta
 from polyclinic.server.progress import Progress, figures
 from polyclinic.server.state import RunState
@@ -43,8 +45,8 @@ def coordinate(
         watcher.opened(folder.path)
         try:
             outcome = federate(
-                grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
-                server_ledger=folder.server_ledger, progress=watcher,
+                grid, config, folder.name, Places(folder.sites, folder.checkpoint, folder.server_ledger), resume=resume,
+                progress=watcher,
             )  # fmt: skip
         except BaseException:
             watcher.stopped()
@@ -60,10 +62,20 @@ def coordinate(
         folder.write(
             summary, state.rows, state.arrays, state.standardiser, outcome.sites[0].schema, synthesizer=outcome.synthesizer,
             hospitals={name: said["versions"] for name, said in state.hospitals.items()},
+            predictions=_predictions(outcome),
         )  # fmt: skip
         write_report(folder)
         watcher.close(summary["privacy"]["epsilon"])
     return outcome, summary
+
+
+def _predictions(outcome: Outcome) -> pd.DataFrame | None:
+    """What real hospitals let leave of held-out patients; a simulation's are computed anew by whoever wants them."""
+    left = outcome.state.predictions
+    if not left or any(site.simulated for site in outcome.sites):
+        return None
+    told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
+    return held_out_table(outcome.sites[0].schema, told)
 
 
 class _Logged(Progress):

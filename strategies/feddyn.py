@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message
 
-from polyclinic.strategies.moving import MovedMean
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.moving import MovedMean
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import LocalHalf, Sites, Trained, rows_where_finite
 from polyclinic.types import Arrays
 

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, Message
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.strategies.moving import MovedMean, check_plain_steps
-from polyclinic.strategies.options import check_count
+from polyclinic.strategies.base.moving import MovedMean, check_plain_steps
+from polyclinic.strategies.base.options import check_count
 from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.task import TrainSettings
 

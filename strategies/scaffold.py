@@ -15,8 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from polyclinic.strategies.moving import MovedMean, check_plain_steps
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.moving import MovedMean, check_plain_steps
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import BESIDE, LocalHalf, Pass, Sites, Trained, rows_where_finite
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.certificates import check_authority, check_private_key, make_node_key
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings

@@ -23,11 +23,10 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
-from polyclinic.files import Content, NewFile, write_file, write_files
+from polyclinic.files import SECRET, Content, NewFile, as_text, write_file, write_files
 from polyclinic.runs.history import Record, records_in
 from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
-from polyclinic.spreadsheets import as_text
 from polyclinic.toml import checked, read_toml
 from polyclinic.types import Arrays
 from polyclinic.versions import recorded_versions
@@ -89,6 +88,8 @@ class Run:
     versions_file = _Place("versions.json")
     #: What every hospital spent, and on what.
     statement_file = _Place("ledger.json")
+    #: Predictions of real hospitals' held-out patients, row by row, as far as policies let them leave.
+    predictions_file = _Place("predictions.parquet")
     #: What draws synthetic rows, after a run of task synthesis.
     synthesizer_file = _Place("synthesizer.safetensors")
     #: How good the synthetic patients are, where they were judged.
@@ -363,6 +364,7 @@ class Run:
     def write(
         self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
         *, synthesizer: Synthesizer | None = None, hospitals: Mapping[str, Any] | None = None,
+        predictions: pd.DataFrame | None = None,
     ) -> None:  # fmt: skip
         """All results but the report, which goes last.
 
@@ -371,6 +373,7 @@ class Run:
             arrays: The model's, by name.
             scale: What the model's inputs are standardised by.
             hospitals: The versions of real hospitals by name.
+            predictions: What real hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd
         from safetensors.numpy import save_file
@@ -390,7 +393,10 @@ class Run:
         posterior = summary.get("posterior")
         if posterior and posterior["finished"]:
             files[self.path / "posterior.json"] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
-        write_files({path: NewFile(content) for path, content in files.items()})
+        new = {path: NewFile(content) for path, content in files.items()}
+        if predictions is not None:
+            new[self.predictions_file] = NewFile(lambda path: predictions.to_parquet(path, index=False), SECRET)
+        write_files(new)
         if synthesizer is not None:
             from polyclinic.synthesis.synthesizer import save
 

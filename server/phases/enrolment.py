@@ -21,7 +21,6 @@ import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import PolyclinicError, several, whose
-from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.exchange.prompt import replies_to
@@ -36,6 +35,7 @@ from polyclinic.server.exchange.sites import (
     silence,
 )
 from polyclinic.versions import version_conflict
+from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest, SiteName
 
 _LONGEST_SCHEMA = 16_000_000
 _Word = Annotated[str, Field(max_length=100)]

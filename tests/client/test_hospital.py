@@ -14,11 +14,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.client.state import read_state, write_state
+from polyclinic.client.home.state import read_state, write_state
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
@@ -28,6 +27,15 @@ from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
+from polyclinic.wire.messages import (
+    FAILED,
+    RECORD,
+    REFUSED,
+    EnrolRequest,
+    EvaluateRequest,
+    StatisticsRequest,
+    TrainRequest,
+)
 from tests.nursery import python
 
 SCHEMA = {

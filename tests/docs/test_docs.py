@@ -41,7 +41,7 @@ ELSEWHERE = (
     "flower-supernode ",  # the same
     "polyclinic coordinator ",  # tests/deployment runs docs/deploy/README.md with real processes
     "polyclinic hospital ",  # the same
-    "pip install ",  # tests/front/test_new.py installs the packages that `polyclinic new` writes
+    "pip install ",  # tests/cli/test_new.py installs the packages that `polyclinic new` writes
     "python -m pytest ",  # the same runs their tests
     "tensorboard ",  # a server that does not end; tests/server/test_tracking.py reads what it shows
     "docker compose ",  # needs an engine; tests/packaging checks the file

@@ -269,5 +269,7 @@ def test_unfinished_or_torn_folder_is_one_clear_sentence(write_run: WriteRun, na
 def test_plots_are_written_as_svg_and_png(write_run: WriteRun) -> None:
     run = write_run()
     written = write_plots(run)
-    assert {path.name for path in written} == {f"{n}.{e}" for n in ("auroc", "loss", "epsilon") for e in ("svg", "png")}
+    assert {path.name for path in written} == {
+        f"{n}.{e}" for n in ("rounds", "loss", "epsilon") for e in ("svg", "png")
+    }
     assert all(path.parent == run / "plots" and path.stat().st_size > 1000 for path in written)

@@ -17,10 +17,10 @@ from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Logistic
 from polyclinic.inference.private_flow import FlowSums, flow_settings
-from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.calibration import calibrate
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import context, make_hospital, message
 
 FLOW = "method=flow, clip=1000, draws=4, hidden=4"

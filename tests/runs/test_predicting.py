@@ -13,6 +13,7 @@ from polyclinic import Federation
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.federation import RunResult
 
 
@@ -83,3 +84,32 @@ def test_a_run_without_a_classifier_predicts_nothing(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="trains no classifier"):
         result.predict(pd.DataFrame({"x": [1]}))
+
+
+def test_held_out_predictions_are_those_that_the_metrics_are_of(cancer: RunResult) -> None:
+    table = cancer.predictions
+    assert list(table.columns) == ["site", "patient", "label", "score_0", "score_1", "split"]
+    assert set(table["split"]) == {"held-out"}
+    for site, row in cancer.sites.iterrows():
+        own = table[table["site"] == site]
+        found = classification_metrics((own["label"] == "1").to_numpy(int), own[["score_0", "score_1"]].to_numpy())
+        assert {name: row[name] for name in ("auroc", "loss")} == pytest.approx(
+            {name: found[name] for name in ("auroc", "loss")}
+        )
+    assert not cancer.folder.predictions_file.exists()  # a simulation keeps no patient's row
+
+
+def test_what_is_withheld_is_one_sentence(tmp_path: Path) -> None:
+    silent = Federation.from_dataset("breast-cancer", out=str(tmp_path)).run(
+        rounds=1, evaluation={"metrics": "private"}, pictures=False
+    )
+    with pytest.raises(ConfigError, match="'evaluation.metrics' has the value 'private', so no predictions"):
+        _ = silent.predictions
+    drawn = Federation.from_dataset("trial", out=str(tmp_path)).run(
+        task="synthesis", synthesis={"rows": 50, "quality": False}, pictures=False
+    )
+    table = drawn.predictions
+    auroc = classification_metrics((table["label"] == "1").to_numpy(int), table[["score_0", "score_1"]].to_numpy())[
+        "auroc"
+    ]
+    assert auroc == pytest.approx(drawn.pooled["auroc"])

@@ -20,7 +20,6 @@ from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation
-from polyclinic.messages import LOCAL, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.distributed import SumTerms, patient_rho
@@ -32,6 +31,7 @@ from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.wire.messages import LOCAL, TrainRequest
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
 from tests.secure.test_runs import Quick, recorded
 from tests.secure.ward import Ward

@@ -61,9 +61,9 @@ def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Q
 @pytest.fixture
 def first_hospital_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Change the counts, or what is said of them, in the reply of the hospital with number 0."""
-    from polyclinic.arrays import to_record
     from polyclinic.client import evaluation
-    from polyclinic.messages import COUNTS, RECORD
+    from polyclinic.wire.arrays import to_record
+    from polyclinic.wire.messages import COUNTS, RECORD
 
     honest = evaluation._counts
 

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from polyclinic.cli.runs.live import result_table
 from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.evaluation.report import render_comparison
 from polyclinic.federation import RunResult
 from polyclinic.runs.folder import Run
@@ -60,7 +62,9 @@ def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined
     assert "There are no intervals, curves or groups: no hospital's policy lets" in report
     assert "Not released : the hospital's policy does not let" in report
     assert table.count("not released") == 3 * 3 + 2
-    assert not list(result.path.glob("plots/auroc.*")) and not list(result.path.glob("plots/loss.*"))
+    with pytest.raises(ConfigError, match="No policy of the 3 hospitals lets predictions"):
+        _ = result.predictions
+    assert not list(result.path.glob("plots/rounds.*")) and not list(result.path.glob("plots/loss.*"))
     rounds = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
     assert rounds[0].startswith("Round 1 of 2: metrics not released, epsilon spent") and len(rounds) == 2
     assert {site["released"] for site in result.summary["metrics"]["sites"].values()} == {False}
@@ -83,6 +87,11 @@ def test_where_some_policies_let_metrics_leave_it_is_said_whose(
     assert any("Round 1 of 2: loss 0." in entry.getMessage() for entry in caplog.records)
     sites = result.summary["metrics"]["sites"]
     assert {name: site["released"] for name, site in sites.items()} == {"north": False, "south": True, "west": True}
+    with pytest.warns(UserWarning, match=r"The policies of 2 of 3 hospitals \(north, south\) withhold predictions"):
+        table = result.predictions
+    assert set(table["site"]) == {"west"} and oct(result.folder.predictions_file.stat().st_mode)[-3:] == "600"
+    of_metrics = classification_metrics(table["label"].astype(int), table[["score_0", "score_1"]])
+    assert of_metrics["auroc"] == pytest.approx(sites["west"]["auroc"])
 
 
 def test_metrics_without_predictions_give_a_mean_and_nothing_pooled(

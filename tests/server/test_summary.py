@@ -12,7 +12,7 @@ from polyclinic.privacy.accounting.risk import worst
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import risk_of
 from polyclinic.server.notes import last_fall
-from tests.privacy.test_ledger_terms import ran
+from tests.privacy.ledger.test_ledger_terms import ran
 
 CYCLIC = {"training.batching": "cyclic", "rounds": 4, "training.local-steps": 4}
 

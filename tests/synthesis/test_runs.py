@@ -15,7 +15,6 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.runs.simulation import simulated_patients
@@ -24,6 +23,7 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.plain import Plain, PlainRows
 

@@ -77,8 +77,8 @@ def check(
 
 def _counts(schema: Any, records: str) -> dict[str, Any]:
     with loading():
-        from polyclinic.client.policy import HospitalFile
-        from polyclinic.client.records import own_records
+        from polyclinic.client.home.policy import HospitalFile
+        from polyclinic.client.home.records import own_records
         from polyclinic.ehr.shard import count_records
         from polyclinic.plugins import open_source
 

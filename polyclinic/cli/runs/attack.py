@@ -31,7 +31,7 @@ def attack(
     """Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."""
     _check(shadows, canaries, delta, seed)
     with working(as_json, "Starting"), loading():
-        from polyclinic.attacking import attack_run
+        from polyclinic.inspection.attacks import attack_run
         from polyclinic.runs.folder import Run
     with working(as_json, "Attacking") as doing:
         found = attack_run(

@@ -17,10 +17,9 @@ from polyclinic.ehr.cohorts import Flow
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
-from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.results import result_figures
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
-from polyclinic.evaluation.figures.utility import plot_posterior, utility_figures
-from polyclinic.evaluation.formats import Summary, finite, part
+from polyclinic.evaluation.formats import Summary
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
@@ -59,10 +58,10 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
 
 
 def write_plots(run_dir: Path) -> list[Path]:
-    """Writes ``plots/{auroc,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+    """Writes ``plots/{rounds,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
 
     Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
-    calibration, decision and hospitals, as SVG alone, are there where predictions left. Raises DataError as
+    sites, roc, pr, calibration and decision, as SVG alone, are there where predictions left. Raises DataError as
     ``render_report`` does.
     """
     results = read_results(Run(Path(run_dir)))
@@ -85,31 +84,12 @@ def read_results(run: Run) -> Results:
     return Results(run, run.summary_json(), run.rounds())
 
 
-def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a run by name: auroc and loss where any left, or the posterior; epsilon where some site spent any."""
-    numbers = {
-        name: pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce") for name in ("auroc", "loss", "epsilon")
-    }
-    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
-    posterior, figures = part(summary, "posterior"), {}
-    if posterior and posterior["finished"]:
-        figures["posterior"] = plot_posterior(posterior["parameters"])
-    if not posterior and numbers["auroc"].notna().any():
-        figures["auroc"] = plot_auroc(rounds, finite(floor))
-    if not posterior and numbers["loss"].notna().any():
-        figures["loss"] = plot_loss(rounds)
-    if numbers["epsilon"].gt(0).any():
-        sites = part(part(summary, "metrics"), "sites")
-        figures["epsilon"] = plot_epsilon(rounds, {name: finite(site.get("budget")) for name, site in sites.items()})
-    return figures
-
-
 def _drawn(results: Results) -> Drawn:
     """The run's figures by section and name, each as SVG and as it was drawn."""
     flow = results.summary.get("flow")
     sections = {
-        "training": run_figures(results.summary, results.rounds),
-        "utility": utility_figures(results.summary),
+        "training": result_figures(results.summary, results.rounds, "training"),
+        "utility": result_figures(results.summary, results.rounds, "utility"),
         "quality": quality_figures(results.quality),
         "transfer": transfer_figures(results.quality),
         "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},

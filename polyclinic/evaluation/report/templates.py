@@ -5,11 +5,13 @@ from __future__ import annotations
 _BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 #: What stands for a figure, by its name without its number.
 ALT = {
-    "auroc": f"AUROC on held-out patients {_BY_ROUND}",
+    "rounds": f"AUROC on held-out patients {_BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
     "loss": f"Loss on held-out patients {_BY_ROUND}",
     "epsilon": f"Epsilon spent {_BY_ROUND}",
-    "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "sites": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "roc": "ROC curve: sensitivity over one less specificity; the numbers are in summary.json.",
+    "pr": "Precision over sensitivity; the numbers are in summary.json.",
     "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
     "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
     "columns": "Shares by value of the columns that are least alike; the numbers are in quality.json.",

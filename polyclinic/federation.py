@@ -416,7 +416,7 @@ class Federation:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 _summarised(folder, summary)
             if folder.awaits_comparison:
-                found = compare(config, Federation._grid, outcome.sites, progress)
+                found = compare(folder, Federation._grid, outcome.sites, progress)
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)

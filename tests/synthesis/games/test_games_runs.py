@@ -157,7 +157,7 @@ def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: 
 
 
 def test_a_run_shows_simple_methods_beside_the_game(run: Run) -> None:
-    result = run(rounds=1, **{"evaluation.every": 1, "synthesis.baselines": True})
+    result = run(rounds=1, **{"evaluation.every": 1, "synthesis.baselines": True, "privacy.delta": 1e-3})
     beside = result.summary["synthesis"]["baselines"]
     assert beside["moments"]["auroc"] > 0.6
     page = (result.path / "report.html").read_text()

@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.config.keys import nested_keys
+from polyclinic.config import EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
@@ -51,6 +51,7 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
+from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,6 +233,18 @@ class RunResult:
         """
         return draw_figure(self.summary, self.rounds, name, ax)
 
+    def export(self, path: str | Path) -> Path:
+        """Write the model with its preprocessing inside: raw columns in, probabilities out; returns the path.
+
+        The suffix is the format: ``.onnx`` (extra "onnx"), ``.pt`` for TorchScript, ``.pt2`` for torch.export. A file beside it,
+        with ``.json`` added to its name, describes the inputs. Raises ConfigError for a run whose predictions no function of one
+        row gives.
+        """
+        from polyclinic.runs.exporting import export  # with torch's exporters
+
+        export(self.folder, Path(path))
+        return Path(path)
+
     def report(self) -> Path:
         """Render report.html again and give its path."""
         return render_report(self.path)
@@ -371,6 +384,13 @@ class Federation:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
+        Federation(config).check(progress)
+        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Raises ConfigError where no run of this configuration can succeed; no privacy is spent."""
+        config = self.config
+        program = program_of(config)
         check_reach(config)
         if changeable(config):
             _forget()
@@ -391,7 +411,40 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
-        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
+        """Run each combination of the values that ``options`` list, and return a table with a row a run.
+
+        Args:
+            seeds: Repetitions of each combination, whose seeds count up from ``seed``.
+            jobs: Runs at once, each in a process of its own.
+            watch: Who watches.
+            options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
+                tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
+                ``sweep.html``.
+
+        Returns:
+            The values that vary, ``seed``, ``run`` (its folder's name), ``status``, ``epsilon``, ``seconds``, the pooled metrics
+            and each hospital's as ``auroc@HOSPITAL``.
+
+        Raises:
+            ConfigError: for a combination that is impossible, before the first run begins.
+
+        A run that finished in ``out`` is not repeated, and one that was broken off goes on. A run that fails has its reason as
+        ``status``.
+
+        >>> import tempfile
+        >>> federation = Federation.from_dataset("breast-cancer", rounds=1, out=tempfile.mkdtemp())
+        >>> table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
+        >>> table.groupby("privacy.epsilon")["auroc"].count().tolist()
+        [2, 2]
+        """
+        flat = flat_keys(options, SECTIONS)
+        lists = {key: value for key, value in flat.items() if isinstance(value, list)}
+        fixed = named({key: value for key, value in flat.items() if key not in lists})
+        # An object in a list may become settings of several keys: its name, and its arguments.
+        axes = [[named({key: value}) for value in values] for key, values in lists.items()]
+        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds), jobs, watch).table
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
@@ -433,6 +486,22 @@ class Federation:
     def _grid(config: RunConfig) -> LocalGrid:
         patients = simulated_patients(config)
         return LocalGrid(_CLIENT, len(patients), config.flat(), _workers(config), patients)
+
+
+def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None) -> Sweep:
+    """Carry out planned runs as ``Federation.sweep`` does. Raises ConfigError before the first, where one is impossible."""
+
+    def checked(config: RunConfig) -> None:
+        check_reach(config, jobs)
+        Federation(config).check()
+
+    check(runs, checked)
+    return sweep(runs, _execute, jobs, watch)
+
+
+def _execute(config: RunConfig, goes_on: Path | None) -> Path:
+    """Carry out one run of a sweep, and return its folder."""
+    return (Federation.resume(goes_on) if goes_on else Federation(config).run(pictures=False)).path
 
 
 def _workers(config: RunConfig) -> Workers | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -110,6 +111,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """No other process holds the lock of the file ``path`` meanwhile; a process that is killed lets go.
+
+    Raises ConfigError with the sentence ``refusal`` when another process holds it.
+    """
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(refusal) from None
+        yield
 
 
 def flush(path: Path) -> None:

@@ -87,17 +87,19 @@ def _mods(value: Any) -> list[str]:
     return [one if isinstance(one, str) else _name("mods", one) for one in several]
 
 
-def check_reach(config: RunConfig) -> None:
-    """Raises ConfigError where worker processes could not find what this session alone defines.
+def check_reach(config: RunConfig, jobs: int = 1) -> None:
+    """Raises ConfigError where worker processes, or the ``jobs`` of a sweep, could not find what this session alone defines.
 
     A notebook is not read by them, and of a script that is, a name may have been bound anew since.
     """
-    if config.workers == 1 and not config.ray_address:
+    if config.workers == jobs == 1 and not config.ray_address:
         return
+    setting = "jobs" if jobs > 1 else "workers"
+    stay = f"leave {setting} at 1" + (" and ray-address empty" if jobs == 1 else "")
     if "frames" in keyword_arguments(config.dataset_options):
         raise ConfigError(
-            f"workers is {config.workers}, but the tables are data frames of this session, which worker processes cannot see; "
-            "write them to files and give Federation.from_tables their paths, or leave workers at 1 and ray-address empty."
+            f"{setting} is {max(jobs, config.workers)}, but the tables are data frames of this session, which worker processes "
+            f"cannot see; write them to files and give Federation.from_tables their paths, or {stay}."
         )
     for key in (*_AT_HOSPITALS, "strategy"):
         # A strategy without a half at hospitals stays at the server.
@@ -105,7 +107,7 @@ def check_reach(config: RunConfig) -> None:
         if here and (key != "strategy" or hasattr(strategy_named(here[0]), "Local")):
             raise ConfigError(
                 f"Configuration key {key!r} has the value {getattr(config, key)!r}, which worker processes cannot see; "
-                "write it into a module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
+                f"write it into a module (a .py file) and import it from there, or {stay}."
             )
 
 

@@ -23,7 +23,7 @@ from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
-from polyclinic.config.reading import keyword_arguments
+from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
@@ -307,6 +307,13 @@ class RunConfig(Keys):
                 {own: (top.get(own) or getattr(self, own)).model_copy(update={name: value})} if dot else {name: value}
             )
         return self.model_copy(update=top)
+
+    @staticmethod
+    def holds_commas(key: str) -> bool:
+        """Whether commas may be part of the value of a key, which a list writes: ``hidden``, ``mods``, ``strategy-options``."""
+        section, dot, name = key.rpartition(".")
+        field = SECTIONS.get(section, RunConfig).model_fields.get(name.replace("-", "_"))
+        return field is not None and any(getattr(part, "func", None) is written for part in field.metadata)
 
     @classmethod
     def packaged(cls) -> dict[str, Value]:

@@ -25,6 +25,8 @@ from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
     from polyclinic.training.auditing.subject import Claim, Subject
@@ -334,6 +336,12 @@ class Program(ABC):
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(rows, classes) what ``scores`` makes of the model's outputs. Raises ConfigError where no such function is known."""
+        raise ConfigError(
+            f"The task {self.config.task!r} has no function 'probabilities' that makes probabilities of the model's outputs."
+        )
 
     def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
         """Raises ConfigError for arrays by which one patient's scores would depend on another's."""

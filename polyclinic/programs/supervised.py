@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Builder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.training.auditing.subject import Claim, Subject
 
 
@@ -59,6 +61,10 @@ class Supervised(Program):
     @property
     def takes_local_halves(self) -> bool:
         return bool(getattr(self.trains, "takes_local_halves", False))
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        found: Callable[[Tensor], Tensor] = getattr(self.trains, "probabilities", super().probabilities)
+        return found(outputs)
 
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject

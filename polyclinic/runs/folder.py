@@ -5,7 +5,6 @@ The names of a run's files are spelled here alone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 import shlex
@@ -23,7 +22,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
-from polyclinic.files import SECRET, Content, NewFile, as_text, write_file, write_files
+from polyclinic.files import SECRET, Content, NewFile, as_text, locked, write_file, write_files
 from polyclinic.runs.history import Record, records_in
 from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
@@ -171,13 +170,8 @@ class Run:
 
         Raises ConfigError when another process is at it.
         """
-        with (self.path / "held").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
-                ) from None
+        refusal = f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
+        with locked(self.path / "held", refusal):
             yield
 
     @property

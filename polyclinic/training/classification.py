@@ -94,8 +94,10 @@ def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.nd
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
         return [
-            functional.softmax(
-                module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double(), dim=1
-            ).numpy()
-            for part in rows
+            probabilities(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows
         ]
+
+
+def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+    """(rows, classes) float64 probabilities that the model's outputs, (rows, classes) logits, stand for."""
+    return functional.softmax(outputs.double(), dim=1)

@@ -68,6 +68,7 @@ class ConvexTask:
         return [self._update(layer, arrays, site, settings) for site in work]
 
     evaluate = staticmethod(classification.evaluate)
+    probabilities = staticmethod(classification.probabilities)
 
     def _update(self, layer: str, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         bounded = _bounded(site.rows, settings.max_grad_norm)

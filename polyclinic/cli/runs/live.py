@@ -1,4 +1,5 @@
-"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior."""
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior; of a sweep, how
+far it is."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from polyclinic import sweeps
 from polyclinic.cli.terminal import number, significant, table, unless_withheld
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
@@ -165,6 +167,47 @@ class LiveProgress(progress.Progress):
             (name, number(row["loss"]), number(row["auroc"]), of_budget(row.get("epsilon"))) for name, row in shown
         )
         return table(("hospital", "loss", "AUROC", "epsilon"), cells)
+
+
+class SweepProgress(sweeps.Watch):
+    """How many runs of a sweep have ended, and the time left; a line a run where the output is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            speed_estimate_period=3600.0,  # seconds; a run may take minutes
+        )
+        self._task = self._bar.add_task("Checking", total=None)
+
+    def __enter__(self) -> SweepProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def begun(self, total: int, finished: int) -> None:
+        before = f", of which {finished} are finished" if finished else ""
+        self._console.print(f"{total} runs{before}")
+        self._bar.reset(self._task, total=total, completed=finished)
+
+    def started(self, planned: sweeps.Planned) -> None:
+        self._bar.update(self._task, description=str(planned))
+
+    def ended(self, outcome: sweeps.Outcome) -> None:
+        self._bar.advance(self._task)
+        ended = f"failed: {outcome.error}" if outcome.run is None else "finished"
+        if outcome.run is None or not self._console.is_terminal:
+            self._console.print(f"{outcome.planned}: {ended}", soft_wrap=True)
 
 
 def result_table(summary: dict[str, Any], screen: Console) -> Table:

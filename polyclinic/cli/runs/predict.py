@@ -1,4 +1,4 @@
-"""``polyclinic predict`` and ``polyclinic evaluate``: a finished run's model on a table that lies here."""
+"""``polyclinic predict``, ``evaluate`` and ``export``: a finished run's model on records that lie here, and as one file."""
 
 from __future__ import annotations
 
@@ -35,6 +35,21 @@ def predict(
     write_file(out, scores.rename_axis("row").to_csv())
     value = {"predictions": str(out), "rows": len(scores), "classes": list(scores.columns)}
     answer(as_json, value, f"Predictions of {len(scores):,} rows: {out}")
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="File to write: .onnx, .pt (TorchScript) or .pt2 (torch.export).")],
+    as_json: Json = False,
+) -> None:
+    """Write a finished run's model as one file with its preprocessing: raw columns in, probabilities out."""
+    with loading():
+        from polyclinic.runs.exporting import export as write
+        from polyclinic.runs.folder import Run
+
+    described = write(Run.open(run), out)
+    value = {"model": str(out), "description": f"{out}.json", "inputs": len(described["inputs"])}
+    answer(as_json, value, f"{out} takes {value['inputs']} columns, which {out}.json describes.")
 
 
 def evaluate(run: RunFolder, records: TablePath, as_json: Json = False) -> None:

@@ -384,13 +384,15 @@ class Federation:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
-        Federation(config).check(progress)
+        config = Federation(config).check(progress)
         return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
 
-    def check(self, progress: Progress | None = None) -> None:
-        """Raises ConfigError where no run of this configuration can succeed; no privacy is spent."""
+    def check(self, progress: Progress | None = None) -> RunConfig:
+        """The configuration as a run has it, with what it leaves open chosen (``privacy.delta``).
+
+        Raises ConfigError where no run of this configuration can succeed; no privacy is spent.
+        """
         config = self.config
-        program = program_of(config)
         check_reach(config)
         if changeable(config):
             _forget()
@@ -411,6 +413,7 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
+        return config
 
     def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
         """Run each combination of the values that ``options`` list, and return a table with a row a run.
@@ -496,7 +499,9 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
         Federation(config).check()
 
     check(runs, checked)
-    return sweep(runs, _execute, jobs, watch)
+    # By its delta, too, a run that finished is recognised.
+    settled = [replace(run, config=with_delta(run.config)) if run.config.privacy.dp else run for run in runs]
+    return sweep(settled, _execute, jobs, watch)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

@@ -146,7 +146,7 @@ class Run:
         run.check_unfinished()
         begun, now = run.config().decisive(), config.decisive()
         for key, value in begun.items():
-            if now[key] != value:
+            if now[key] != value and (key, now[key]) != ("privacy.delta", 0):
                 raise ConfigError(
                     f"Configuration key {key!r} has the value {now[key]!r}, but the run {run.name} was begun with "
                     f"{value!r}; a resumed run keeps what it was begun with."

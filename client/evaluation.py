@@ -294,7 +294,7 @@ def _check(call: Call[EvaluateRequest]) -> None:
         fits = False
     if not fits:
         raise ConfigError(f"The message's arrays are no model of {features} features and {classes} classes.")
-    program_of(config).check_evaluated(hospital.schema, _arrays(call))
+    program_of(config).check_evaluated(hospital.schema, _arrays(call), config.privacy.dp or _kind(call) == "private")
 
 
 def _identity(call: Call[EvaluateRequest]) -> str:

@@ -53,7 +53,7 @@ def _model(run: Run, summary: Summary, schema: Schema) -> list[Block]:
         [
             f"Kind: {config.model}, task {config.task}.",
             f"Input: {len(schema.features)} columns of a patient's row. It predicts {several(_labels(schema))}.",
-            f"Training: strategy {summary.get('strategy')}, {count(summary.get('rounds'))} rounds; the settings are in config.toml.",
+            f"Training: strategy {summary.get('strategy')}, {count(summary.get('rounds'))} rounds, settings of config.toml.",
             f"Run: {run.name}",
             f"Digest of its arrays (SHA-256): {summary.get('model_sha256')}",
         ]

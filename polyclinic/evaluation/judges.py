@@ -365,3 +365,13 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     """The two metrics that tables of a run show, as ``titles``."""
     first, second = (summary.get("objective") or CLASSES.as_dict())["headline"]
     return str(first), str(second)
+
+
+def groups_shown(summary: Mapping[str, Any]) -> list[str]:
+    """The metrics that tables of groups and of hospitals show, as ``titles``."""
+    return list((summary.get("objective") or CLASSES.as_dict())["groups"])
+
+
+def predicts_numbers(summary: Mapping[str, Any]) -> bool:
+    """Whether a run predicts numbers in the label's unit, and no probabilities."""
+    return (summary.get("objective") or {}).get("predicts") in ("numbers", "counts")

@@ -97,6 +97,9 @@ class Supervised(Program):
 
         return Towards(objective)
 
+    def converging_task(self, schema: Schema) -> Task | None:
+        return self.plain_task(schema) if self.config.task == "classification" else None
+
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)

@@ -76,7 +76,7 @@ def test_tables_are_read_as_they_were_for_the_run(tmp_path: Path) -> None:
     assert np.allclose(result.predict(plain.iloc[[7]]).to_numpy(), whole.iloc[[7]].to_numpy())
     assert whole["1"].corr(pd.Series(age)) > 0.5
     for wrong, words in (
-        (plain.drop(columns="age"), "no column 'age'"),
+        (plain.drop(columns="age"), "the model needs: 'age'"),
         (plain.assign(lab="1,500"), "a comma before three digits"),
     ):
         with pytest.raises(DataError, match=words):

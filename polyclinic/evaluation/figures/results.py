@@ -18,7 +18,7 @@ from polyclinic.evaluation.figures.utility import (
     plot_roc,
 )
 from polyclinic.evaluation.formats import Summary, finite, part
-from polyclinic.evaluation.judges import LARGER_IS_BETTER, headline, titles
+from polyclinic.evaluation.judges import LARGER_IS_BETTER, headline, predicts_numbers, titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | Non
 
 def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
     told, objective, label = _evaluated(summary), part(summary, "objective"), None
-    if objective.get("predicts") in ("numbers", "counts"):
+    if predicts_numbers(summary):
         label = ", ".join(filter(None, (objective["label"], objective["unit"])))
     return plot_calibration(told["calibration"], label, ax) if told.get("calibration") else None
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from polyclinic.evaluation.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, size, spent
-from polyclinic.evaluation.judges import CLASSES, LARGER_IS_BETTER, headline, in_line, titles
+from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
     NOT_RELEASED,
@@ -30,8 +30,8 @@ from polyclinic.evaluation.privacy_text import (
 MOST_ROWS = 60
 FEW_ROWS = 10
 COMPARISONS = {
-    "without_dp": ("Without privacy", "the same federated training without noise."),
-    "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
+    "without_dp": ("Without privacy", "one model of all hospitals' patients, fitted without noise."),
+    "alone": ("Trained alone", "each hospital's own model, fitted to its own patients only, without noise."),
 }
 
 
@@ -102,7 +102,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "scores": scores,
         "titles": (names[first], names[second]),
         "in_line": in_line(names[first]),
-        "ranks": _ranks(first),
+        "predicts_numbers": predicts_numbers(summary),
         "objective": part(summary, "objective"),
         "few": FEW_ROWS,
         "comparisons": comparisons,
@@ -229,11 +229,6 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     )
 
 
-def _ranks(metric: str) -> str:
-    """Which end of a metric is good, for a reader."""
-    return "higher" if metric in LARGER_IS_BETTER else "lower"
-
-
 def _shown(sites: Summary, metric: str) -> Summary:
     """All sites; of very many those with the lowest and the highest ``metric``, or the first where none has any."""
     if len(sites) <= MOST_ROWS:
@@ -331,7 +326,6 @@ def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
 def utility(summary: Summary) -> dict[str, Any] | None:
     """What the section on utility shows; None for a run without an evaluation (a posterior, or one of before there was any)."""
     evaluation = part(summary, "evaluation")
-    by = part(summary, "objective") or CLASSES.as_dict()
-    shown = titles(summary)
-    names = {"metrics": shown, "of_groups": by["groups"], "names": [shown[key] for key in by["groups"]]}
+    shown, of_groups = titles(summary), groups_shown(summary)
+    names = {"metrics": shown, "of_groups": of_groups, "names": [shown[key] for key in of_groups]}
     return {"evaluation": evaluation, "groups": evaluation.get("groups"), **names} if evaluation else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
@@ -28,7 +28,6 @@ from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.assessment import Predictions
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.judges import judge_of
-from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
@@ -42,6 +41,9 @@ from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
+
+if TYPE_CHECKING:
+    from polyclinic.objectives.objective import Objective
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -290,6 +292,8 @@ def _check(call: Call[EvaluateRequest]) -> None:
     A made-up row tells whether the arrays are the model's. A model whose later outputs depend on earlier rows is refused as in
     training; the judge of synthetic rows is linear.
     """
+    from polyclinic.objectives.objective import made_up_labels  # with torch
+
     hospital, config = call.hospital, call.config
     check_names(hospital, config)
     check_same_records(call)

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from polyclinic.evaluation.intervals import ratio, weighted_auroc
 from polyclinic.evaluation.metrics import BINS, METRICS, Metrics, classification_metrics, weighted_metrics
-from polyclinic.objectives.counts import Poisson
-from polyclinic.objectives.numbers import Quantile
-from polyclinic.objectives.objective import Objective
-from polyclinic.objectives.survival import Hazards
 from polyclinic.types import Bools, Floats, Labels
+
+if TYPE_CHECKING:
+    from polyclinic.objectives.counts import Poisson
+    from polyclinic.objectives.numbers import Quantile
+    from polyclinic.objectives.objective import Objective
+    from polyclinic.objectives.survival import Hazards
 
 _CLASSES = {
     "auroc": "AUROC",
@@ -144,22 +146,18 @@ def _rank_metrics(labels: Labels, scores: Floats, weights: Floats) -> Floats:
 
 
 def _numbers(objective: Objective) -> Judge:
-    if isinstance(objective, Quantile):
-        return _made(
-            _QUANTILES, ("mae", "pinball"), ("mae", "pinball", "coverage", "loss"), partial(_quantile_metrics, objective),
-            partial(_curve, _middle(objective)),
-        )  # fmt: skip
-    return _made(
-        _NUMBERS,
-        ("mae", "r2"),
-        ("mae", "rmse", "r2", "calibration_in_the_large"),
-        partial(_number_metrics, objective),
-        _curve_of,
-    )
+    weighted = partial(_number_metrics, objective)
+    return _made(_NUMBERS, ("mae", "r2"), ("mae", "rmse", "r2", "calibration_in_the_large"), weighted, _curve_of)
+
+
+def _quantiles(objective: Objective) -> Judge:
+    quantiles = cast("Quantile", objective)
+    weighted, curve = partial(_quantile_metrics, quantiles), partial(_curve, _middle(quantiles))
+    return _made(_QUANTILES, ("mae", "pinball"), ("mae", "pinball", "coverage", "loss"), weighted, curve)
 
 
 def _counts(objective: Objective) -> Judge:
-    counts = cast(Poisson, objective)
+    counts = cast("Poisson", objective)
 
     def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         mae, *rest = _number_metrics(objective, labels, scores, weights).T
@@ -241,7 +239,7 @@ def _mean_of_defined(values: Floats) -> Floats:
 
 
 def _survival(objective: Objective) -> Judge:
-    hazards = cast(Hazards, objective)
+    hazards = cast("Hazards", objective)
     first = hazards.labels.index(hazards.time)
     ends = hazards.ends
 
@@ -335,8 +333,8 @@ def _curve(column: int, labels: Labels, scores: Floats) -> tuple[Floats, Floats]
 _curve_of = partial(_curve, 0)
 
 _JUDGES: Mapping[str, Callable[[Objective], Judge]] = {
-    "classes": lambda objective: CLASSES, "ranks": _ranks, "sets": _sets, "numbers": _numbers, "counts": _counts,
-    "survival": _survival,
+    "classes": lambda objective: CLASSES, "ranks": _ranks, "sets": _sets, "numbers": _numbers, "quantiles": _quantiles,
+    "counts": _counts, "survival": _survival,
 }  # fmt: skip
 
 
@@ -374,4 +372,4 @@ def groups_shown(summary: Mapping[str, Any]) -> list[str]:
 
 def predicts_numbers(summary: Mapping[str, Any]) -> bool:
     """Whether a run predicts numbers in the label's unit, and no probabilities."""
-    return (summary.get("objective") or {}).get("predicts") in ("numbers", "counts")
+    return (summary.get("objective") or {}).get("predicts") in ("numbers", "quantiles", "counts")

@@ -88,6 +88,7 @@ class Quantile(_Number):
     levels: tuple[float, ...] | float = (0.5,)
 
     name: ClassVar[str] = "quantile"
+    predicts: ClassVar[Predicted] = "quantiles"
 
     def __post_init__(self) -> None:
         given = self.levels

@@ -19,8 +19,8 @@ from polyclinic.ehr.schema import CLASS_KINDS, Column
 from polyclinic.errors import ConfigError
 from polyclinic.types import Builder, Floats, Labels
 
-#: Kinds of predictions: probabilities of classes, of ordered classes, of several labels; numbers; counts; survival.
-Predicted = Literal["classes", "ranks", "sets", "numbers", "counts", "survival"]
+#: Kinds of predictions: probabilities of classes, of ordered classes, of several labels; numbers; quantiles; counts; survival.
+Predicted = Literal["classes", "ranks", "sets", "numbers", "quantiles", "counts", "survival"]
 
 
 @dataclass(frozen=True)

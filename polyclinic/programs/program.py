@@ -16,8 +16,6 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.objectives.classes import Classification
-from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import strategy_named
 from polyclinic.privacy.events import merged
 from polyclinic.training import pooled
@@ -29,6 +27,7 @@ from polyclinic.types import Arrays, Builder
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polyclinic.objectives.objective import Objective
     from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
     from polyclinic.training.auditing.subject import Claim, Subject
@@ -185,6 +184,8 @@ class Program(ABC):
 
     def objective(self, schema: Schema) -> Objective:
         """What ``scores`` predict. Raises ConfigError for a schema whose label the program does not take."""
+        from polyclinic.objectives.classes import Classification
+
         return Classification(schema.labels)
 
     def width(self, schema: Schema) -> int:

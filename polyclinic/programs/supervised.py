@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import getLogger
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -124,8 +124,8 @@ class Supervised(Program):
         return bool(getattr(self.trains, "takes_local_halves", False))
 
     def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
-        predict = getattr(self.plain_task(schema), "probabilities", None)
-        return super().predicting(schema) if predict is None else cast(Callable[[Tensor], Tensor], predict)
+        predict: Callable[[Tensor], Tensor] | None = getattr(self.plain_task(schema), "probabilities", None)
+        return predict or super().predicting(schema)
 
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -19,8 +19,10 @@ from polyclinic.privacy.noise import NoiseProcess, Participation
 from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
-from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.types import Arrays, Builder, under
+
+if TYPE_CHECKING:
+    from polyclinic.training.losses import Loss
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
@@ -61,7 +63,7 @@ class TrainSettings:
     denoise_gain: float = 0.7
     perturbation: Kind = "gaussian"
     release_delta: float = 0.0
-    loss: Loss = CROSS_ENTROPY
+    loss: Loss = "cross-entropy"
     local: LocalHalf = PLAIN
 
     @property

@@ -64,6 +64,6 @@ class Kind:
 
 #: Training a classifier.
 CLASSIFICATION = Kind(
-    "supervised", frozenset({"evaluation", "hidden", "training", "objective", "objective-options"}), bounds_always=False,
+    "supervised", Kind.reads | {"objective", "objective-options"}, bounds_always=False,
     shares_noise=True,
 )  # fmt: skip

@@ -227,6 +227,18 @@ class RunResult:
         """
         return draw_figure(self.summary, self.rounds, name, ax)
 
+    def export(self, path: str | Path) -> Path:
+        """Write the model with its preprocessing inside: raw columns in, probabilities out; returns the path.
+
+        The suffix is the format: ``.onnx`` (extra "onnx"), ``.pt`` for TorchScript, ``.pt2`` for torch.export. A file beside it,
+        with ``.json`` added to its name, describes the inputs. Raises ConfigError for a run whose predictions no function of one
+        row gives.
+        """
+        from polyclinic.runs.exporting import export  # with torch's exporters
+
+        export(self.folder, Path(path))
+        return Path(path)
+
     def report(self) -> Path:
         """Render report.html again and give its path."""
         return render_report(self.path)

@@ -82,7 +82,7 @@ class FedNova(MovedMean):
             before = array.numpy()
             if np.issubdtype(before.dtype, np.floating):
                 ways = np.stack([model[name].numpy().astype(np.float64) - before for model in models])
-                mean[name] = Array((before + np.tensordot(factors, ways, 1)).astype(before.dtype))
+                mean[name] = Array(np.asarray(before + np.tensordot(factors, ways, 1), before.dtype))
 
 
 def _steps_of(reply: Message) -> float:

@@ -98,7 +98,7 @@ class Scaffold(MovedMean):
         changes, self._changes = self._changes, []
         for name, value in self.control.items():
             found = [change[name].numpy() for change in changes if isinstance(change, ArrayRecord)]
-            self.control[name] = value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals)
+            self.control[name] = np.asarray(value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals))
         for name in self.control:
             before = sent[name].numpy()
-            mean[name] = Array(before + self.server_learning_rate * (mean[name].numpy() - before))
+            mean[name] = Array(np.asarray(before + self.server_learning_rate * (mean[name].numpy() - before)))

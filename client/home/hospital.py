@@ -294,6 +294,12 @@ def _real_hospital(path: Path, indicators: bool = False, split: Split = OWN_SPLI
     return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
 
 
+def own_hospital(path: Path, indicators: bool = False) -> Hospital:
+    """The real hospital of a ``hospital.toml``, for a command that was typed there. Raises PolyclinicError for a bad file."""
+    with typed_here():
+        return _real_hospital(path, indicators)
+
+
 def _real_schema(path: Path, indicators: bool) -> Schema:
     schema = Schema.from_toml(path)
     return with_indicators(schema) if indicators else schema

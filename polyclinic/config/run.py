@@ -115,8 +115,11 @@ class RunConfig(Keys):
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, of task synthesis a method such as moments (the default there), of task posterior logistic "
-        "or linear, or `package.module:Name`.",
+        description="logistic, mlp, tabular-resnet, gru or transformer (docs/models.md), of task synthesis a method such as "
+        "moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
+    )
+    model_options: Written = Field(
+        "", description="Options of the model, by name: `depth=3, dropout=0.1` (docs/models.md)."
     )
     hidden: Written = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(
@@ -254,6 +257,11 @@ class RunConfig(Keys):
     def program_options(self) -> dict[str, Any]:
         """The keyword arguments of another package's program. Raises ConfigError as ``options`` does."""
         return keyword_arguments(self.task_options)
+
+    @property
+    def builder_options(self) -> dict[str, Any]:
+        """The options of the model's builder. Raises ConfigError as ``options`` does."""
+        return keyword_arguments(self.model_options)
 
     @property
     def kind(self) -> Kind:

@@ -37,19 +37,25 @@ def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.Da
         ConfigError: for a run without a classifier, and for imputation "mice", which needs the hospital's own patients.
         DataError: for a column that is not there and a cell that the schema does not allow.
     """
+    check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
-    if program.draws or not program.judged:
-        raise ConfigError(f"{run.path} is a run of task {config.task!r}, which trains no classifier of patients.")
-    if config.data.imputation == "mice":
-        raise ConfigError(
-            "data.imputation is 'mice', whose equations are fitted to a hospital's own patients at its run."
-        )
     encoded = _encoded(table, schema, config.dataset == TABLES, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     rows = Rows(x, np.zeros(len(x), dtype=np.int64), np.arange(len(x)), len(x))
     (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
     return pd.DataFrame(scores, index=table.index, columns=list(label_names(schema))), encoded.y
+
+
+def check_predicts(run: Run) -> None:
+    """Raises ConfigError for a run without a classifier, and for imputation "mice"."""
+    config, program = run.config(), program_of(run.config())
+    if program.draws or not program.judged:
+        raise ConfigError(f"{run.path} is a run of task {config.task!r}, which trains no classifier of patients.")
+    if config.data.imputation == "mice":
+        raise ConfigError(
+            "data.imputation is 'mice', whose equations are fitted to a hospital's own patients at its run."
+        )
 
 
 def held_out_table(schema: Schema, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> pd.DataFrame:

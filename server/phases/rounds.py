@@ -174,9 +174,8 @@ def _told(run: Run, exchange: Exchange, replies: Replies) -> Told:
 
 
 def _as_before(arrays: Arrays, before: Arrays) -> Arrays:
-    """The model in the types that it had: means are in float64."""
-    floats = {name for name, value in before.items() if np.issubdtype(value.dtype, np.floating)}
+    """The model in the types that it had: means are in float64, and those of whole numbers are rounded."""
     return {
-        name: value.astype(before[name].dtype, copy=False) if name in floats else value
+        name: np.asarray(value if before[name].dtype.kind == "f" else np.rint(value), before[name].dtype)
         for name, value in arrays.items()
     }

@@ -86,3 +86,11 @@ def test_a_preparations_keys_are_on_the_page(folder: Path, more: tuple[str, ...]
     found = printed("prepare", "--dataset", "breast-cancer", "--epsilon", "1", "--out", str(out), *more)
     assert not set(keys(found | {"columns": list(found.get("columns", {}).values())})) - NAMED
     assert all(f"`{event['purpose']}`" in PAGE for event in printed("ledger", "show", found["ledger"])["events"])
+
+
+@pytest.mark.slow
+def test_an_exported_models_keys_are_on_the_page(folder: Path) -> None:
+    run = printed("run", "--dataset", "breast-cancer", "--rounds", "1", "--out", str(folder / "exported"))["run"]
+    value = printed("export", run, "--out", str(folder / "model.pt"))
+    described = json.loads(Path(value["description"]).read_text())
+    assert not (set(keys(value)) | set(keys(described))) - NAMED

@@ -119,6 +119,8 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
     """The files that the page tells its reader to write."""
     if page.endswith("researcher.md"):
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
+    if page == "docs/models.md":
+        (folder / "mymodels.py").write_text(blocks(page, "python")[0][1])
     if page.endswith("start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
     if page == "docs/flower.md":

@@ -39,9 +39,9 @@ class Split:
         fraction: Held-out share of patients, at least 0 and below 1.
         seed: Draws another split; empty is the split that all runs share unless they say otherwise.
         folds, fold: With at least 2 folds each patient is held out in exactly one of the folds 0 to ``folds - 1``.
-        time: ``COLUMN:MOMENT``, a date or a number: patients with a record at or after the moment are held out, and so are
-            those with a record whose moment cannot be read. No record that is trained on is then from the future. A patient
-            is on one side as a whole, so that earlier records of a held-out patient are not trained on.
+        time: ``COLUMN:MOMENT``, an ISO 8601 date or a number: patients with a record at or after the moment are held out, and
+            so are those with a record whose moment cannot be read. No record that is trained on is then from the future. A
+            patient is on one side as a whole, so that earlier records of a held-out patient are not trained on.
 
     >>> [[patient for patient in "0123456789" if Split(folds=3, fold=fold).test_rows([patient])[0]] for fold in range(3)]
     [['5', '7', '8'], ['0', '2', '4'], ['1', '3', '6', '9']]
@@ -110,9 +110,16 @@ class Split:
 
 
 def _moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> Floats:
-    """Each cell, read by itself, as a number or as nanoseconds since 1970 in UTC; NaN where it cannot be read."""
+    """Each cell, read by itself, as a number or as nanoseconds since 1970 in UTC; NaN where it cannot be read.
+
+    Dates are ISO 8601, or with dots and the day first. A date with slashes cannot be read: which part is the month is not known.
+    """
     values = pd.Series(list(cells), dtype=object)
     if is_number:
         return np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)
-    dates = pd.to_datetime(values, errors="coerce", format="mixed", utc=True)
+    text = values.where(values.notna(), "").astype(str).str.strip()
+    dotted = text.str.replace(
+        r"^(\d\d?)\.(\d\d?)\.(\d{4})", lambda date: f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}", regex=True
+    )
+    dates = pd.to_datetime(dotted, errors="coerce", format="ISO8601", utc=True)
     return np.asarray(dates.astype("int64").astype("float64").where(dates.notna()), dtype=np.float64)

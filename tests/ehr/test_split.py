@@ -65,6 +65,8 @@ def test_a_split_by_time_trains_on_no_record_of_the_future(data: st.DataObject) 
 def test_a_record_without_a_moment_may_be_of_the_future() -> None:
     moments = ["2024-01-01", None, "soon", pd.Timestamp("2023-05-01"), "2024-01-01T00:00:00+02:00"]
     assert held_out(Split(time="seen:2024-01-01"), list("abcde"), moments) == set("abc")
+    dotted = ["31.12.2023", "2.1.2024 08:00", "01.02.2023", "1/2/2023", "20231231"]
+    assert held_out(Split(time="seen:2024-01-01"), list("abcde"), dotted) == set("bd")
     assert held_out(Split(time="hour:24"), list("abc"), [23.9, "24", ""]) == set("bc")
 
 

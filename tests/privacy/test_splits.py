@@ -19,7 +19,7 @@ OPEN = "budget = 8.0\ndelta = 1e-3\nallow-splits = true\nrelease-metrics = true\
 
 
 def chosen(**split: Any) -> RunConfig:
-    return RunConfig.build(CONFIG.given(), {"split": split})
+    return RunConfig.build(CONFIG.given(), {"split": split, "privacy.delta": 1e-3})
 
 
 def charges(folder: Path, name: str) -> list[tuple[str, int, str]]:

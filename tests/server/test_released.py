@@ -133,7 +133,7 @@ def test_a_hospital_scores_no_model_that_its_policy_or_schema_does_not_allow(hos
     with pytest.raises(BudgetRefused, match="allows the models .* not 'made.up:Code'"):
         own_predictions(hospital, result.folder)
     result.folder.config_file.write_text(re.sub("(?m)^folds = 0", "folds = 3", told))
-    with pytest.raises(ConfigError, match="does not let a run choose who is held out"):
+    with pytest.raises(BudgetRefused, match="does not let a run choose who is held out"):
         own_predictions(hospital, result.folder)
     result.folder.config_file.write_text(told)
     result.folder.schema().model_copy(update={"name": "other"}).to_toml(hospital.parent / "schema.toml")

@@ -171,7 +171,8 @@ def _dataset(
         draft.records[roles.patient] = sites + "/" + draft.records[roles.patient]
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
-    records = pd.DataFrame(draft.records)
+    # Columns that are no features may split the patients by time.
+    records = pd.DataFrame({**draft.records, **{name: cells[name] for name in cells if name not in draft.records}})
     hospitals = tuple(dict.fromkeys(sites)) if several_sites else ()
     head = [
         "The schema was drafted from the records themselves, which no epsilon covers: a simulation may look; real hospitals need "

@@ -25,9 +25,7 @@ from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.evaluation.assessment import Predictions
 from polyclinic.evaluation.groups import group_numbers
-from polyclinic.evaluation.judges import judge_of
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
@@ -43,6 +41,8 @@ from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 if TYPE_CHECKING:
+    from polyclinic.evaluation.assessment import Predictions
+    from polyclinic.evaluation.judges import Judge
     from polyclinic.objectives.objective import Objective
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
@@ -77,6 +77,12 @@ def _kind(call: Call[EvaluateRequest]) -> Kind:
 
 def _objective(call: Call[EvaluateRequest]) -> Objective:
     return program_of(call.config).objective(call.hospital.schema)
+
+
+def _judge(call: Call[EvaluateRequest]) -> Judge:
+    from polyclinic.evaluation.judges import judge_of  # a hospital that trains judges nothing
+
+    return judge_of(_objective(call))
 
 
 def _withheld(call: Call[EvaluateRequest], spent: float, reason: str = "") -> RecordDict:
@@ -119,7 +125,7 @@ def _figures(call: Call[EvaluateRequest], rows: Rows, scores: np.ndarray, spent:
     The number of all patients, which is that of training patients too, leaves a simulation alone.
     """
     hospital = call.hospital
-    found = judge_of(_objective(call)).exact(rows.y, scores)
+    found = _judge(call).exact(rows.y, scores)
     metrics = {name: float(value) for name, value in found.items() if value is not None}
     metrics |= {"num-examples": float(len(rows.y)), "held-out-patients": float(rows.patients)}
     if hospital.simulated:
@@ -203,7 +209,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
     objective = _objective(call)
-    if not judge_of(objective).has_classes:
+    if not objective.has_classes:
         raise BudgetRefused(
             f"private metrics count scores by class, of which the objective {objective.name!r} predicts none"
         )
@@ -263,6 +269,8 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
     Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
     run under another schema or without a classifier.
     """
+    from polyclinic.evaluation.assessment import Predictions
+
     config = run.config()
     hospital = own_hospital(path, config)
     check_names(hospital, config)

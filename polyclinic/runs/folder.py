@@ -95,6 +95,8 @@ class Run:
     quality_file = _Place("quality.json")
     #: What attacks on the run reached, where it was attacked.
     attacks_file = _Place("attacks.json")
+    #: What hospitals answered, where they were asked a question in place of training.
+    answer_file = _Place("answer.json")
     report = _Place("report.html")
     plots = _Place("plots")
     _flower_runs = _Place("flower-runs.txt")

@@ -87,7 +87,8 @@ class Run:
     versions_file = _Place("versions.json")
     #: What every hospital spent, and on what.
     statement_file = _Place("ledger.json")
-    #: Predictions of real hospitals' held-out patients, row by row, as far as policies let them leave.
+    #: Predictions of held-out patients, row by row, as far as policies let them leave; of a simulation only where its hospitals
+    #: evaluated models of their own.
     predictions_file = _Place("predictions.parquet")
     #: What draws synthetic rows, after a run of task synthesis.
     synthesizer_file = _Place("synthesizer.safetensors")
@@ -98,6 +99,10 @@ class Run:
     #: What hospitals answered, where they were asked a question in place of training.
     answer_file = _Place("answer.json")
     report = _Place("report.html")
+    #: What the model is, what it was made of, how good it is, and its limits.
+    card_file = _Place("model_card.md")
+    #: What the model is for, in Markdown, where its authors wrote it.
+    purpose_file = _Place("purpose.md")
     plots = _Place("plots")
     _flower_runs = _Place("flower-runs.txt")
     _awaited = _Place("comparison.awaited")
@@ -259,6 +264,16 @@ class Run:
             raise DataError(f"{self.summary_file} cannot be read: it must hold one JSON object.")
         return content
 
+    def purpose(self) -> list[str]:
+        """The paragraphs of ``purpose.md``, none without it. Raises DataError for a file that is not UTF-8 text."""
+        try:
+            text = self.purpose_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.purpose_file} cannot be read: {error}.") from None
+        return [part.strip() for part in text.split("\n\n") if part.strip()]
+
     def versions(self) -> dict[str, dict[str, Any]]:
         """What ``versions.json`` holds: the coordinator's versions by package and, of real hospitals, those of each by name.
 
@@ -369,7 +384,7 @@ class Run:
             arrays: The model's, by name.
             scale: What the model's inputs are standardised by.
             hospitals: The versions of real hospitals by name.
-            predictions: What real hospitals let leave of held-out patients; its file is for its owner alone to read.
+            predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd
         from safetensors.numpy import save_file

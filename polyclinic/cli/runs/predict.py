@@ -30,12 +30,14 @@ def predict(
 ) -> None:
     """Predict the label of new rows with a finished run's model. Nothing is sent or charged."""
     with loading():
-        from polyclinic.ehr.datasets.tables import read_cells
+        from polyclinic.ehr.sources.files import whole_table
         from polyclinic.files import write_file
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
-    scores, _ = probabilities(Run.open(run), read_cells(records), str(records))
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
+    scores, _ = probabilities(Run.open(run), whole_table(records), str(records))
     write_file(out, scores.rename_axis("row").to_csv())
     value = {"predictions": str(out), "rows": len(scores), "classes": list(scores.columns)}
     answer(as_json, value, f"Predictions of {len(scores):,} rows: {out}")
@@ -115,11 +117,11 @@ def _of_table(run: Run, records: Path) -> Predictions:
     import numpy as np
     import pandas as pd
 
-    from polyclinic.ehr.datasets.tables import read_cells
+    from polyclinic.ehr.sources.files import whole_table
     from polyclinic.evaluation.assessment import Predictions
     from polyclinic.runs.predicting import predict as probabilities
 
-    cells, schema = read_cells(records), run.schema()
+    cells, schema = whole_table(records), run.schema()
     scores, classes = probabilities(run, cells, str(records))
     if classes is None:
         raise DataError(

@@ -303,6 +303,23 @@ NOTES = """{% if notes %}
 {% endif %}
 """
 
+CARD = """<h2>Model card</h2>
+<details><summary>Purpose, data, privacy, metrics and limits, also in <code>model_card.md</code> (Mitchell et al. 2019)</summary>
+{% for title, blocks in card %}
+<h3>{{ title }}</h3>
+{% for block in blocks %}
+{% if block is string %}<p>{{ block }}</p>
+{% elif block is mapping %}
+{% call table(block.headings, kind="") %}
+{% for row in block.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}{% endcall %}
+{% else %}<ul>{% for item in block %}<li>{{ item }}</li>{% endfor %}</ul>
+{% endif %}
+{% endfor %}
+{% endfor %}
+</details>
+"""
+
 REPEAT = """<h2>How to repeat it</h2>
 <table class="facts"><tbody>
 {% for name, key in (("Run folder", "run"), ("Seed", "seed"), ("Engine", "engine"), ("Model, SHA-256", "model_sha256")) %}

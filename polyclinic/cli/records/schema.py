@@ -69,7 +69,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a schema and, with it, records: exit code 2 and one sentence for the first thing that is wrong.
+    """Check a schema and, with it, records: exit code 2 and a sentence for each kind of fault.
 
     The counts of rows, patients and missing cells are exact and NOT private: they are for the hospital alone.
     """

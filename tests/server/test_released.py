@@ -70,6 +70,9 @@ def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined
     assert table.count("not released") == 3 * 3 + 2
     with pytest.raises(ConfigError, match="No policy of the 3 hospitals lets predictions"):
         _ = result.predictions
+    card = result.folder.card_file.read_text()
+    assert "no hospital's policy lets predictions of held-out patients leave" in card
+    assert "| north | not released |" in card and "AUROC" not in card and not re.search(r"\b(200|150|50)\b", card)
     assert not list(result.path.glob("plots/rounds.*")) and not list(result.path.glob("plots/loss.*"))
     rounds = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
     assert rounds[0].startswith("Round 1 of 2: metrics not released, epsilon spent") and len(rounds) == 2

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.faults import CellsRefused, Fault
 from polyclinic.ehr.schema import Column
-from polyclinic.errors import CellsRefused, DataError, Fault, several
+from polyclinic.errors import DataError, several
 from polyclinic.types import Bools, Floats, Ints
 
 _SHOWN_CATEGORIES = 8

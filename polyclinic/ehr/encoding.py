@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, numbers, require_columns
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
-from polyclinic.errors import DataError, all_or_faults
+from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
 
 _DIGITS = 12

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.errors import ConfigError, DataError, all_or_faults
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
 
 

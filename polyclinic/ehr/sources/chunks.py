@@ -15,8 +15,9 @@ import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, identifiers, numbers, require_columns, texts
 from polyclinic.ehr.cohorts import Cohort, Flow
+from polyclinic.ehr.faults import CellsRefused, all_or_faults
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.errors import CellsRefused, ConfigError, all_or_faults, nearest
+from polyclinic.errors import ConfigError, nearest
 
 #: Rows of a chunk: at most so many are in memory as text.
 ROWS = 20_000

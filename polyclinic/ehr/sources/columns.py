@@ -91,8 +91,8 @@ class ColumnMapping(Declared):
             key, words = first_problem(problems, cls)
             raise ConfigError(f"{_place(path, key)}: {words}") from None
         found = [(name, _problem(name, origin, schema)) for name, origin in mapping.columns.items()]
-        if problems := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in found if at is not None]:
-            raise ConfigError("\n".join(problems))
+        if wrong := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in found if at is not None]:
+            raise ConfigError("\n".join(wrong))
         own_schema(mapping, schema)
         return mapping
 

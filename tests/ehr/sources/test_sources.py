@@ -11,9 +11,10 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from polyclinic.ehr import Schema, build_shard, encode, read_records
+from polyclinic.ehr.faults import CellsRefused
 from polyclinic.ehr.shard import check_chunks
 from polyclinic.ehr.sources import file_chunks
-from polyclinic.errors import CellsRefused, DataError
+from polyclinic.errors import DataError
 
 
 @pytest.fixture

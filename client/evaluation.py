@@ -65,7 +65,8 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
 
 def _kind(call: Call[EvaluateRequest]) -> Kind:
     policy, wanted = call.hospital.policy, call.config.evaluation.metrics
-    if wanted == "exact" and policy.release_metrics:
+    # Exact metrics of sides that a run chose would tell of the few patients in whom two of them differ.
+    if wanted == "exact" and policy.release_metrics and not call.hospital.moves_patients:
         return "exact"
     private = wanted != "none" and policy.metrics_epsilon and call.request.private_evaluations
     return "private" if private else "none"

@@ -70,9 +70,9 @@ def coordinate(
 
 
 def _predictions(outcome: Outcome) -> pd.DataFrame | None:
-    """What real hospitals let leave of held-out patients; a simulation's are computed anew by whoever wants them."""
+    """What left of held-out patients, as far as no one can compute it anew from the run's folder and a simulation's records."""
     left = outcome.state.predictions
-    if not left or any(site.simulated for site in outcome.sites):
+    if not left or (outcome.sites[0].simulated and not outcome.program.evaluates_own):
         return None
     told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
     return held_out_table(outcome.sites[0].schema, told)

@@ -56,6 +56,8 @@ EFFECTS = (
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner or _others(c),
     ),
     Effect(("partitioner-options",), "a partitioner that another package brings", lambda c: _others(c)),
+    Effect(("split.fraction", "split.seed"), "split.time empty", lambda c: c.split.time == ""),
+    Effect(("split.fraction",), "split.folds at 0", lambda c: c.split.folds == 0),
     *map(_read_by, READ_BY),
     Effect(
         ("evaluation.epsilon", "evaluation.releases"), "evaluation.metrics other than none",

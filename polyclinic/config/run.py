@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
-from polyclinic.config.learning import Data, Participation, Training, Upload
+from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs import convex, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
@@ -160,6 +160,7 @@ class RunConfig(Keys):
         "result must be as it was.",
     )
     data: Data = Data()
+    split: Split = Split()
     participation: Participation = Participation()
     training: Training = Training()
     privacy: Privacy = Privacy()

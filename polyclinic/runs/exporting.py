@@ -164,7 +164,8 @@ def export(run: Run, path: Path) -> dict[str, Any]:
         The description, whose keys docs/reference/json.md has.
 
     Raises:
-        ConfigError: for another suffix, a run whose predictions no function of one row gives, and a package that is missing.
+        ConfigError: for another suffix, a folder that does not exist, a package that is missing, and a run whose predictions no
+            function of one row gives.
         PolyclinicError: for a model that torch cannot export.
     """
     write = _FORMATS.get(path.suffix)
@@ -173,6 +174,8 @@ def export(run: Run, path: Path) -> dict[str, Any]:
             f"{path} ends in {path.suffix!r}, which is no format of a model; end it in .onnx, in .pt for TorchScript or in "
             ".pt2 for torch.export."
         )
+    if not path.parent.is_dir():
+        raise ConfigError(f"The folder of {path} does not exist.")
     scorer = scorer_of(run)
     described = description(run, path.suffix)
     try:

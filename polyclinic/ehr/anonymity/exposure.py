@@ -27,8 +27,8 @@ from polyclinic.ehr.anonymity.release import Release
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.labels import midpoint
 from polyclinic.ehr.schema import Role, Schema
-from polyclinic.ehr.shard import is_test_patient
 from polyclinic.ehr.sources import files, read_records
+from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints
 

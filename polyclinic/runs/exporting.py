@@ -269,7 +269,9 @@ def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
         )
     coded = {c.name: c for c in scorer.schema.features if c.categories and c.kind != "code_set"}
     names = [f"{name} code" if name in coded else name for name in _examples(scorer.schema)]
-    made = torch.onnx.export(_exported(scorer), input_names=names, output_names=["probabilities"], verbose=False)
+    made = torch.onnx.export(
+        _exported(scorer), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+    )
     assert made is not None
     model = made.model_proto
     graph, rows = model.graph, model.graph.output[0].type.tensor_type.shape.dim[0].dim_param

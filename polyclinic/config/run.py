@@ -164,6 +164,10 @@ class RunConfig(Keys):
     )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
+    question: str = Field(
+        "",
+        description="Question that hospitals answer in place of training, as `polyclinic prepare --coordinator` writes it.",
+    )
     resume: str = Field(
         "",
         description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, numbers, require_columns
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import CLASS_KINDS, NUMERIC_KINDS, Column, Schema
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints, Labels
@@ -33,14 +35,10 @@ class Encoded:
 def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
     """The features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
 
-    Raises DataError, naming ``source``, column and data row, for any cell that the schema does not allow.
+    Raises CellsRefused, naming ``source``, columns and data rows, for the cells that the schema does not allow.
     """
     require_columns(records, schema.features, source)
-    blocks = []
-    for column in schema.features:
-        blocks.append(_encode_column(records, column, source))
-        if column.indicator:
-            blocks.append(np.isnan(blocks[-1]).astype(np.float64))
+    blocks = all_or_faults(partial(_encode_column, records, column, source) for column in schema.features)
     x = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(records), 0))
     labelled = all(column.name in records.columns for column in schema.labels)
     return Encoded(x, encode_labels(records, schema, source) if labelled else None)
@@ -52,9 +50,8 @@ def encode_labels(records: pd.DataFrame, schema: Schema, source: str = "records"
 
     Raises DataError, naming ``source``, column and data row, for a label that is missing or not allowed.
     """
-    if len(schema.labels) == 1:
-        return _label(records, schema.label, source)
-    return np.stack([_label(records, column, source).astype(np.float64) for column in schema.labels], axis=1)
+    parts = all_or_faults(partial(_label, records, column, source) for column in schema.labels)
+    return parts[0] if len(parts) == 1 else np.stack([part.astype(np.float64) for part in parts], axis=1)
 
 
 def _label(records: pd.DataFrame, column: Column, source: str) -> Labels:
@@ -65,6 +62,11 @@ def _label(records: pd.DataFrame, column: Column, source: str) -> Labels:
 
 
 def _encode_column(records: pd.DataFrame, column: Column, source: str) -> Floats:
+    cells = _encoded_cells(records, column, source)
+    return np.concatenate([cells, np.isnan(cells)], axis=1) if column.indicator else cells
+
+
+def _encoded_cells(records: pd.DataFrame, column: Column, source: str) -> Floats:
     cells = [records[name] for name in column.record_names]
     if column.kind == "code_set":
         return code_sets(cells[0], column, source)

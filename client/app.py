@@ -148,7 +148,10 @@ def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] 
             raise ConfigError(f"The message's {why}.")
         config = _config(tuple(context.run_config.items()))
         request = read_request(kind, message.content)
-        return Call(message.content, open_hospital(context, request, config), request, config)
+        hospital = open_hospital(context, request, config)
+        if not config.privacy.delta:  # a run that names none has the policies'
+            config = config.changed({"privacy.delta": hospital.policy.delta})
+        return Call(message.content, hospital, request, config)
     except Exception as error:
         return error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,13 +18,14 @@ from flwr.app import ConfigRecord, RecordDict
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, charged, check_same_records
 from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
-from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
+from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_hospital, own_imputer
 from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.evaluation.assessment import Predictions
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.privacy.accounting import epsilon, event_from_json
@@ -32,6 +34,8 @@ from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import Scores, count_scores
+from polyclinic.runs.folder import Run
+from polyclinic.runs.predicting import check_predicts
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -234,6 +238,39 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})
     return content
+
+
+def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
+    """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
+
+    For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
+    schema.toml and model.safetensors.
+
+    Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
+    run under another schema or without a classifier.
+    """
+    config = run.config()
+    hospital = own_hospital(path, config.data.imputation == "indicator")
+    check_names(hospital, config)
+    check_predicts(run)
+    if run.schema().digest() != hospital.schema.digest():
+        raise ConfigError(
+            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
+        )
+    program, arrays = program_of(config), run.arrays()
+    check_size(hospital, arrays)
+    check_numbers(hospital, arrays)
+    if config.strategy in hospital.policy.allowed_strategies and program.evaluates_own:
+        own = own_arrays(read_state(hospital.home, run.name, config.rounds + 1))
+        if not own:
+            raise ConfigError(
+                f"With the strategy {config.strategy!r} a hospital evaluates arrays of its own, and it has none of a run named "
+                f"{run.name!r}; the folder must have the run's name."
+            )
+        arrays |= own
+    rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
+    (scores,) = program.scores(hospital.schema, arrays, [rows])
+    return hospital.site, Predictions(rows.y, scores, rows.patient)
 
 
 def _check(call: Call[EvaluateRequest]) -> None:

@@ -31,7 +31,13 @@ from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
-from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
+from polyclinic.runs.simulation import (
+    check_simulation,
+    forget_datasets,
+    simulated_patients,
+    simulated_sites,
+    with_delta,
+)
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.central import central_plan
@@ -378,17 +384,22 @@ class Federation:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
-        Federation(config).check(progress)
+        config = Federation(config).check(progress)
         return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
 
-    def check(self, progress: Progress | None = None) -> None:
-        """Raises ConfigError where no run of this configuration can succeed; no privacy is spent."""
+    def check(self, progress: Progress | None = None) -> RunConfig:
+        """The configuration as a run has it, with what it leaves open chosen (``privacy.delta``).
+
+        Raises ConfigError where no run of this configuration can succeed; no privacy is spent.
+        """
         config = self.config
-        program = program_of(config)
         check_reach(config)
         if changeable(config):
             _forget()
         check_names(config)
+        if config.privacy.dp:
+            config = with_delta(config)
+        program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
         check_simulation(config)
@@ -402,6 +413,7 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
+        return config
 
     def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
         """Run each combination of the values that ``options`` list, and return a table with a row a run.
@@ -460,7 +472,7 @@ class Federation:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 _summarised(folder, summary)
             if folder.awaits_comparison:
-                found = compare(config, Federation._grid, outcome.sites, progress)
+                found = compare(folder, Federation._grid, outcome.sites, progress)
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)
@@ -487,7 +499,9 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
         Federation(config).check()
 
     check(runs, checked)
-    return sweep(runs, _execute, jobs, watch)
+    # By its delta, too, a run that finished is recognised.
+    settled = [replace(run, config=with_delta(run.config)) if run.config.privacy.dp else run for run in runs]
+    return sweep(settled, _execute, jobs, watch)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

@@ -26,6 +26,7 @@ from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
+from polyclinic.server.phases.enrolment import agree_on_delta
 from polyclinic.server.progress import Progress, figures
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -130,15 +131,17 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+        begun = Run.to_resume(config) if config.resume else None
+        hospitals = PromptGrid(grid, simulates(os.environ))
+        delta = (begun.config() if begun else agree_on_delta(hospitals, config)).privacy.delta
+        config = config.changed({"privacy.delta": delta})
         if config.privacy.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
-        folder = Run.to_resume(config) if config.resume else Run.create(config)
+        folder = begun or Run.create(config)
         folder.add_flower_run(context.run_id)
         write_file(Path(config.out).expanduser().resolve() / LATEST, str(folder.path))
-        _, summary = coordinate(
-            PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
-        )
+        _, summary = coordinate(hospitals, config, folder, resume=bool(config.resume), progress=_Logged())
         if summary["posterior"] and summary["posterior"]["refused"]:
             raise PolyclinicError(f"{summary['posterior']['refused']} What was spent is in {folder.statement_file}.")
     except PolyclinicError as error:

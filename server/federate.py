@@ -39,7 +39,7 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
-from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.server.phases.enrolment import agree_on_delta, enrol, enrol_request
 from polyclinic.server.phases.evaluation import evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
@@ -139,8 +139,10 @@ def federate(
     home, checkpoint, server_ledger = places.home, places.checkpoint, places.server_ledger
     if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
-    watcher, program = progress or Progress(), program_of(config)
+    watcher = progress or Progress()
     check_names(config)
+    config = agree_on_delta(grid, config)
+    program = program_of(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None
     enrolled = _enrol(grid, config, run, home, privacy, before[0] if before else None, choose)

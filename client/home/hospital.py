@@ -30,7 +30,7 @@ from polyclinic.ehr.sources import Chunk
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
-from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites
+from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites, with_delta
 from polyclinic.training.preparation import check_imputation, imputed
 from polyclinic.wire.messages import AskRequest, Request, site_home
 
@@ -222,7 +222,7 @@ def simulation_policy(config: RunConfig) -> Policy:
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
         allowed_strategies=(config.strategy,),
-        budget=config.privacy.epsilon if config.privacy.dp else None, delta=config.privacy.delta,
+        budget=config.privacy.epsilon if config.privacy.dp else None, delta=with_delta(config).privacy.delta,
         allow_without_privacy=not config.privacy.dp,
         patients_elsewhere=config.privacy.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
         most_parameters=None, release_metrics=config.evaluation.metrics == "exact",
@@ -263,6 +263,12 @@ def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
     home = folder / described.home
     make_private(home)
     return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
+
+
+def own_hospital(path: Path, indicators: bool = False) -> Hospital:
+    """The real hospital of a ``hospital.toml``, for a command that was typed there. Raises PolyclinicError for a bad file."""
+    with typed_here():
+        return _real_hospital(path, indicators)
 
 
 def _real_schema(path: Path, indicators: bool) -> Schema:

@@ -24,7 +24,7 @@ COMMANDS = {
     "predict": "Predict the label of new rows with a finished run's model. Nothing is sent or charged.",
     "export": "Write a finished run's model as one file with its preprocessing: raw columns in, probabilities out.",
     "evaluate": (
-        "Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."
+        "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",

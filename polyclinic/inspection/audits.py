@@ -13,7 +13,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, strategy_named
-from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.accounting import epsilon, usual_delta
 from polyclinic.privacy.streams import generator
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.folder import Run
@@ -33,6 +33,8 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
     Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
+    if not config.privacy.delta:
+        config = config.changed({"privacy.delta": usual_delta(_PATIENTS)})
     program = program_of(config)
     if not config.privacy.dp and not program.published():
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")

@@ -18,6 +18,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.installed import claimed
 from polyclinic.plugins import BUILT_IN, dataset_of
+from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.games.game import Game
@@ -124,7 +125,11 @@ class Games(Synthetic):
         config = self.config
         return (
             published.guarantee(
-                patients, config.training.sample_rate, config.training.local_steps, config.rounds, config.privacy.delta
+                patients,
+                config.training.sample_rate,
+                config.training.local_steps,
+                config.rounds,
+                config.privacy.delta or usual_delta(sum(patients)),
             )
             or None
         )

@@ -207,6 +207,10 @@ class Program(ABC):
             )
         return event
 
+    def converging_task(self, schema: Schema) -> Task | None:
+        """The task by whose steps ``training.converged`` fits the run's model for a comparison; None where none does."""
+        return None
+
     @abstractmethod
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         """The hospital's half, where each hospital adds its own noise."""

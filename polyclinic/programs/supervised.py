@@ -85,6 +85,9 @@ class Supervised(Program):
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         return self.trains
 
+    def converging_task(self, schema: Schema) -> Task | None:
+        return self.plain_task(schema) if self.config.task == "classification" else None
+
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)

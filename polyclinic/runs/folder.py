@@ -96,6 +96,10 @@ class Run:
     #: What attacks on the run reached, where it was attacked.
     attacks_file = _Place("attacks.json")
     report = _Place("report.html")
+    #: What the model is, what it was made of, how good it is, and its limits.
+    card_file = _Place("model_card.md")
+    #: What the model is for, in Markdown, where its authors wrote it.
+    purpose_file = _Place("purpose.md")
     plots = _Place("plots")
     _flower_runs = _Place("flower-runs.txt")
     _awaited = _Place("comparison.awaited")
@@ -146,7 +150,7 @@ class Run:
         run.check_unfinished()
         begun, now = run.config().decisive(), config.decisive()
         for key, value in begun.items():
-            if now[key] != value:
+            if now[key] != value and (key, now[key]) != ("privacy.delta", 0):
                 raise ConfigError(
                     f"Configuration key {key!r} has the value {now[key]!r}, but the run {run.name} was begun with "
                     f"{value!r}; a resumed run keeps what it was begun with."
@@ -256,6 +260,16 @@ class Run:
         if not isinstance(content, dict):
             raise DataError(f"{self.summary_file} cannot be read: it must hold one JSON object.")
         return content
+
+    def purpose(self) -> list[str]:
+        """The paragraphs of ``purpose.md``, none without it. Raises DataError for a file that is not UTF-8 text."""
+        try:
+            text = self.purpose_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.purpose_file} cannot be read: {error}.") from None
+        return [part.strip() for part in text.split("\n\n") if part.strip()]
 
     def versions(self) -> dict[str, dict[str, Any]]:
         """What ``versions.json`` holds: the coordinator's versions by package and, of real hospitals, those of each by name.

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 import polyclinic
+from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import PolyclinicError, several, whose
 from polyclinic.privacy.accounting import PrivacyPlan
@@ -136,6 +137,21 @@ def enrol(
         raise PolyclinicError(f"No hospital could enrol: {why.rstrip('.')}.")
     fit, unlike = _alike(sites)
     return fit, dropped + unlike
+
+
+def agree_on_delta(grid: Grid, config: RunConfig) -> RunConfig:
+    """The configuration with a delta: its own, or the one that most hospitals' policies state where it names none.
+
+    Hospitals say their policies' delta when they enrol, before anything is charged; of several the smallest wins a tie.
+    Who has another is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
+    """
+    if config.privacy.delta or not config.privacy.dp:
+        return config
+    wanted = max(config.sites, config.participation.min_sites)
+    request = enrol_request("delta", config.out, trains=False)
+    sites, _ = enrol(grid, request, wanted, config.timeout, simulates=getattr(grid, "simulates", True))
+    votes = Counter(site.delta for site in sites)
+    return config.changed({"privacy.delta": max(votes, key=lambda delta: (votes[delta], -delta))})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,19 @@ def test_the_help_lists_every_command_as_the_command_describes_itself(command: C
         assert help_of_all.stdout.split() == command("--help").stdout.split()
         words = " ".join(help_of_all.stdout.split())
         assert all(f"{name} {paragraph}" in words for name, paragraph in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    "command", [["query", "count", "--epsilon", "1", "--ledger", "ledger", "--json"], ["datasets", "show"]]
+)
+def test_every_command_finds_a_module_in_the_current_folder(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "nearby.py").write_text(
+        "from polyclinic.plugins import dataset_named\nCOHORT = dataset_named('breast-cancer')\n"
+    )
+    named = ["nearby:COHORT"] if command[0] == "datasets" else ["--dataset", "nearby:COHORT"]
+    code = "import sys; sys.path.remove(''); from polyclinic.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *command, *named], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_version(command: Command) -> None:

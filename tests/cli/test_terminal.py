@@ -23,7 +23,7 @@ from polyclinic.federation import RunResult
 from polyclinic.server.checkpoint import load_checkpoint
 
 Command = Callable[..., Any]
-HEADINGS = ("hospital", "patients", "AUROC", "accuracy", "epsilon", "at 1%", "no DP", "alone")
+HEADINGS = ("hospital", "patients", "AUROC", "accuracy", "epsilon", "1% FPR", "no DP", "alone")
 
 
 def _shown(folder: Path, columns: int) -> str:

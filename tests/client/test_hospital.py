@@ -202,7 +202,7 @@ def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
     tmp_path: Path, task: str, noise: str
 ) -> None:
     hospital = make_hospital(tmp_path, "budget = 4.0\ndelta = 1e-3\n")
-    config = RunConfig(task=task, convex={"perturbation": noise})
+    config = RunConfig(task=task, convex={"perturbation": noise}, privacy={"delta": 1e-3})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     refused = app(message(request, "train", model()), context(hospital, config))
     assert refused.error.code == REFUSED and f"classification, statistics, not '{task}'" in str(refused.error.reason)

@@ -65,8 +65,7 @@ def test_report_of_a_private_run_says_what_holds(write_run: WriteRun) -> None:
         "pld",
         "3.40 of 4",
         "12 of 12",
-        "guesses which patients are there finds at most 9.13 % of them",  # rounded up: it is a bound
-        "never more than 38.2 percentage points above",
+        "true-positive rate of at most 9.13 % at a 1 % false-positive rate",  # rounded up: it is a bound
         "0.861",
         "What it does not cover",
         "who can repeat the noise can take it away",

@@ -82,7 +82,9 @@ def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run:
     result = run(privacy={"epsilon": 5.0}, **{"posterior.options": "method=flow, draws=4, hidden=4"})
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 4]
-        assert site["epsilon"] == pytest.approx(epsilon(calibrate(result.config).total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(
+            epsilon(calibrate(result.config).total_event, result.config.privacy.delta), rel=1e-6
+        )
         assert site["epsilon"] <= 5.0
     written = json.loads((result.path / "posterior.json").read_text())
     assert written["method"] == "flow" and all("inflation" not in row for row in written["parameters"].values())

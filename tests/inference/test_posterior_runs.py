@@ -83,7 +83,7 @@ def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> N
     plan = calibrate(result.config)
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 8]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
         assert site["epsilon"] <= 20.0
     written = json.loads((result.path / "posterior.json").read_text())
     assert written["privacy"]["epsilon"] == result.privacy["epsilon"]

@@ -13,7 +13,7 @@ from polyclinic import Federation
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.evaluation.metrics import classification_metrics
+from polyclinic.evaluation.metrics import auroc, classification_metrics
 from polyclinic.federation import RunResult
 
 
@@ -47,7 +47,12 @@ def test_the_commands_write_probabilities_and_judge_them(
     assert told["rows"] == len(records) == len(pd.read_csv(out))
     assert np.allclose(pd.read_csv(out, index_col="row").to_numpy(), cancer.predict(records).to_numpy(), atol=1e-6)
     judged = as_json("evaluate", str(cancer.path), str(tmp_path / "all.csv"))
-    assert judged["metrics"]["auroc"] > 0.9 and judged["private"] is False
+    found, scores = judged["metrics"]["auroc"], cancer.predict(records)["1"]
+    assert found["value"] == pytest.approx(auroc((records["malignant"] == 1).to_numpy(), scores.to_numpy()))
+    assert 0.9 < found["low"] < found["value"] < found["high"] and judged["private"] is False
+    assert judged["mean_risk"] == pytest.approx(scores.mean()) and judged["patients"] == judged["rows"] == len(records)
+    both = command("evaluate", str(cancer.path), str(tmp_path / "all.csv"), "--hospital", "hospital.toml")
+    assert both.returncode == 2 and "exactly one of TABLE and --hospital" in both.stderr
     label = builtin()["breast-cancer"].schema.label.name
     records.drop(columns=label).to_csv(tmp_path / "bare.csv", index=False)
     refused = command("evaluate", str(cancer.path), str(tmp_path / "bare.csv"))
@@ -71,7 +76,7 @@ def test_tables_are_read_as_they_were_for_the_run(tmp_path: Path) -> None:
     assert np.allclose(result.predict(plain.iloc[[7]]).to_numpy(), whole.iloc[[7]].to_numpy())
     assert whole["1"].corr(pd.Series(age)) > 0.5
     for wrong, words in (
-        (plain.drop(columns="age"), "no column 'age'"),
+        (plain.drop(columns="age"), "the model needs: 'age'"),
         (plain.assign(lab="1,500"), "a comma before three digits"),
     ):
         with pytest.raises(DataError, match=words):

@@ -167,7 +167,7 @@ def test_every_hospital_is_charged_for_every_sum_and_keeps_to_its_epsilon(tmp_pa
     for site, found in ledgers.items():
         assert [event["purpose"] for event in found.events()] == ["train"] * 3
         assert 1.9 < outcome.state.epsilon[site] <= 2.0
-    assert epsilon(zcdp_event(3 / (2 * noise**2)), 1e-3) == pytest.approx(2.0, rel=0.01)
+    assert epsilon(zcdp_event(3 / (2 * noise**2)), outcome.config.privacy.delta) == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quick: Quick, tmp_path: Path) -> None:

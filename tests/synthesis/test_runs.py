@@ -72,10 +72,10 @@ def test_one_hospital_is_a_curator_and_many_are_one(run: Run) -> None:
 def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
     result = run(privacy={"epsilon": 2.0})
     plan = calibrate(result.config)
-    assert epsilon(plan.total_event, 1e-3) <= 2.0
+    assert epsilon(plan.total_event, result.config.privacy.delta) <= 2.0
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train"]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
     assert result.summary["synthesis"] == {
         "method": PLAIN, "options": "", "game": False, "finished": True, "guarantee": None,
     }  # fmt: skip

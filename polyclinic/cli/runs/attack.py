@@ -59,7 +59,7 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
     yield f"{found['members']:,} patients took part, {found['non_members']:,} did not. The run {claim}."
     yield table(
-        ("who took part?", "AUC", "advantage", "found at 1 % false", "ε at least"),
+        ("who took part?", "AUC", "advantage", "TPR at 1 % FPR", "ε at least"),
         (
             (one["attack"], *(interval(one[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
              "undefined" if one["bound"] is None else significant(one["bound"]["epsilon_lower"]))

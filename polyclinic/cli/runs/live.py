@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _WIDEST = 12
 _NAME_WIDTH = 20
 _MOST_ROWS, _FEW_ROWS = 60, 10
-_RISK = "found\nat 1%\nwrong"
+_RISK = "attack\nTPR at\n1% FPR"
 _LEAST_NEEDED = (_RISK, "accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
@@ -243,7 +243,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         }
     if summary["privacy"]["private"]:
         columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
-        columns[_RISK] = [*(_found(row) for row in sites.values()), ""]
+        columns[_RISK] = [*(_attack_rate(row) for row in sites.values()), ""]
     if comparison:
         without, alone = comparison["without_dp"], comparison["alone"]["sites"]
         rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
@@ -265,8 +265,8 @@ def _spent(row: dict[str, Any]) -> str:
     return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
 
 
-def _found(row: dict[str, Any]) -> str:
-    """The share of patients whom an attacker finds at most who is wrong about 1 % of the others."""
+def _attack_rate(row: dict[str, Any]) -> str:
+    """The largest true-positive rate of an attack at 1 % false-positive rate."""
     return share(row["risk"]["tpr_at_1_percent_fpr"]).replace(" ", "") if row.get("risk") else "undefined"
 
 

@@ -1,7 +1,7 @@
 """The report of one run: its figures, its sections in their order, and the files that they become.
 
-It only reads what a run left (summary.json, rounds.parquet, config.toml, versions.json, quality.json, attacks.json); it measures
-nothing and touches no record.
+It only reads what a run left (summary.json, rounds.parquet, config.toml, schema.toml, versions.json, quality.json, attacks.json);
+it measures nothing and touches no record.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from polyclinic.evaluation.formats import Summary
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
+from polyclinic.evaluation.report.card import markdown, model_card
 from polyclinic.evaluation.report.context import cost, report_context, utility
 from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
+from polyclinic.files import write_file
 from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
-    """Writes ``report.html`` into a run folder, or ``page``, and returns its path; without figures of tables alone.
+    """Writes ``report.html`` and ``model_card.md`` into a run folder, or ``page`` alone, and returns the page's path; without
+    figures a page of tables alone.
 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
@@ -105,6 +108,9 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
 
     shown = {name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn.items()}
     shared = report_context(results.summary, results.rounds) | {"figures": shown}
+    card = model_card(results.run, shared)
+    if card and page == results.run.report:
+        write_file(results.run.card_file, markdown(shared["title"], card))
     files = {
         name: path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"
         for name, path in (("config", results.run.config_file), ("versions", results.run.versions_file))
@@ -123,6 +129,7 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
         (templates.PRIVACY, {}),
         ("{{ attacks }}", {"attacks": attack_section(results.run)}),
         (templates.NOTES, {}),
+        (templates.CARD, {"card": card} if card else None),
         (templates.REPEAT, files),
     ]
     parts = [render(template, shared | values) for template, values in sections if values is not None]

@@ -87,7 +87,7 @@ def test_open_columns_of_a_simulation_are_found(tmp_path: Path) -> None:
     result = prepare(*asked, "--epsilon", "2", "--out", str(tmp_path))
     assert result["columns"]["male"]["categories"] == ["0", "1", "other"]
     assert result["columns"]["male"]["mechanism"] == "gaussian, thresholded"
-    assert result["columns"]["male"]["threshold_delta"] == pytest.approx(1e-5)
+    assert result["columns"]["male"]["threshold_delta"] == pytest.approx(6e-7)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_all_hospitals_answer_and_are_charged(heart_disease: None, tmp_path: Pat
         assert 0.99 < site["epsilon"] == ledgers[name].spent() <= 1.0
         assert site["budget"] is None
     assert (
-        result["privacy"].items() >= {"delta": 1e-3, "unit": "patient", "relation": "add-remove", "overlap": 1}.items()
+        result["privacy"].items() >= {"delta": 1e-4, "unit": "patient", "relation": "add-remove", "overlap": 1}.items()
     )
     assert 0.99 < result["privacy"]["epsilon"] <= 1
 
@@ -122,8 +122,8 @@ def test_a_run_and_queries_share_a_ledger(quick: Callable[..., RunResult]) -> No
     with pytest.raises(BudgetRefused, match="would spend the budget of 1, and only what it declared is answered"):
         query(*asked)
     result = query(*asked, "--mechanism", "gaussian", "--budget", "3")
-    noises = [calibrate_noise_multiplier(spent, 1e-3, gaussian_event) for spent in (1.0, 0.5)]
-    both = epsilon(ComposedDpEvent([gaussian_event(noise) for noise in noises]), 0.75e-3)
+    noises = [calibrate_noise_multiplier(spent, 1e-4, gaussian_event) for spent in (1.0, 0.5)]
+    both = epsilon(ComposedDpEvent([gaussian_event(noise) for noise in noises]), 0.75e-4)
     for site in result["sites"].values():
         assert site["epsilon"] == pytest.approx(both, rel=1e-3) and site["budget"] == 3
 
@@ -180,7 +180,7 @@ def test_wrong_questions_are_refused_before_a_ledger_is_begun(tmp_path: Path, ar
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(("--delta", "1e-4"), "begun with 0.001"), (("--relation", "replace-one"), "begun with add-remove")],
+    [(("--delta", "1e-5"), "begun with 0.0001"), (("--relation", "replace-one"), "begun with add-remove")],
 )
 def test_a_ledgers_terms_stay(simulated: Callable[..., Any], change: tuple[str, ...], words: str) -> None:
     simulated("count", "--epsilon", "0.5")
@@ -208,7 +208,7 @@ def test_a_person_reads_a_table(tmp_path: Path) -> None:
     asked = ["histogram", "--column", "malignant", "--dataset", "breast-cancer", "--epsilon", "1"]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["query", *asked, "--ledger", str(tmp_path / "l")])
     assert done.exit_code == 0 and "hospital-4" in done.stdout and "±" in done.stdout
-    assert "costs each patient at most ε = 0.99" in done.stdout and "at δ = 0.001 (add-remove, laplace)" in done.stdout
+    assert "costs each patient at most ε = 0.99" in done.stdout and "at δ = 0.0001 (add-remove, laplace)" in done.stdout
     assert str(tmp_path / "l") in done.stdout
 
 

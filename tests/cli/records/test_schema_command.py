@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from polyclinic.ehr.inference import infer_schema
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
+from polyclinic.ehr.datasets.tables import tables
+from polyclinic.ehr.drafting import draft_schema
+from polyclinic.ehr.encoding import encode, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import DataError
 from tests.client.test_hospital import ledger, make_hospital, train
@@ -45,21 +48,21 @@ def test_a_draft_is_written_and_refused_until_it_is_confirmed(
     table: pd.DataFrame, tmp_path: Path, command: Command, as_json: Command
 ) -> None:
     out = tmp_path / "schema.toml"
-    told = as_json("schema", "infer", str(tmp_path / "records.csv"), "--out", str(out), "--label", "died")
-    kinds = {column["name"]: (column["kind"], column["role"], column["draft"]) for column in told["columns"]}
+    draft = as_json("schema", "draft", str(tmp_path / "records.csv"), "--look", "--out", str(out))
+    kinds = {column["name"]: (column["kind"], column["role"], column["draft"]) for column in draft["columns"]}
     assert kinds == {
         "patient_id": ("categorical", "patient_id", None), "age": ("integer", None, "bounds"),
         "crp": ("continuous", None, "bounds"), "sex": ("categorical", None, "categories"), "smoker": ("binary", None, None),
-        "note": ("categorical", "ignore", "kind"), "died": ("binary", "label", None),
+        "note": ("categorical", "ignore", None), "died": ("binary", "label", None),
     }  # fmt: skip
-    assert told["private"] is False and told["rows"] == 200
+    assert draft["private"] is False and draft["rows"] == 200 and draft["mapping"] is None
     text = out.read_text()
-    assert "not private" in text and "public" in text and CANARY not in text, "a category of one patient is left out"
+    assert "public" in text and CANARY not in text, "a category of one patient is left out"
     refused = command("schema", "check", str(out))
-    assert refused.returncode == 2 and "column 'age' (and 3 more) is a draft made from real values" in refused.stderr
+    assert refused.returncode == 2 and "column 'age' (and 2 more) is a draft made from real values" in refused.stderr
     with pytest.raises(DataError, match="is a draft"):
         Schema.from_toml(out)
-    out.write_text("\n".join(line for line in text.splitlines() if not line.startswith("draft")))
+    out.write_text("\n".join(line for line in text.splitlines() if not line.startswith(("draft", "other"))))
     confirmed = as_json("schema", "check", str(out))
     assert confirmed["columns"] == 7 and confirmed["records"] is None
     assert confirmed["digest"] == Schema.from_toml(out).digest()
@@ -68,33 +71,55 @@ def test_a_draft_is_written_and_refused_until_it_is_confirmed(
     assert CANARY not in bad.stderr and bad.stdout == ""
 
 
-def test_drafted_bounds_hold_every_value_and_a_draft_is_written_once(table: pd.DataFrame, tmp_path: Path) -> None:
-    draft = infer_schema(tmp_path / "records.csv", "died")
-    bounds = {column["name"]: column["bounds"] for column in draft.values["columns"] if "bounds" in column}
-    assert bounds == {"age": [10.0, 100.0], "crp": [0.0, 50.0]}
-    draft.to_toml(tmp_path / "a.toml")
-    assert tomllib.loads((tmp_path / "a.toml").read_text()) == draft.values
+def test_without_look_a_draft_has_nothing_of_the_values(table: pd.DataFrame, tmp_path: Path) -> None:
+    columns = {column["name"]: column for column in draft_schema(tmp_path / "records.csv").values["columns"]}
+    assert columns["age"] == {"name": "age", "kind": "integer", "draft": "bounds", "bounds": [0, 120], "clip": True}
+    assert columns["crp"]["bounds"] == [] and "centre" not in columns["crp"] and columns["crp"]["nullable"]
+    assert columns["sex"]["categories"] == [] and columns["sex"]["draft"] == "categories"
+
+
+def test_a_draft_and_its_mapping_read_what_a_simulation_reads(tmp_path: Path, as_json: Command) -> None:
+    rng, rows = np.random.default_rng(1), 120
+    crp = rng.lognormal(1, 1, rows).round(1)
+    pd.DataFrame({
+        "MRN": [f"p{row}" for row in range(rows)],
+        "crp": [f"<{1.0}" if value < 1 else f"{value} mg/L".replace(".", ",") for value in crp],
+        "weight": [f"{value} lb" if value % 3 else f"{value} kg" for value in rng.integers(50, 90, rows)],
+        "sbp": np.where(rng.random(rows) < 0.1, -9, rng.integers(90, 180, rows)),
+        "icd": ["I10|E11" if row % 3 else "J44" for row in range(rows)], "sex": rng.choice(["m", "M", "f"], rows),
+        "died": rng.choice([0, 1], rows),
+    }).to_csv(tmp_path / "records.csv", index=False)  # fmt: skip
+    simulated = tables(files=str(tmp_path / "records.csv"))
+    draft = draft_schema(tmp_path / "records.csv", look=True)
+    paths = draft.write(tmp_path / "schema.toml", tmp_path / "mapping.toml")
+    assert paths == [tmp_path / "schema.toml", tmp_path / "mapping.toml"]
+    text = paths[0].read_text()
+    paths[0].write_text("\n".join(line for line in text.splitlines() if not line.startswith("draft")))
+    (tmp_path / "hospital.toml").write_text(
+        'site = "a"\ndata = "records.csv"\nschema = "schema.toml"\nmapping = "mapping.toml"\nhome = "home"\n'
+        "[policy]\nbudget = 1.0\ndelta = 1e-3\n"
+    )
+    schema = Schema.from_toml(paths[0])
+    read = encode(next(own_records(HospitalFile.read(tmp_path / "hospital.toml"), tmp_path, schema)).records, schema)
+    expected = encode(simulated.load(), simulated.schema)
+    assert feature_names(schema) == feature_names(simulated.schema) and "crp beyond limit" in feature_names(schema)
+    np.testing.assert_allclose(read.x, expected.x, atol=1e-6)
     with pytest.raises(DataError, match="the file exists"):
-        draft.to_toml(tmp_path / "a.toml")
-
-
-@pytest.mark.parametrize("values", [[5.0] * 9, [-3, 12, 7], [1e-9, 2e-9], [1e12, -1e12], [0.1, 0.2], [-40.0, -40.0]])
-def test_bounds_of_any_scale_hold_the_values(values: list[float], tmp_path: Path) -> None:
-    pd.DataFrame({"x": values, "y": [i % 2 for i in range(len(values))]}).to_parquet(tmp_path / "a.parquet")
-    found = {column["name"]: column for column in infer_schema(tmp_path / "a.parquet").values["columns"]}
-    low, high = found["x"]["bounds"]
-    assert low < high and low <= min(values) and max(values) <= high
+        draft.write(tmp_path / "other.toml", paths[1])
+    assert not (tmp_path / "other.toml").exists()
 
 
 def test_without_label_or_patient_it_says_what_is_missing(tmp_path: Path, command: Command) -> None:
-    pd.DataFrame({"a": range(50), "b": ["x", "y"] * 25}).to_csv(tmp_path / "a.csv", index=False)
-    said = command("schema", "infer", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml")).stdout
+    pd.DataFrame({"a": [row * 7 % 50 for row in range(50)], "b": ["x", "y"] * 25}).to_csv(
+        tmp_path / "a.csv", index=False
+    )
+    said = command("schema", "draft", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml")).stdout
     assert "not private" in said and "No column has role 'label'" in said and "--patient" in said
-    again = command("schema", "infer", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml"), "--json")
+    again = command("schema", "draft", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml"), "--json")
     assert again.returncode == 2 and again.stdout == "" and "exists" in again.stderr
     for wrong in (["--label", "bb"], ["--label", "a"]):
-        done = command("schema", "infer", str(tmp_path / "a.csv"), "--out", str(tmp_path / "t.toml"), *wrong)
-        assert done.returncode == 2 and ("no column 'bb'" in done.stderr or "cannot be a label" in done.stderr)
+        done = command("schema", "draft", str(tmp_path / "a.csv"), "--out", str(tmp_path / "t.toml"), *wrong)
+        assert done.returncode == 2 and ("names 'bb'" in done.stderr or "cannot be the label" in done.stderr)
     assert not (tmp_path / "t.toml").exists()
 
 
@@ -117,8 +142,8 @@ def test_checking_records_counts_them_for_the_hospital(tmp_path: Path, command: 
         (["check", "none.toml"], "There is no schema file"),
         (["check", "broken.toml"], "is not valid TOML"),
         (["check", "schema.toml", "none.csv"], "no records found"),
-        (["infer", "none.csv"], "no records found"),
-        (["infer", "empty.csv"], "the file is empty"),
+        (["draft", "none.csv"], "no records found"),
+        (["draft", "empty.csv"], "the file is empty"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, command: Command, arguments: list[str], sentence: str) -> None:

@@ -79,10 +79,10 @@ def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
 def test_a_run_pays_for_counts_and_steps_and_ends_in_rows(run: Run) -> None:
     result = run(privacy={"epsilon": 2.0}, synthesis={"condition_hospitals": 3})
     plan = calibrate(result.config)
-    assert epsilon(plan.total_event, 1e-3) <= 2.0
+    assert epsilon(plan.total_event, result.config.privacy.delta) <= 2.0
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train", "train"]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-3)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-3)
     assert any("every model update" in note for note in result.summary["notes"])
     drawn = rows_of_run(result)
     assert drawn.layout.classes == 2 * 3

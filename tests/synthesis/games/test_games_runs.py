@@ -102,11 +102,11 @@ def test_one_hospital_is_the_central_trainer_bit_for_bit(run: Run, options: dict
 def test_epsilon_is_of_the_counts_the_critics_steps_and_the_choice(run: Run) -> None:
     result = run(privacy={"epsilon": 2.0}, synthesis={"candidates": 3, "selected": 1})
     plan = calibrate(result.config)
-    assert epsilon(plan.total_event, 1e-3) <= 2.0
+    assert epsilon(plan.total_event, result.config.privacy.delta) <= 2.0
     for site in result.summary["statement"]["sites"].values():
         purposes = [event["purpose"] for event in site["events"]]
         assert purposes == ["statistics", "train", "train", "train", "selection"]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-3)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-3)
     assert len(generators(result).generators) == 1
     assert any("which the hospitals chose of 3" in note for note in result.summary["notes"])
     assert "choice among the generators" in " ".join(result.summary["notes"])
@@ -157,7 +157,7 @@ def test_a_run_as_published_says_what_its_publication_keeps(run: Run, tmp_path: 
 
 
 def test_a_run_shows_simple_methods_beside_the_game(run: Run) -> None:
-    result = run(rounds=1, **{"evaluation.every": 1, "synthesis.baselines": True})
+    result = run(rounds=1, **{"evaluation.every": 1, "synthesis.baselines": True, "privacy.delta": 1e-3})
     beside = result.summary["synthesis"]["baselines"]
     assert beside["moments"]["auroc"] > 0.6
     page = (result.path / "report.html").read_text()

@@ -28,6 +28,7 @@ from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.phases.enrolment import agree_on_delta
 from polyclinic.server.progress import Progress, figures
+from polyclinic.server.questions import answer_run
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from polyclinic.server.tracking import Tracked
@@ -70,9 +71,9 @@ def coordinate(
 
 
 def _predictions(outcome: Outcome) -> pd.DataFrame | None:
-    """What real hospitals let leave of held-out patients; a simulation's are computed anew by whoever wants them."""
+    """What left of held-out patients, as far as no one can compute it anew from the run's folder and a simulation's records."""
     left = outcome.state.predictions
-    if not left or any(site.simulated for site in outcome.sites):
+    if not left or (outcome.sites[0].simulated and not outcome.program.evaluates_own):
         return None
     told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
     return held_out_table(outcome.sites[0].schema, told)
@@ -131,6 +132,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+        if config.question:
+            folder = Run.create(config)
+            folder.add_flower_run(context.run_id)
+            answer_run(PromptGrid(grid, simulates(os.environ)), config, folder)
+            return
         begun = Run.to_resume(config) if config.resume else None
         hospitals = PromptGrid(grid, simulates(os.environ))
         delta = (begun.config() if begun else agree_on_delta(hospitals, config)).privacy.delta

@@ -87,7 +87,8 @@ class Run:
     versions_file = _Place("versions.json")
     #: What every hospital spent, and on what.
     statement_file = _Place("ledger.json")
-    #: Predictions of real hospitals' held-out patients, row by row, as far as policies let them leave.
+    #: Predictions of held-out patients, row by row, as far as policies let them leave; of a simulation only where its hospitals
+    #: evaluated models of their own.
     predictions_file = _Place("predictions.parquet")
     #: What draws synthetic rows, after a run of task synthesis.
     synthesizer_file = _Place("synthesizer.safetensors")
@@ -95,6 +96,8 @@ class Run:
     quality_file = _Place("quality.json")
     #: What attacks on the run reached, where it was attacked.
     attacks_file = _Place("attacks.json")
+    #: What hospitals answered, where they were asked a question in place of training.
+    answer_file = _Place("answer.json")
     report = _Place("report.html")
     #: What the model is, what it was made of, how good it is, and its limits.
     card_file = _Place("model_card.md")
@@ -381,7 +384,7 @@ class Run:
             arrays: The model's, by name.
             scale: What the model's inputs are standardised by.
             hospitals: The versions of real hospitals by name.
-            predictions: What real hospitals let leave of held-out patients; its file is for its owner alone to read.
+            predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd
         from safetensors.numpy import save_file

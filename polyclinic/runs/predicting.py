@@ -76,26 +76,22 @@ def held_out_table(schema: Schema, sites: Mapping[str, tuple[np.ndarray, np.ndar
 def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
     """What ``held_out_table`` gives of a finished run, and the hospitals whose policies withhold their predictions.
 
-    A simulation computes them anew from its records. Raises ConfigError, with the reason, where there are none.
+    Those of a simulation are computed anew from its records, unless its hospitals evaluated models of their own.
+    Raises ConfigError, with the reason, where there are none.
     """
     config, summary, program = run.config(), run.summary(), program_of(run.config())
     sites = list(summary.metrics.sites)
     if not program.judged:
         raise ConfigError(f"{run.path} is a run of task {config.task!r}, which is not judged on held-out patients.")
-    if not summary.simulation:
-        if not run.predictions_file.is_file():
-            raise ConfigError(f"No policy of the {len(sites)} hospitals lets predictions of held-out patients leave.")
+    if run.predictions_file.is_file():
         table = pd.read_parquet(run.predictions_file)
         return table, [site for site in sites if site not in set(table["site"])]
+    if not summary.simulation:
+        raise ConfigError(f"No policy of the {len(sites)} hospitals lets predictions of held-out patients leave.")
     if config.evaluation.metrics != "exact":
         raise ConfigError(
             f"Configuration key 'evaluation.metrics' has the value {config.evaluation.metrics!r}, so no predictions of held-out "
             "patients leave the hospitals."
-        )
-    if program.evaluates_own:
-        raise ConfigError(
-            f"With the strategy {config.strategy!r} each hospital evaluates a model of its own, which does not leave it, so the "
-            "run has no predictions of held-out patients."
         )
     simulation = run.simulation("their predictions are in its folder")
     synthesizer = run.synthesizer() if program.draws else None

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from polyclinic import Federation
+from polyclinic.cli import app
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
@@ -51,8 +53,10 @@ def test_the_commands_write_probabilities_and_judge_them(
     assert found["value"] == pytest.approx(auroc((records["malignant"] == 1).to_numpy(), scores.to_numpy()))
     assert 0.9 < found["low"] < found["value"] < found["high"] and judged["private"] is False
     assert judged["mean_risk"] == pytest.approx(scores.mean()) and judged["patients"] == judged["rows"] == len(records)
-    both = command("evaluate", str(cancer.path), str(tmp_path / "all.csv"), "--hospital", "hospital.toml")
-    assert both.returncode == 2 and "exactly one of TABLE and --hospital" in both.stderr
+    both = CliRunner().invoke(
+        app, ["evaluate", str(cancer.path), str(tmp_path / "all.csv"), "--hospital", "hospital.toml"]
+    )
+    assert "exactly one of TABLE and --hospital" in str(both.exception)
     label = builtin()["breast-cancer"].schema.label.name
     records.drop(columns=label).to_csv(tmp_path / "bare.csv", index=False)
     refused = command("evaluate", str(cancer.path), str(tmp_path / "bare.csv"))
@@ -102,6 +106,16 @@ def test_held_out_predictions_are_those_that_the_metrics_are_of(cancer: RunResul
             {name: found[name] for name in ("auroc", "loss")}
         )
     assert not cancer.folder.predictions_file.exists()  # a simulation keeps no patient's row
+
+
+def test_predictions_of_hospitals_own_models_are_those_that_they_gave(tmp_path: Path) -> None:
+    result = Federation.from_dataset("breast-cancer", out=str(tmp_path), sites=3).run(
+        rounds=1, strategy="ditto", pictures=False
+    )
+    table = result.predictions
+    for site, row in result.sites.iterrows():
+        own = table[table["site"] == site]
+        assert auroc((own["label"] == "1").to_numpy(), own["score_1"].to_numpy()) == pytest.approx(row["auroc"])
 
 
 def test_what_is_withheld_is_one_sentence(tmp_path: Path) -> None:

@@ -228,8 +228,8 @@ def test_embeddings_look_up_categories_and_add_up_codes() -> None:
 def ordered(sites: int, patients: int, seed: int) -> pd.DataFrame:
     """A dose and a fall of pressure in neighbouring visits, in a circle: only which came first tells who died.
 
-    Each of the two is at any visit as often among those who died as among the others, so that every cell has the same mean in both
-    groups, and so has whatever is linear in cells.
+    Each of the two is at any visit as often among those who died as among the others, so that every cell has the same mean in
+    both groups, and so has whatever is linear in cells.
     """
     rng = np.random.default_rng(seed)
     died, first = rng.integers(0, 2, patients), rng.integers(0, STEPS, patients)

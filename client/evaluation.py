@@ -251,7 +251,7 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
     run under another schema or without a classifier.
     """
     config = run.config()
-    hospital = own_hospital(path, config.data.imputation == "indicator")
+    hospital = own_hospital(path, config)
     check_names(hospital, config)
     check_predicts(run)
     if run.schema().digest() != hospital.schema.digest():
@@ -270,6 +270,10 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
             )
         arrays |= own
     rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
+    if not len(rows.y):
+        raise ConfigError(
+            f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."
+        )
     (scores,) = program.scores(hospital.schema, arrays, [rows])
     return hospital.site, Predictions(rows.y, scores, rows.patient)
 

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.config import EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
@@ -401,7 +401,7 @@ class Federation:
             config = with_delta(config)
         program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
-        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
+        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)

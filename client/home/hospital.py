@@ -294,10 +294,13 @@ def _real_hospital(path: Path, indicators: bool = False, split: Split = OWN_SPLI
     return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
 
 
-def own_hospital(path: Path, indicators: bool = False) -> Hospital:
-    """The real hospital of a ``hospital.toml``, for a command that was typed there. Raises PolyclinicError for a bad file."""
+def own_hospital(path: Path, config: RunConfig) -> Hospital:
+    """The real hospital of a ``hospital.toml``, as it takes part in the run of ``config``, for a command that was typed there.
+
+    Raises PolyclinicError for a bad file, and for a run that chooses who is held out where the policy does not let it.
+    """
     with typed_here():
-        return _real_hospital(path, indicators)
+        return _real_hospital(path, config.data.imputation == "indicator", config.split.rule)
 
 
 def _real_schema(path: Path, indicators: bool) -> Schema:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
 from polyclinic.ehr.split import Split
@@ -164,12 +165,21 @@ def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked
     return Checked(encoded.x, encoded.y, ids, cells, times)
 
 
-def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str) -> Checked:
+def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: Counter[str] | None = None) -> Checked:
     """``check_records`` of records that come in chunks; only a chunk and the encoded rows are in memory at once.
 
-    The result equals, bit for bit, that of all rows read at once. Raises DataError that names the row within its file.
+    missing: counts the missing cells of each column.
+    The result equals, bit for bit, that of all rows read at once. Raises CellsRefused with the faults of all chunks, which names
+    rows within their files.
     """
-    parts = [check_records(typed(chunk, schema), schema, chunk.source) for chunk in chunks if not chunk.records.empty]
+
+    def checked(chunk: Chunk) -> Checked:
+        records = typed(chunk, schema)
+        if missing is not None:
+            missing.update(records.isna().sum().to_dict())
+        return check_records(records, schema, chunk.source)
+
+    parts = all_or_faults(partial(checked, chunk) for chunk in chunks if not chunk.records.empty)
     if not parts:
         raise DataError(f"{source}: there are no records; give at least one row.")
     rows = sum(len(part.y) for part in parts)
@@ -196,14 +206,7 @@ def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[
     The counts are exact and not private. Raises DataError as ``check_chunks`` does.
     """
     missing: Counter[str] = Counter()
-
-    def counted() -> Iterator[Chunk]:
-        for chunk in chunks:
-            records = typed(chunk, schema)
-            missing.update(records.isna().sum().to_dict())
-            yield Chunk(records, chunk.source, chunk.start)
-
-    checked = check_chunks(counted(), schema, source)
+    checked = check_chunks(chunks, schema, source, missing)
     return {"rows": len(checked.y), "patients": len(set(checked.patients)), "missing": dict(missing)}
 
 

@@ -1,7 +1,7 @@
 """Anyone's own tables as a dataset for a simulation: hospitals' files or data frames, read as they come, under a drafted schema.
 
-The draft (``ehr.drafting``) looks at the records, which a simulation may do and a real hospital's schema may not: no epsilon
-covers it, and the run's notes say so.
+The draft (``ehr.sources.drafting``) looks at the records, which a simulation may do and a real hospital's schema may not: no
+epsilon covers it, and the run's notes say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pandas as pd
 
 from polyclinic.digests import digest
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.drafting import Roles, draft_tables, join_tables, leaks, usual_site
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.cells import (
     CODES,
@@ -29,6 +28,7 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
+from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.errors import ConfigError, DataError, nearest, several
 

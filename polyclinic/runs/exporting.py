@@ -128,14 +128,14 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
     # As tensors: of a plain number ONNX holds 32 bits, between which and the 64 of a cell lies a bound.
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in column.bounds or (0.0, 1.0))
     fits = ~values.isinf()
-    if column.clip:
-        values, whole = values.clamp(low, high), values
-    else:
-        fits, whole = fits & ~((values < low) | (values > high)), values
+    if not column.clip:
+        fits = fits & ~((values < low) | (values > high))
     if column.kind in ("integer", "binary"):
-        fits = fits & (missing | (whole == whole.round()))
+        fits = fits & (missing | (values == values.round()))
     if not column.nullable:
         fits = fits & ~missing
+    if column.clip:
+        values = values.clamp(low, high)
     scaled = values if column.kind == "binary" else 2.0 * (values - low) / (high - low) - 1.0
     return scaled, fits.all(1)
 
@@ -269,7 +269,9 @@ def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
         )
     coded = {c.name: c for c in scorer.schema.features if c.categories and c.kind != "code_set"}
     names = [f"{name} code" if name in coded else name for name in _examples(scorer.schema)]
-    made = torch.onnx.export(_exported(scorer), input_names=names, output_names=["probabilities"], verbose=False)
+    made = torch.onnx.export(
+        _exported(scorer), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+    )
     assert made is not None
     model = made.model_proto
     graph, rows = model.graph, model.graph.output[0].type.tensor_type.shape.dim[0].dim_param

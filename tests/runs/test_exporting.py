@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
+from polyclinic.runs import exporting
 from polyclinic.runs.exporting import description, scorer_of
 
 Table = dict[str, Any]
@@ -158,6 +160,12 @@ def test_what_cannot_be_exported_is_one_sentence(
     with pytest.raises(ConfigError, match="trains no classifier"):
         drawn.export(tmp_path / "model.pt")
     assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.slow
+def test_its_example_runs() -> None:
+    found = doctest.testmod(exporting)
+    assert found.attempted and not found.failed
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def tables(
                 "them to files and give Federation.from_tables their paths."
             )
         return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing))
-    places = _places(files)
+    places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
     names = tuple(name for name, _ in places)
@@ -88,8 +88,8 @@ def absolute(place: str) -> str:
     return f"{name}{equals}{Path(path).expanduser().resolve()}"
 
 
-def _places(files: str | Sequence[str]) -> list[tuple[str, Path]]:
-    """Each hospital's name and file."""
+def hospital_files(files: str | Sequence[str]) -> list[tuple[str, Path]]:
+    """Each hospital's name and file, as ``tables`` takes them. Raises ConfigError where there are none, or two of a name."""
     given = _several(files)
     if not any(given):
         raise ConfigError(

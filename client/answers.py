@@ -22,7 +22,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.messages import QUESTION, R, SelectRequest, StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.selection import best_few, choice_event
-from polyclinic.privacy.statistics import noisy_moments
+from polyclinic.privacy.statistics import noisy_total
 from polyclinic.programs import program_of
 from polyclinic.types import Arrays
 
@@ -43,7 +43,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
 
     def sums(call: Call[StatisticsRequest]) -> Arrays:
         exact = program_of(call.config).patient_sums(call.hospital.schema).exact(call.hospital.shard())
-        return {"sums": noisy_moments(exact, noise, call.hospital.stream("statistics-noise", 0))}
+        return {"sums": noisy_total(exact, noise, call.hospital.stream("statistics-noise", 0))}
 
     return _answer(calls, "statistics", 0, event, allow, lambda call: (noise,), sums)
 

@@ -173,12 +173,22 @@ class Newton:
 
     def _moments(self, features: Floats, outcome: Floats) -> Floats:
         short = _shortened(features, self._radius) / self._radius
-        first, second = self._pairs
-        products = short[:, 1:][:, first] * short[:, 1:][:, second] * np.where(first == second, 1.0, math.sqrt(2.0))
         crossed = (short[:, :, None] * outcome[:, None, :]).reshape(len(short), -1)
-        return np.concatenate(
-            [math.sqrt(s) * part for s, part in zip(_SHARES, (crossed, short, products), strict=True)], axis=1
-        )
+        parts = zip(_SHARES, (crossed, short, self._products(short[:, 1:])), strict=True)
+        return np.concatenate([math.sqrt(share) * part for share, part in parts], axis=1)
+
+    def _products(self, rows: Floats) -> Floats:
+        """(n, pairs) products as ``_pairs`` has them, those of two features by the square root of 2."""
+        width = rows.shape[1]
+        if width > MOST_CORRELATED:
+            return rows**2
+        found = np.empty((len(rows), width * (width + 1) // 2))
+        scaled, start = math.sqrt(2.0) * rows, 0
+        for at in range(width):
+            found[:, start] = rows[:, at] ** 2
+            np.multiply(rows[:, at, None], scaled[:, at + 1 :], out=found[:, start + 1 : start + width - at])
+            start += width - at
+        return found
 
     def _gradients(self, question: Arrays, features: Floats, residual: Floats) -> Floats:
         radius = float(question["radius"][0])

@@ -14,13 +14,13 @@ from typing import TypeVar
 import numpy as np
 
 from polyclinic.client.calls import Call
-from polyclinic.client.identity import identity
-from polyclinic.client.secure_files import refusal
+from polyclinic.client.home.identity import identity
+from polyclinic.client.home.secure_files import refusal
 from polyclinic.digests import digest
-from polyclinic.messages import RoundRequest, TrainRequest
 from polyclinic.privacy.secure_sum import KEY_BYTES
 from polyclinic.privacy.signatures import SIGNATURE_BYTES, is_signed, public_identity, sign, statement
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import RoundRequest, TrainRequest
 
 A = TypeVar("A", bound=RoundRequest)
 

@@ -10,21 +10,21 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from flwr.app import RecordDict
 
-from polyclinic.arrays import from_record
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import Release, charged
 from polyclinic.client.checks import check_names, check_numbers, check_policy, check_size, check_terms, planned_settings
-from polyclinic.client.hospital import filled_rows
+from polyclinic.client.home.hospital import filled_rows
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.messages import QUESTION, R, SelectRequest, StatisticsRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.selection import best_few, choice_event
 from polyclinic.privacy.statistics import noisy_total
 from polyclinic.programs import program_of
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import QUESTION, R, SelectRequest, StatisticsRequest
 
 
 def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
-from logging import ERROR
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from safetensors import SafetensorError
 
-from polyclinic.arrays import unreadable
 from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
-from polyclinic.client.hospital import is_real, open_hospital
-from polyclinic.client.journal import recorded
-from polyclinic.client.own_files import withheld
-from polyclinic.client.state import alone
+from polyclinic.client.home.hospital import is_real, open_hospital
+from polyclinic.client.home.journal import recorded
+from polyclinic.client.home.own_files import withheld
+from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig
-from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
-from polyclinic.messages import (
+from polyclinic.digests import digest
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError, traceback_of, why
+from polyclinic.wire.arrays import unreadable
+from polyclinic.wire.messages import (
     ASK,
     ENROL,
     FAILED,
@@ -147,7 +148,10 @@ def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] 
             raise ConfigError(f"The message's {why}.")
         config = _config(tuple(context.run_config.items()))
         request = read_request(kind, message.content)
-        return Call(message.content, open_hospital(context, request, config), request, config)
+        hospital = open_hospital(context, request, config)
+        if not config.privacy.delta:  # a run that names none has the policies'
+            config = config.changed({"privacy.delta": hospital.policy.delta})
+        return Call(message.content, hospital, request, config)
     except Exception as error:
         return error
 
@@ -182,17 +186,28 @@ def _told(call: Call[Any], answer: Answer, kind: str) -> Answer:
     """In a simulation, which has nothing to protect, what an unforeseen error was, and the file with its traceback."""
     if isinstance(answer, RecordDict | PolyclinicError) or not call.hospital.simulated:
         return answer
-    log(ERROR, "%s failed.", call.hospital.site, exc_info=answer)
     path = _write_traceback(call, answer, kind.rpartition(".")[2])
-    sentence = f"{call.hospital.site} failed with {type(answer).__name__}: {answer}".rstrip(".")
-    return PolyclinicError(f"{sentence}; the traceback is in {path.relative_to(path.parents[2])}")
+    return PolyclinicError(
+        f"{call.hospital.site}: {why(answer)}; the traceback is in {path.relative_to(path.parents[1])}"
+    )
 
 
 def _write_traceback(call: Call[Any], error: Exception, kind: str) -> Path:
-    """The file, in the simulated site's folder in the run's own."""
-    path = call.hospital.home / f"failed-round-{getattr(call.request, 'round', 0):06d}-{kind}.txt"
+    """The file in the run's folder, beside the sites': one for all hospitals that fail in the same place; says the first's."""
+    frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    place = (
+        f"failed-round-{getattr(call.request, 'round', 0):06d}-{kind}-{digest(type(error).__name__, frames)[:8]}.txt"
+    )
+    path = call.hospital.home.parent / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    whole = "".join(traceback.format_exception(error))
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(whole)
+    except FileExistsError:
+        return path
+    # Not by Flower's logger: Opacus gives the root one of its own, so that everything would be said twice.
+    getLogger(__name__).error("%s failed.\n%s", call.hospital.site, traceback_of(error) or whole)
     return path
 
 

@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from polyclinic.arrays import filled, to_record
-from polyclinic.client.hospital import Hospital, open_ledgers
+from polyclinic.client.home.hospital import Hospital, open_ledgers
 from polyclinic.config import RunConfig
-from polyclinic.messages import RECORD, R
 from polyclinic.privacy.ledger import past_all
 from polyclinic.privacy.ledger.terms import to_text
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import filled, to_record
+from polyclinic.wire.messages import RECORD, R
 
 Answer = RecordDict | Exception
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from polyclinic.client.calls import Answer, Call, told
-from polyclinic.client.hospital import Hospital, open_held_out, open_ledgers
-from polyclinic.client.releases import read_release, released, write_release
-from polyclinic.client.state import check_records
+from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledgers
+from polyclinic.client.home.releases import Reply, read_release, released, write_release
+from polyclinic.client.home.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
-from polyclinic.messages import RECORD, AskRequest, R
 from polyclinic.privacy.ledger import Charge, Ledger, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import check_plan
+from polyclinic.wire.messages import RECORD, AskRequest, R
 
 Account = Callable[[Sequence[Hospital]], list[Ledger]]
 
@@ -52,12 +52,16 @@ class Release(Generic[R]):
     everyone: bool = False
     plan: Callable[[Call[R]], str] = lambda call: call.request.plan
 
+    def reply(self, call: Call[R]) -> Reply:
+        """Which of the hospital's replies it is."""
+        return Reply(call.hospital.home, call.request.run, self.purpose, self.round)
+
     def kept(self, call: Call[R]) -> RecordDict | None:
         """The reply that left before, with the ledger's epsilon of now. Raises PolyclinicError where the ledger does not hold
         it."""
-        hospital, run = call.hospital, call.request.run
-        kept = read_release(hospital.home, run, self.purpose, self.round, self.identify(call))
-        if kept is None and self.once and released(hospital.home, run, self.purpose, self.round):
+        hospital, run, reply = call.hospital, call.request.run, self.reply(call)
+        kept = read_release(reply, self.identify(call))
+        if kept is None and self.once and released(reply):
             raise PolyclinicError(
                 f"{hospital.site}: refused: round {self.round} was already answered to another question."
             )
@@ -110,8 +114,8 @@ def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
             for call, reply in zip(working, replies, strict=True):
                 if release.once or not call.hospital.simulated:
                     write_release(
-                        call.hospital.home, call.request.run, release.purpose, release.round, release.identify(call), reply,
-                        call.config.checkpoints.rounds_kept, durable=not call.hospital.simulated,
+                        release.reply(call), release.identify(call), reply, call.config.checkpoints.rounds_kept,
+                        durable=not call.hospital.simulated,
                     )  # fmt: skip
         answers |= zip(paid, replies, strict=True)
     return [answers[index] for index in range(len(calls))]

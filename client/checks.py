@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from polyclinic.arrays import from_record
-from polyclinic.client.hospital import Hospital
-from polyclinic.client.policy import Policy
+from polyclinic.client.home.hospital import Hospital
+from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.messages import LOCAL, STANDARDISER, TrainRequest, is_model
 from polyclinic.programs import program_of
 from polyclinic.strategies.fedprox import Proximal
 from polyclinic.training.local import BESIDE, PLAIN, LocalHalf
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import LOCAL, STANDARDISER, TrainRequest, is_model
 
 # The largest number of a message. Weights of models in use stay below a thousand, and what a sum asks (frequencies, log-odds,
 # places of columns, deviations of scaled columns) below a hundred thousand.

@@ -20,11 +20,10 @@ from flwr.app import ConfigRecord, Context, RecordDict
 import polyclinic
 from polyclinic.client.calls import Answer, Call, each
 from polyclinic.client.checks import check_policy, check_size, check_terms, planned_settings
-from polyclinic.client.hospital import is_real, own_imputer
-from polyclinic.client.own_files import own_file
-from polyclinic.client.policy import HospitalFile
+from polyclinic.client.home.hospital import is_real, own_imputer
+from polyclinic.client.home.own_files import own_file
+from polyclinic.client.home.policy import HospitalFile
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.messages import RECORD, EnrolRequest
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger.terms import check_plan
@@ -32,6 +31,7 @@ from polyclinic.programs import program_of
 from polyclinic.runs.simulation import simulated_sites
 from polyclinic.types import Arrays
 from polyclinic.versions import version_conflict, versions
+from polyclinic.wire.messages import RECORD, EnrolRequest
 
 
 def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:

@@ -8,35 +8,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 from flwr.app import ConfigRecord, RecordDict
 
-from polyclinic.arrays import filled, to_record
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, charged, check_same_records
 from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
-from polyclinic.client.hospital import filled_rows, open_held_out, open_ledgers, own_imputer
-from polyclinic.client.releases import read_release
-from polyclinic.client.state import read_state
+from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_hospital, own_imputer
+from polyclinic.client.home.releases import Reply, read_release
+from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.evaluation.assessment import Predictions
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.evaluation.metrics import classification_metrics
-from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import Scores, count_scores
+from polyclinic.runs.folder import Run
+from polyclinic.runs.predicting import check_predicts
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import filled, to_record
+from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -193,7 +197,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
         return
-    if not hospital.simulated and read_release(hospital.home, request.run, PRIVATE, request.round, question):
+    if not hospital.simulated and read_release(Reply(hospital.home, request.run, PRIVATE, request.round), question):
         return
     events = [*(event_from_json(json.loads(row.event)) for row in rows), _event(call)]
     terms = ledger.terms
@@ -236,6 +240,39 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     return content
 
 
+def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
+    """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
+
+    For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
+    schema.toml and model.safetensors.
+
+    Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
+    run under another schema or without a classifier.
+    """
+    config = run.config()
+    hospital = own_hospital(path, config.data.imputation == "indicator")
+    check_names(hospital, config)
+    check_predicts(run)
+    if run.schema().digest() != hospital.schema.digest():
+        raise ConfigError(
+            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
+        )
+    program, arrays = program_of(config), run.arrays()
+    check_size(hospital, arrays)
+    check_numbers(hospital, arrays)
+    if config.strategy in hospital.policy.allowed_strategies and program.evaluates_own:
+        own = own_arrays(read_state(hospital.home, run.name, config.rounds + 1))
+        if not own:
+            raise ConfigError(
+                f"With the strategy {config.strategy!r} a hospital evaluates arrays of its own, and it has none of a run named "
+                f"{run.name!r}; the folder must have the run's name."
+            )
+        arrays |= own
+    rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
+    (scores,) = program.scores(hospital.schema, arrays, [rows])
+    return hospital.site, Predictions(rows.y, scores, rows.patient)
+
+
 def _check(call: Call[EvaluateRequest]) -> None:
     """Raises PolyclinicError for a message that cannot be answered; computes nothing from a record.
 
@@ -257,7 +294,7 @@ def _check(call: Call[EvaluateRequest]) -> None:
         fits = False
     if not fits:
         raise ConfigError(f"The message's arrays are no model of {features} features and {classes} classes.")
-    program_of(config).check_evaluated(hospital.schema, _arrays(call))
+    program_of(config).check_evaluated(hospital.schema, _arrays(call), config.privacy.dp or _kind(call) == "private")
 
 
 def _identity(call: Call[EvaluateRequest]) -> str:

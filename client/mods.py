@@ -13,12 +13,12 @@ from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
 from polyclinic.client.checks import check_mods
-from polyclinic.client.hospital import is_real, own_policy
+from polyclinic.client.home.hospital import is_real, own_policy
 from polyclinic.config import RunConfig
 from polyclinic.errors import why
-from polyclinic.messages import FAILED
-from polyclinic.mods import Answering, Mod
 from polyclinic.plugins import mod_named
+from polyclinic.wire.messages import FAILED
+from polyclinic.wire.mods import Answering, Mod
 
 
 def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:

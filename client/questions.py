@@ -10,14 +10,14 @@ from flwr.app import ConfigRecord, RecordDict
 from polyclinic.client.calls import Answer, Call, reply
 from polyclinic.client.charging import Release, charged
 from polyclinic.client.checks import check_policy, check_task
-from polyclinic.client.hospital import open_ledgers
+from polyclinic.client.home.hospital import open_ledgers
 from polyclinic.digests import digest
 from polyclinic.errors import PolyclinicError
-from polyclinic.messages import AskRequest
 from polyclinic.privacy.accounting import event_to_json
 from polyclinic.privacy.ledger import spent_all
 from polyclinic.releases.kinds import decisive, read_question
 from polyclinic.releases.question import Plan, Pricing, Question
+from polyclinic.wire.messages import AskRequest
 
 _SITES_OWN = {"site", "home", "ledger", "budget"}
 

@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
-from polyclinic.arrays import from_record
 from polyclinic.client.agreement import (
     check_keys_signed,
     check_outcome_signed,
@@ -28,8 +27,8 @@ from polyclinic.client.agreement import (
 )
 from polyclinic.client.calls import Answer, Call, each
 from polyclinic.client.checks import check_names, check_policy, check_shared_noise
-from polyclinic.client.releases import released
-from polyclinic.client.secure_files import (
+from polyclinic.client.home.releases import Reply, released
+from polyclinic.client.home.secure_files import (
     erase_earlier_secrets,
     erase_secrets,
     make_room,
@@ -38,10 +37,16 @@ from polyclinic.client.secure_files import (
     refusal,
     write_secrets,
 )
-from polyclinic.compression import flattened
 from polyclinic.config import secure_terms
 from polyclinic.digests import digest
-from polyclinic.messages import (
+from polyclinic.privacy import secure_sum
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_BYTES, SHARE_BYTES
+from polyclinic.privacy.signatures import public_identity
+from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.compression import flattened
+from polyclinic.wire.messages import (
     SECURE,
     RoundRequest,
     SecureConfirmRequest,
@@ -50,11 +55,6 @@ from polyclinic.messages import (
     SecureUnmaskRequest,
     TrainRequest,
 )
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_BYTES, SHARE_BYTES
-from polyclinic.privacy.signatures import public_identity
-from polyclinic.types import Arrays
 
 A = TypeVar("A", bound=RoundRequest)
 # What a phase's message holds.
@@ -147,7 +147,7 @@ def _check_threshold(call: Call[SecureSharesRequest], threshold: int, count: int
 def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
     """Raises PolyclinicError, before anything is charged, when a difference from ``origin`` cannot leave under agreed masks."""
     request = call.request
-    if released(call.hospital.home, request.run, "train", request.round):
+    if released(Reply(call.hospital.home, request.run, "train", request.round)):
         return  # what left is sent again, or the question is refused
     secrets, parties = read_secrets(call), request.secure_parties or []
     if "peers" not in secrets:

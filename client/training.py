@@ -19,7 +19,6 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from polyclinic.arrays import MERGED, WEIGHT, from_record, size_of, to_record, weighted_mean
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, behind, charged
 from polyclinic.client.checks import (
@@ -33,16 +32,14 @@ from polyclinic.client.checks import (
     told_numbers,
     train_settings,
 )
-from polyclinic.client.hospital import filled_by, filled_rows, open_ledgers, own_imputer
+from polyclinic.client.home.hospital import filled_by, filled_rows, open_ledgers, own_imputer
+from polyclinic.client.home.state import read_state, write_state
 from polyclinic.client.secure import check_upload, masked
-from polyclinic.client.state import read_state, write_state
-from polyclinic.compression import decode, encode
 from polyclinic.config import RunConfig, compression
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.messages import LOCAL, QUESTION, RECORD, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
@@ -50,6 +47,9 @@ from polyclinic.training.preparation import standardised
 from polyclinic.training.sites.draws import begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, size_of, to_record, weighted_mean
+from polyclinic.wire.compression import decode, encode
+from polyclinic.wire.messages import LOCAL, QUESTION, RECORD, TrainRequest
 
 # What compression left out of a site's last upload, among what the site keeps.
 RESIDUAL = "upload-residual"

@@ -17,14 +17,13 @@ from typing import Any, cast
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyclinic.client.hospital import typed_here
-from polyclinic.client.own_files import LEDGER
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.hospital import typed_here
+from polyclinic.client.home.own_files import LEDGER
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, NewFile, reason, write_files
-from polyclinic.messages import AskRequest
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
@@ -32,10 +31,11 @@ from polyclinic.releases.kinds import write_question
 from polyclinic.releases.question import Pricing, Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.survey import Survey
-from polyclinic.runs.simulation import check_simulation, simulated_sites
+from polyclinic.runs.simulation import check_simulation, simulated_sites, with_delta
 from polyclinic.server import questions
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.messages import AskRequest
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -97,8 +97,8 @@ def simulated(
     """All hospitals of a dataset.
 
     Args:
-        ledger: The file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (1e-3 and
-            "add-remove" for a new one) must be its own; ``budget`` takes the place of its budget (none for a new one).
+        ledger: The file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (of a new one as a
+            run's, and "add-remove") must be its own; ``budget`` takes the place of its budget (none for a new one).
         seed: Of the split and, with the number of the ledger's questions before, of the noise.
         schema_file: The schema, the dataset's own if empty.
 
@@ -114,7 +114,7 @@ def simulated(
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
     options = {"dataset": dataset, "sites": sites, "seed": seed, "data.schema-file": schema_file}
-    config = RunConfig.build(options if delta is None else {**options, "privacy.delta": delta})
+    config = with_delta(RunConfig.build(options if delta is None else {**options, "privacy.delta": delta}))
     neighbours = cast(Relation, relation or "add-remove")
     check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)

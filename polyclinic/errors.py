@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -55,6 +57,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def why(error: BaseException) -> str:
     """What a stranger's code raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
+# Where a researcher's own code is not.
+_NOT_THEIRS = {"polyclinic", "flwr", "opacus", "torch", "click", "typer", "ray", *sys.stdlib_module_names} - {
+    "__main__"
+}
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an error from where a stranger's code begins; empty where no such code took part."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    names = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
+    begin = next((index for index, name in enumerate(names) if name not in _NOT_THEIRS), None)
+    if begin is None:
+        return ""
+    stack = traceback.StackSummary.extract(iter(frames[begin:]))
+    said = [*stack.format(), *traceback.format_exception_only(error)]
+    return "Traceback (most recent call last):\n" + "".join(said).rstrip()
 
 
 def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:

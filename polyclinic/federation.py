@@ -5,31 +5,39 @@ from __future__ import annotations
 import gc
 import html
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.comparison import beside, compare
-from polyclinic.config import EFFECTS, UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.config.keys import nested_keys
+from polyclinic.config import EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
+from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
+from polyclinic.inspection.comparison import beside, compare
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
-from polyclinic.runs.predicting import predict
-from polyclinic.runs.simulation import check_simulation, forget_datasets, simulated_patients, simulated_sites
+from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
+from polyclinic.runs.simulation import (
+    check_simulation,
+    forget_datasets,
+    simulated_patients,
+    simulated_sites,
+    with_delta,
+)
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.central import central_plan
@@ -43,6 +51,10 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
+from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CLIENT = AppReference("polyclinic.client_app")
 
@@ -197,6 +209,42 @@ class RunResult:
         """
         return predict(self.folder, table)[0]
 
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """Held-out predictions, a row each: ``site``, the ``patient``'s number there, ``label``, ``score_CLASS``, ``split``.
+
+        A UserWarning names the hospitals whose policies withhold theirs; ConfigError, with the reason, where all do.
+        """
+        table, withheld = held_out_predictions(self.folder)
+        if withheld:
+            warnings.warn(withheld_sentence(withheld, len(self.sites)), stacklevel=2)
+        return table
+
+    def plot(self, name: str, ax: Axes | None = None) -> Axes:
+        """Draw a figure of the report and return its axes.
+
+        Args:
+            name: ``roc``, ``pr``, ``calibration``, ``decision`` or ``sites`` (AUROC of each hospital with its interval), of
+                held-out patients of all hospitals; ``rounds`` (AUROC), ``loss`` or ``epsilon`` by round; ``posterior``.
+            ax: The matplotlib axes to draw on; a new figure of pyplot without them.
+
+        Raises:
+            ConfigError: for another name, and for a figure of which the run recorded nothing, with the reason.
+        """
+        return draw_figure(self.summary, self.rounds, name, ax)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model with its preprocessing inside: raw columns in, probabilities out; returns the path.
+
+        The suffix is the format: ``.onnx`` (extra "onnx"), ``.pt`` for TorchScript, ``.pt2`` for torch.export. A file beside it,
+        with ``.json`` added to its name, describes the inputs. Raises ConfigError for a run whose predictions no function of one
+        row gives.
+        """
+        from polyclinic.runs.exporting import export  # with torch's exporters
+
+        export(self.folder, Path(path))
+        return Path(path)
+
     def report(self) -> Path:
         """Render report.html again and give its path."""
         return render_report(self.path)
@@ -332,15 +380,26 @@ class Federation:
         config = self.with_options(**options).config
         if isinstance(progress, bool):
             progress = OneLine() if progress else None
-        program = program_of(config)
-        if comparison and not program.judged:
+        if comparison and not program_of(config).judged:
             raise ConfigError(
                 f"A comparison is of metrics on held-out patients, which task {config.task!r} has none of; leave --compare out."
             )
+        config = Federation(config).check(progress)
+        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def check(self, progress: Progress | None = None) -> RunConfig:
+        """The configuration as a run has it, with what it leaves open chosen (``privacy.delta``).
+
+        Raises ConfigError where no run of this configuration can succeed; no privacy is spent.
+        """
+        config = self.config
         check_reach(config)
         if changeable(config):
             _forget()
         check_names(config)
+        if config.privacy.dp:
+            config = with_delta(config)
+        program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
         check_simulation(config)
@@ -354,7 +413,41 @@ class Federation:
         if config.central.on:
             (progress or Progress()).doing("calibrating the central noise")
             central_plan(config, simulated_sites(config))
-        return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+        return config
+
+    def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
+        """Run each combination of the values that ``options`` list, and return a table with a row a run.
+
+        Args:
+            seeds: Repetitions of each combination, whose seeds count up from ``seed``.
+            jobs: Runs at once, each in a process of its own.
+            watch: Who watches.
+            options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
+                tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
+                ``sweep.html``.
+
+        Returns:
+            The values that vary, ``seed``, ``run`` (its folder's name), ``status``, ``epsilon``, ``seconds``, the pooled metrics
+            and each hospital's as ``auroc@HOSPITAL``.
+
+        Raises:
+            ConfigError: for a combination that is impossible, before the first run begins.
+
+        A run that finished in ``out`` is not repeated, and one that was broken off goes on. A run that fails has its reason as
+        ``status``.
+
+        >>> import tempfile
+        >>> federation = Federation.from_dataset("breast-cancer", rounds=1, out=tempfile.mkdtemp())
+        >>> table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
+        >>> table.groupby("privacy.epsilon")["auroc"].count().tolist()
+        [2, 2]
+        """
+        flat = flat_keys(options, SECTIONS)
+        lists = {key: value for key, value in flat.items() if isinstance(value, list)}
+        fixed = named({key: value for key, value in flat.items() if key not in lists})
+        # An object in a list may become settings of several keys: its name, and its arguments.
+        axes = [[named({key: value}) for value in values] for key, values in lists.items()]
+        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds), jobs, watch).table
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
@@ -379,12 +472,14 @@ class Federation:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 _summarised(folder, summary)
             if folder.awaits_comparison:
-                found = compare(config, Federation._grid, outcome.sites, progress)
+                found = compare(folder, Federation._grid, outcome.sites, progress)
                 told = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
                 _summarised(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
-            from polyclinic.quality import judge_run  # with the report's scipy, only at the end of such a run
+            from polyclinic.inspection.quality import (
+                judge_run,  # with the report's scipy, only at the end of such a run
+            )
 
             (progress or Progress()).doing("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)
@@ -394,6 +489,24 @@ class Federation:
     def _grid(config: RunConfig) -> LocalGrid:
         patients = simulated_patients(config)
         return LocalGrid(_CLIENT, len(patients), config.flat(), _workers(config), patients)
+
+
+def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None) -> Sweep:
+    """Carry out planned runs as ``Federation.sweep`` does. Raises ConfigError before the first, where one is impossible."""
+
+    def checked(config: RunConfig) -> None:
+        check_reach(config, jobs)
+        Federation(config).check()
+
+    check(runs, checked)
+    # By its delta, too, a run that finished is recognised.
+    settled = [replace(run, config=with_delta(run.config)) if run.config.privacy.dp else run for run in runs]
+    return sweep(settled, _execute, jobs, watch)
+
+
+def _execute(config: RunConfig, goes_on: Path | None) -> Path:
+    """Carry out one run of a sweep, and return its folder."""
+    return (Federation.resume(goes_on) if goes_on else Federation(config).run(pictures=False)).path
 
 
 def _workers(config: RunConfig) -> Workers | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -12,12 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TypeVar
 
 from polyclinic.errors import ConfigError, DataError
 
 SECRET, PUBLIC = 0o600, 0o644
 # How the name of a file begins that is being written, and after how long it is one that a killed process left.
 _ASIDE, _LEFT_SECONDS = ".partial-", 24 * 3600.0
+T = TypeVar("T")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 #: Bytes, text in UTF-8, or a function that writes the file whose path it is given.
 Content = bytes | str | Callable[[Path], object]
 
@@ -109,6 +113,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """No other process holds the lock of the file ``path`` meanwhile; a process that is killed lets go.
+
+    Raises ConfigError with the sentence ``refusal`` when another process holds it.
+    """
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(refusal) from None
+        yield
+
+
 def flush(path: Path) -> None:
     """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -149,3 +167,16 @@ def _write(path: Path, file: NewFile) -> None:
         file.content(path)
     if file.mode is not None:
         path.chmod(file.mode)  # whatever the umask is, and also where the function made the file anew
+
+
+def as_text(value: T) -> T | str:
+    """The cell ``value``; text that a spreadsheet could take for a formula is returned with an apostrophe before it.
+
+    Numbers are returned as they are. OWASP, "CSV Injection".
+
+    >>> as_text('=HYPERLINK("http://example.org")')
+    '\\'=HYPERLINK("http://example.org")'
+    >>> as_text("St. Elsewhere"), as_text(-1.5)
+    ('St. Elsewhere', -1.5)
+    """
+    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA) else value

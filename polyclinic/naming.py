@@ -35,12 +35,13 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
     list of mods as well.
 
     A strategy that is made is its class and its arguments, as ``strategy-options``, and so is a ``functools.partial`` of a
-    strategy or a partitioner. Raises ConfigError for an object that no name leads to, and for a strategy that is more than its
+    strategy, a partitioner or a model. A model that no other name leads to is held for runs of this process, a torch module with
+    the weights that it has now. Raises ConfigError for an object that no name leads to, and for a strategy that is more than its
     class and arguments.
     """
     values = {key: _named_inside(key, value) for key, value in options.items()}
-    for key in ("strategy", "partitioner"):
-        if isinstance(value := values.get(key), Strategy | partial):
+    for key in ("strategy", "partitioner", "model"):
+        if isinstance(value := values.get(key), Strategy | partial) and not (key == "model" and _has_objects(value)):
             if isinstance(value, partial) and value.args:
                 raise ConfigError(f"Configuration key {key!r} is a partial with unnamed arguments; give them by name.")
             kind, arguments = (value.func, value.keywords) if isinstance(value, partial) else _arguments(value)
@@ -87,25 +88,27 @@ def _mods(value: Any) -> list[str]:
     return [one if isinstance(one, str) else _name("mods", one) for one in several]
 
 
-def check_reach(config: RunConfig) -> None:
-    """Raises ConfigError where worker processes could not find what this session alone defines.
+def check_reach(config: RunConfig, jobs: int = 1) -> None:
+    """Raises ConfigError where worker processes, or the ``jobs`` of a sweep, could not find what this session alone defines.
 
     A notebook is not read by them, and of a script that is, a name may have been bound anew since.
     """
-    if config.workers == 1 and not config.ray_address:
+    if config.workers == jobs == 1 and not config.ray_address:
         return
+    setting = "jobs" if jobs > 1 else "workers"
+    stay = f"leave {setting} at 1" + (" and ray-address empty" if jobs == 1 else "")
     if "frames" in keyword_arguments(config.dataset_options):
         raise ConfigError(
-            f"workers is {config.workers}, but the tables are data frames of this session, which worker processes cannot see; "
-            "write them to files and give Federation.from_tables their paths, or leave workers at 1 and ray-address empty."
+            f"{setting} is {max(jobs, config.workers)}, but the tables are data frames of this session, which worker processes "
+            f"cannot see; write them to files and give Federation.from_tables their paths, or {stay}."
         )
     for key in (*_AT_HOSPITALS, "strategy"):
         # A strategy without a half at hospitals stays at the server.
-        here = [name for name in _names(config, key) if name.startswith(f"{_HERE}:")]
+        here = [name for name in _names(config, key) if name.startswith((f"{_HERE}:", "polyclinic.models.held:"))]
         if here and (key != "strategy" or hasattr(strategy_named(here[0]), "Local")):
             raise ConfigError(
                 f"Configuration key {key!r} has the value {getattr(config, key)!r}, which worker processes cannot see; "
-                "write it into a module (a .py file) and import it from there, or leave workers at 1 and ray-address empty."
+                f"write it into a module (a .py file) and import it from there, or {stay}."
             )
 
 
@@ -123,13 +126,27 @@ def _name(key: str, value: Any) -> str:
     for module in (_HERE, *sorted(filter(_plain, set(sys.modules) - {_HERE}))):
         for name, one in list(getattr(sys.modules[module], "__dict__", {}).items()):
             # An underscore begins what IPython calls the values of past cells.
-            if one is value and not name.startswith("_"):
+            if (
+                one is value
+                and not name.startswith("_")
+                and not (key == "model" and module == _HERE and not isroutine(value))
+            ):
                 return f"{module}:{name}"
+    if key == "model":
+        from polyclinic.models.held import hold  # it loads torch
+
+        return hold(value)
     made = "give its class, and its arguments as partitioner_options; or " if key == "partitioner" else ""
     raise ConfigError(
         f"Configuration key {key!r} has a value of type {type(value).__name__}, which no name leads to; {made}define it at "
         "the top level of a script or a notebook's cell, or name it as text: 'module:name'."
     )
+
+
+def _has_objects(value: Any) -> bool:
+    """Whether the arguments of a ``functools.partial`` are more than numbers and texts, which a configuration can hold."""
+    plain = (bool, int, float, str, list, tuple)
+    return bool(value.args) or not all(isinstance(given, plain) for given in value.keywords.values())
 
 
 def _plain(module: str) -> bool:

@@ -47,8 +47,8 @@ GROUPS = {
 }  # fmt: skip
 #: Mods that come with Polyclinic, by name.
 MODS = {
-    "logging": "polyclinic.mods:log_messages",
-    "size": "polyclinic.mods:log_sizes",
+    "logging": "polyclinic.wire.mods:log_messages",
+    "size": "polyclinic.wire.mods:log_sizes",
 }
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 #: The dataset that is made of files, by its options.
@@ -253,9 +253,9 @@ def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
     return partial(found, **options)
 
 
-def model_named(name: str) -> Callable[[int, int, tuple[int, ...]], nn.Module]:
-    """A function of (features, classes, widths) that makes a module."""
-    found: Callable[[int, int, tuple[int, ...]], nn.Module] = resolve("models", name)
+def model_named(name: str) -> Callable[..., nn.Module] | nn.Module:
+    """A function or a class that makes a module, or a module."""
+    found: Callable[..., nn.Module] | nn.Module = resolve("models", name)
     return found
 
 

@@ -11,6 +11,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -21,9 +22,11 @@ from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import LATEST, RESULTS, Run
+from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
+from polyclinic.server.phases.enrolment import agree_on_delta
 from polyclinic.server.progress import Progress, figures
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -42,8 +45,8 @@ def coordinate(
         watcher.opened(folder.path)
         try:
             outcome = federate(
-                grid, config, folder.name, folder.sites, checkpoint=folder.checkpoint, resume=resume,
-                server_ledger=folder.server_ledger, progress=watcher,
+                grid, config, folder.name, Places(folder.sites, folder.checkpoint, folder.server_ledger), resume=resume,
+                progress=watcher,
             )  # fmt: skip
         except BaseException:
             watcher.stopped()
@@ -59,10 +62,20 @@ def coordinate(
         folder.write(
             summary, state.rows, state.arrays, state.standardiser, outcome.sites[0].schema, synthesizer=outcome.synthesizer,
             hospitals={name: said["versions"] for name, said in state.hospitals.items()},
+            predictions=_predictions(outcome),
         )  # fmt: skip
         write_report(folder)
         watcher.close(summary["privacy"]["epsilon"])
     return outcome, summary
+
+
+def _predictions(outcome: Outcome) -> pd.DataFrame | None:
+    """What left of held-out patients, as far as no one can compute it anew from the run's folder and a simulation's records."""
+    left = outcome.state.predictions
+    if not left or (outcome.sites[0].simulated and not outcome.program.evaluates_own):
+        return None
+    told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
+    return held_out_table(outcome.sites[0].schema, told)
 
 
 class _Logged(Progress):
@@ -118,15 +131,17 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+        begun = Run.to_resume(config) if config.resume else None
+        hospitals = PromptGrid(grid, simulates(os.environ))
+        delta = (begun.config() if begun else agree_on_delta(hospitals, config)).privacy.delta
+        config = config.changed({"privacy.delta": delta})
         if config.privacy.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)
-        folder = Run.to_resume(config) if config.resume else Run.create(config)
+        folder = begun or Run.create(config)
         folder.add_flower_run(context.run_id)
         write_file(Path(config.out).expanduser().resolve() / LATEST, str(folder.path))
-        _, summary = coordinate(
-            PromptGrid(grid, simulates(os.environ)), config, folder, resume=bool(config.resume), progress=_Logged()
-        )
+        _, summary = coordinate(hospitals, config, folder, resume=bool(config.resume), progress=_Logged())
         if summary["posterior"] and summary["posterior"]["refused"]:
             raise PolyclinicError(f"{summary['posterior']['refused']} What was spent is in {folder.statement_file}.")
     except PolyclinicError as error:

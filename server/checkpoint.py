@@ -19,7 +19,6 @@ from safetensors.numpy import save_file
 
 from polyclinic.errors import DataError
 from polyclinic.files import write_file
-from polyclinic.messages import site_home, state_file
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.runs.folder import Run
@@ -27,8 +26,9 @@ from polyclinic.runs.history import Extent, History
 from polyclinic.runs.json_text import json_text
 from polyclinic.server.accounts import Account
 from polyclinic.server.state import RunState
-from polyclinic.strategies.state import strategy_state, unsaved
+from polyclinic.strategies.base.state import strategy_state, unsaved
 from polyclinic.types import Arrays, under
+from polyclinic.wire.messages import site_home, state_file
 
 _ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts")
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]

@@ -39,7 +39,7 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
-from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.server.phases.enrolment import agree_on_delta, enrol, enrol_request
 from polyclinic.server.phases.evaluation import evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
@@ -49,9 +49,9 @@ from polyclinic.server.phases.statistics import ask_statistics
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.tracking import check_tracker
+from polyclinic.strategies.base.state import restore_strategy
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
-from polyclinic.strategies.state import restore_strategy
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.stacked.engines import Engine
@@ -114,21 +114,35 @@ def _strategy(config: RunConfig, hospitals: int = 1) -> Strategy:
     return make_strategy(strategy_named(config.strategy), strategy_options(config), told)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps what it keeps.
+
+    home: Folder where simulated hospitals keep their ledgers.
+    checkpoint: File that is written after each round, its history beside it; None where the run cannot go on.
+    server_ledger: File that is charged for what is released of whole hospitals; None where nothing is.
+    """
+
+    home: Path
+    checkpoint: Path | None = None
+    server_ledger: Path | None = None
+
+
 def federate(
-    grid: Grid, config: RunConfig, run: str, home: Path, *, checkpoint: Path | None = None, resume: bool = False,
-    server_ledger: Path | None = None, progress: Progress | None = None,
+    grid: Grid, config: RunConfig, run: str, places: Places, *, resume: bool = False, progress: Progress | None = None,
     choose: Callable[[Site], bool] = lambda site: True,
 ) -> Outcome:  # fmt: skip
     """Run ``config`` over the hospitals behind ``grid``.
 
-    ``home``: folder where simulated hospitals keep their ledgers; ``checkpoint``: file written after each round (its
-    history beside it), from which ``resume`` continues; ``server_ledger``: file charged for what is told of whole
-    hospitals; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
+    ``resume`` goes on from the checkpoint; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
     """
+    home, checkpoint, server_ledger = places.home, places.checkpoint, places.server_ledger
     if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
-    watcher, program = progress or Progress(), program_of(config)
+    watcher = progress or Progress()
     check_names(config)
+    config = agree_on_delta(grid, config)
+    program = program_of(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None
     enrolled = _enrol(grid, config, run, home, privacy, before[0] if before else None, choose)
@@ -137,6 +151,7 @@ def federate(
         central_plan(config, [site.name for site in enrolled.sites])
     engine = engine_of(program, enrolled.sites)
     watcher.started(config, enrolled.sites, privacy, engine)
+    plain = Run(grid, enrolled.sites, base, program, run, str(home), privacy=privacy)
     if before:
         state, history = before[:2]
         shown = len(state.dropouts)
@@ -146,12 +161,12 @@ def federate(
         check_messages(base, program, grid, enrolled.sites)
         # Before anything is spent, so that a function that fails costs nothing.
         found = evaluate_here(config, 0, program.first(enrolled.sites[0].schema))
-        state, history, shown, here = _first_state(grid, enrolled, program, run, home, privacy), None, 0, enrolled.sites
+        state, history, shown, here = _first_state(plain, enrolled), None, 0, enrolled.sites
         state.note_metrics(0, "server", found)
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in here if site.name not in _gone(state)]
-    plain = Run(grid, taking_part, base, program, run, str(home), privacy=privacy, known=enrolled.nodes(here))
+    plain = replace(plain, sites=taking_part, known=enrolled.nodes(here))
     begun = _begin(plain, enrolled.sites[0].schema, state, server_ledger)
     if before:
         restore_strategy(begun.strategy, before[2])
@@ -291,20 +306,18 @@ class _Records:
             raise
 
 
-def _first_state(
-    grid: Grid, enrolled: _Enrolled, program: Program, run: str, home: Path, privacy: PrivacyPlan | None
-) -> RunState:
+def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     """What round 1 starts from, after statistics that were paid for."""
-    config, sites = program.config, enrolled.sites
+    config, program, privacy, sites = run.config, run.program, run.privacy, enrolled.sites
     schema = sites[0].schema
     noise = privacy.noise_multiplier if privacy else None
     state = RunState(
-        {}, noise_multiplier=noise, local=program.local(schema), run=run, plan=declared_plan(privacy)
+        {}, noise_multiplier=noise, local=program.local(schema), run=run.name, plan=declared_plan(privacy)
     )  # fmt: skip
     if config.data.standardise == "public":
         state.standardiser = public_standardiser(schema)
     if config.asks_statistics:
-        ask_statistics(grid, sites, state, program, run, home, privacy)
+        ask_statistics(run, state)
     elif privacy:
         state.public_patients = {site.name: float(config.privacy.patients_per_site) for site in sites}
     if noise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from polyclinic.config import put_aside
@@ -11,11 +12,13 @@ from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
 from polyclinic.programs import Program
+from polyclinic.runs.history import OVERALL
 from polyclinic.server.accounts import doubts
 from polyclinic.server.exchange.cohort import cohort_size
 from polyclinic.server.federate import Outcome
 
 _MOST_UNCHANGED = 5
+_STILL_FALLING = 0.02  # share of the loss
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
@@ -80,13 +83,16 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
     said += outcome.program.notes(learned, scored=any(state.released.values()))
+    if outcome.program.stepwise and not state.stopped:
+        said += _unfinished(state.rows)
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if outcome.privacy:
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
-            "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
+            "The comparison without privacy and with each hospital alone is extra training, without noise, that epsilon does not "
+            "cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
 
@@ -118,6 +124,36 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
         said.append(f"Neither left {several(rest)}." if exact else f"No metrics left {several(rest)}.")
     reasons = sorted({f"{name}: {why.rstrip('.')}." for name, why in state.withheld.items()})
     return said + reasons[:_MOST_UNCHANGED]
+
+
+def _unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds."""
+    for site in OVERALL:
+        course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
+        fall = last_fall([row["loss"] for row in course])
+        if fall:
+            last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
+            return [
+                f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
+                f"fell by {fall:.0%}. More `rounds` or more `training.local-steps` would probably improve it further."
+            ]
+    return []
+
+
+def last_fall(losses: Sequence[float]) -> float:
+    """By which share the mean of the last quarter of ``losses``, two at least, lies below that of as many before it.
+
+    Returns 0 for less than 2 %, where the last loss is not below that mean, and for fewer than four losses.
+
+    >>> last_fall([0.6, 0.5, 0.4, 0.3]), last_fall([0.6, 0.3, 0.3, 0.3, 0.3]), last_fall([0.5, 0.4, 0.3])
+    (0.36363636363636376, 0.0, 0.0)
+    """
+    span = max(2, len(losses) // 4)
+    if len(losses) < 2 * span:
+        return 0.0
+    before, after = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
+    fall = 1 - after / before if before > 0 else 0.0
+    return fall if fall >= _STILL_FALLING and losses[-1] < after else 0.0
 
 
 def terms_of(outcome: Outcome) -> dict[str, Terms]:

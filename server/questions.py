@@ -9,13 +9,13 @@ from typing import Any, cast
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import from_record
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
-from polyclinic.messages import ASK, RECORD, AskRequest
 from polyclinic.privacy.accounting import Accountant, Relation, event_from_json
 from polyclinic.releases.question import Answer, HospitalAnswer, Pricing, Question, statement
 from polyclinic.server.exchange.sites import Site, put
 from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import ASK, RECORD, AskRequest
 
 
 def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:

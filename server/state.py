@@ -14,11 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.assessment import Predictions
-from polyclinic.messages import LOCAL, STANDARDISER, STATISTICS
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
@@ -29,6 +27,8 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.sites import Exchange, Site, node_title
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import to_record
+from polyclinic.wire.messages import LOCAL, STANDARDISER, STATISTICS
 
 
 @dataclass(frozen=True, eq=False)

@@ -194,7 +194,7 @@ def _statement(outcome: Outcome, ledgers: dict[str, Ledger], spent: dict[str, fl
     first = outcome.sites[0]
     return {
         "unit": first.schema.unit, "relation": first.relation, "accountant": first.accountant,
-        "delta": outcome.config.privacy.delta, "sites": sites, "central": outcome.central and outcome.central["ledger"],
+        "delta": first.delta, "sites": sites, "central": outcome.central and outcome.central["ledger"],
     }  # fmt: skip
 
 

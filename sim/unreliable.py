@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import size_of
-from polyclinic.passing import PassingGrid
+from polyclinic.wire.arrays import size_of
+from polyclinic.wire.passing import PassingGrid
 
 UNREACHABLE = 503
 SECONDS = "simulated-seconds"

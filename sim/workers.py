@@ -96,16 +96,23 @@ class ProcessWorkers:
         with self._making:
             if index in self._pools:
                 return self._pools[index]
-            # Not forks of this process, whose threads, torch's and Ray's, do not survive one: of one that only imports.
-            server = multiprocessing.get_context("forkserver")
-            server.set_forkserver_preload(self._imported_once)
-            with _finds(self._folder):
-                forkserver.ensure_running()
             gpu = int(index * self._gpus / self.count) if self._gpus else None
-            self._pools[index] = ProcessPoolExecutor(
-                1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, self._threads)
-            )
+            self._pools[index] = one_process(self._imported_once, self._folder, gpu, self._threads)
             return self._pools[index]
+
+
+def one_process(
+    imported_once: Sequence[str], folder: str = "", gpu: int | None = None, threads: int = 1
+) -> ProcessPoolExecutor:
+    """A pool of one process; the arguments are those of ``ProcessWorkers``.
+
+    It is no fork of this process, whose threads, torch's and Ray's, do not survive one: it is a fork of one that only imports.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(list(imported_once))
+    with _finds(folder):
+        forkserver.ensure_running()
+    return ProcessPoolExecutor(1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, threads))
 
 
 @contextmanager

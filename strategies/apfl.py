@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from flwr.serverapp.strategy import FedAvg
 
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import LocalHalf, Pass, Sites, Trained
 from polyclinic.training.task import TrainSettings
 

@@ -24,8 +24,8 @@ from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
+from polyclinic.strategies.base.wrapping import Wrapping
 from polyclinic.strategies.registry import MEANS, merge_by
-from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.types import Arrays, Floats
 
 Replies = Sequence[tuple[str, Message]]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message
 
-from polyclinic.strategies.moving import MovedMean
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.moving import MovedMean
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import LocalHalf, Sites, Trained, rows_where_finite
 from polyclinic.types import Arrays
 
@@ -57,5 +57,5 @@ class FedDyn(MovedMean):
             before, after = array.numpy(), mean[name].numpy()
             if np.issubdtype(before.dtype, np.floating):
                 drift = self.drift.get(name, np.zeros_like(before)) - self.alpha * share * (after - before)
-                self.drift[name] = drift.astype(before.dtype)
-                mean[name] = Array((after - self.drift[name] / self.alpha).astype(before.dtype))
+                self.drift[name] = np.asarray(drift, before.dtype)
+                mean[name] = Array(np.asarray(after - self.drift[name] / self.alpha, before.dtype))

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, Message
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.strategies.moving import MovedMean, check_plain_steps
-from polyclinic.strategies.options import check_count
+from polyclinic.strategies.base.moving import MovedMean, check_plain_steps
+from polyclinic.strategies.base.options import check_count
 from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.task import TrainSettings
 
@@ -82,7 +82,7 @@ class FedNova(MovedMean):
             before = array.numpy()
             if np.issubdtype(before.dtype, np.floating):
                 ways = np.stack([model[name].numpy().astype(np.float64) - before for model in models])
-                mean[name] = Array((before + np.tensordot(factors, ways, 1)).astype(before.dtype))
+                mean[name] = Array(np.asarray(before + np.tensordot(factors, ways, 1), before.dtype))
 
 
 def _steps_of(reply: Message) -> float:

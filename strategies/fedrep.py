@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError
-from polyclinic.strategies.options import check_count
+from polyclinic.strategies.base.options import check_count
 from polyclinic.training.local import LocalHalf, Pass, Sites, Trained
 from polyclinic.training.modules import matching_arrays
 from polyclinic.training.task import TrainSettings

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import LocalHalf, Penalty, Sites, Trained, rows_where_finite
 
 

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from polyclinic.errors import ConfigError
 from polyclinic.strategies import BUILT_IN
-from polyclinic.strategies.state import holders, unsaved
+from polyclinic.strategies.base.state import holders, unsaved
 from polyclinic.training.local import PLAIN, LocalHalf
 
 # They count on a mod at hospitals that clips, without which their noise is for a clip that did not happen; and what does not.

@@ -15,8 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from polyclinic.strategies.moving import MovedMean, check_plain_steps
-from polyclinic.strategies.options import check_number
+from polyclinic.strategies.base.moving import MovedMean, check_plain_steps
+from polyclinic.strategies.base.options import check_number
 from polyclinic.training.local import BESIDE, LocalHalf, Pass, Sites, Trained, rows_where_finite
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
@@ -98,7 +98,7 @@ class Scaffold(MovedMean):
         changes, self._changes = self._changes, []
         for name, value in self.control.items():
             found = [change[name].numpy() for change in changes if isinstance(change, ArrayRecord)]
-            self.control[name] = value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals)
+            self.control[name] = np.asarray(value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals))
         for name in self.control:
             before = sent[name].numpy()
-            mean[name] = Array(before + self.server_learning_rate * (mean[name].numpy() - before))
+            mean[name] = Array(np.asarray(before + self.server_learning_rate * (mean[name].numpy() - before)))

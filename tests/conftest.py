@@ -28,7 +28,7 @@ Command = Callable[..., Done]
 
 
 # These files import JAX, which takes 130 MB: one process of tests runs both.
-USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/test_marginals.py")
+USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/methods/test_marginals.py")
 
 
 class ByFile(LoadFileScheduling):

@@ -28,8 +28,8 @@ from typing import Any
 # Read when Python starts, or when a library is loaded.
 AT_THE_START = ("PYTHON", "LC_", "LANG", "LD_", "CUDA_")
 LOADED = (
-    "polyclinic.federation", "polyclinic.client_app", "polyclinic.server_app", "polyclinic.attacking",
-    "polyclinic.evaluation.report", "polyclinic.quality", "polyclinic.asking", "polyclinic.auditing",
+    "polyclinic.federation", "polyclinic.client_app", "polyclinic.server_app", "polyclinic.inspection.attacks",
+    "polyclinic.evaluation.report", "polyclinic.inspection.quality", "polyclinic.asking", "polyclinic.inspection.audits",
     "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.datasets", "pyarrow.parquet", "jinja2", "opacus",
 )  # fmt: skip
 

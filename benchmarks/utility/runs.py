@@ -73,7 +73,7 @@ def carry_out(job: Job) -> Found:
 def _ours(config: RunConfig) -> Found:
     # Not Federation.run, whose report takes as long as the run.
     from polyclinic.runs.simulation import check_simulation, simulated_patients
-    from polyclinic.server.federate import federate
+    from polyclinic.server.federate import Places, federate
     from polyclinic.server.summary import summarise
     from polyclinic.sim.calls import AppReference
     from polyclinic.sim.grid import LocalGrid
@@ -84,7 +84,7 @@ def _ours(config: RunConfig) -> Found:
     app = AppReference("polyclinic.client_app")
     with tempfile.TemporaryDirectory() as out, LocalGrid(app, len(patients), config.flat(), None, patients) as grid:
         home = Path(out)
-        outcome = federate(grid, config, "utility", home, server_ledger=home / "server.sqlite")
+        outcome = federate(grid, config, "utility", Places(home, server_ledger=home / "server.sqlite"))
         summary = summarise(outcome, home, home)
     central = summary["privacy"]["central"]
     return {

@@ -13,14 +13,14 @@ from polyclinic.cli.commands import app
 from polyclinic.cli.terminal import fail, spell_what_cannot_be_shown
 from polyclinic.errors import PolyclinicError
 
-# Commands to which a researcher names objects of their own.
-_WITH_NAMES = ("run", "attack", "audit", "synthesize", "quality")
+# Commands of parties whose processes run installed code alone, whatever lies in the folder where they are started.
+_INSTALLED_CODE_ALONE = ("coordinator", "hospital")
 
 
 def main() -> None:
     """Run the command line; every foreseen error is one sentence on stderr, and Ctrl-C exits with 130."""
     spell_what_cannot_be_shown()
-    if sys.argv[1:2] and sys.argv[1] in _WITH_NAMES:
+    if sys.argv[1:2] and sys.argv[1] not in _INSTALLED_CODE_ALONE:
         with suppress(FileNotFoundError):  # the folder was deleted
             # Where a researcher's `module:Name` is; last, so that it hides nothing installed.
             sys.path.append(str(Path.cwd()))

@@ -16,11 +16,15 @@ from polyclinic.cli.terminal import Stopped, loading, notes
 # The first paragraph of each command's help, in the order of --help: what a newcomer needs comes first.
 COMMANDS = {
     "run": "Train one model over several hospitals; without arguments, the embedded default.",
+    "sweep": (
+        "Run every combination of the values that -c lists: -c privacy.epsilon=0.5,1,3 -c strategy=fedavg,fedprox --seeds 20."
+    ),
     "show": "Print a finished run.",
     "report": "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
     "predict": "Predict the label of new rows with a finished run's model. Nothing is sent or charged.",
+    "export": "Write a finished run's model as one file with its preprocessing: raw columns in, probabilities out.",
     "evaluate": (
-        "Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."
+        "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
@@ -63,7 +67,7 @@ COMMANDS = {
 }
 # Where a command is: one of its own name in this folder, unless it says more here. A group is called ``app``.
 _PLACES = {
-    "show": "runs.run:show", "evaluate": "runs.predict:evaluate",
+    "show": "runs.run:show", "evaluate": "runs.predict:evaluate", "export": "runs.predict:export",
     "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
     "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
@@ -74,6 +78,7 @@ _PLACES |= {
     for folder, names in {
         "runs": (
             "run",
+            "sweep",
             "predict",
             "report",
             "audit",

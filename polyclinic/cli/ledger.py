@@ -167,8 +167,8 @@ def _counted(number: int, what: str) -> str:
 def _spent(statement: dict[str, Any]) -> str:
     budget = "unlimited" if statement["budget"] is None else f"{statement['budget']:g}"
     risk = statement["risk"] and share(statement["risk"]["tpr_at_1_percent_fpr"])
-    found = f", found at 1 % wrong: {risk}" if risk else ""
-    return f"ε = {_epsilon(statement['epsilon'])} of {budget} at δ = {statement['delta']:g}{found}"
+    attack = f", attack true-positive rate at 1 % false-positive rate: {risk}" if risk else ""
+    return f"ε = {_epsilon(statement['epsilon'])} of {budget} at δ = {statement['delta']:g}{attack}"
 
 
 def _epsilon(value: float | None) -> str:

@@ -61,7 +61,7 @@ KINDS = {
     ),
     "model": Kind(
         "models", "model", "--model $name",
-        "A function of (features, classes, widths) that makes a torch module.",
+        "A function that makes a torch module of what its parameters name: features, outputs, schema, options.",
         "It runs at hospitals too: they install it themselves and name it in their policy's `allowed-models`.",
     ),
     "app": Kind(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError, traceback_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,11 +108,14 @@ def print_json(value: Any) -> None:
 
 
 def fail(error: PolyclinicError) -> int:
-    """Say the error in one sentence, and below it how to go on; returns its exit code."""
+    """Say the error in one sentence, with the traceback of the user's own code where that failed, and below it how to go on;
+    returns its exit code."""
     from rich.text import Text
 
     said = str(error) if isinstance(error, Stopped) else Text.assemble(("Error:", "bold red"), f" {error}")
     screen = console(as_json=True)
+    if isinstance(error, ConfigError) and error.__cause__ and (where := traceback_of(error.__cause__)):
+        screen.print(where, soft_wrap=True)
     screen.print(said, *notes(error), sep="\n", soft_wrap=True)
     return error.exit_code
 

@@ -6,9 +6,9 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from polyclinic.compression import Compression
 from polyclinic.config.reading import parse_assignments
 from polyclinic.errors import ConfigError
+from polyclinic.wire.compression import Compression
 
 #: A sum of patients' gradients is not let be longer than so many clip norms, which no hospital's is.
 MOST_PATIENTS = 2**24

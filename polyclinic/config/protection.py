@@ -19,7 +19,12 @@ class Privacy(Keys):
     dp: bool = Field(True, description="Train with differential privacy.")
     epsilon: Positive = Field(3.0, description="Privacy budget of each hospital for the whole run.")
     delta: float = Field(
-        1e-3, ge=LEAST_DELTA, lt=1, description="Target delta; must be below 1/patients at every hospital."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Target delta; must be below 1/patients at every hospital. 0 chooses it before anything is charged: a tenth "
+        "of one over all patients of a simulation (of privacy.patients-per-site where given), rounded down to one digit; at "
+        "real hospitals the delta that their policies state.",
     )
     overlap: int = Field(
         1,
@@ -42,6 +47,13 @@ class Privacy(Keys):
         ge=0,
         description="A public number of patients of each hospital, which divides batch sums; 0 has it paid for.",
     )
+
+    @field_validator("delta")
+    @classmethod
+    def _enforced(cls, value: float) -> float:
+        if 0 < value < LEAST_DELTA:
+            raise ValueError(f"must be 0, which chooses it, or at least {LEAST_DELTA:g}")
+        return value
 
 
 class Secure(Keys):

@@ -47,7 +47,7 @@ def written(value: object) -> object:
 
 
 def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else repr(list(value) if isinstance(value, tuple) else value)
 
 
 def parse_value(text: str) -> Any:

@@ -23,7 +23,7 @@ from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
-from polyclinic.config.reading import keyword_arguments
+from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
@@ -115,8 +115,11 @@ class RunConfig(Keys):
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, of task synthesis a method such as moments (the default there), of task posterior logistic "
-        "or linear, or `package.module:Name`.",
+        description="logistic, mlp, tabular-resnet, gru or transformer (docs/models.md), of task synthesis a method such as "
+        "moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
+    )
+    model_options: Written = Field(
+        "", description="Options of the model, by name: `depth=3, dropout=0.1` (docs/models.md)."
     )
     hidden: Written = Field("32", description="Widths of the MLP's hidden layers, separated by commas.")
     strategy: str = Field(
@@ -255,6 +258,11 @@ class RunConfig(Keys):
         return keyword_arguments(self.task_options)
 
     @property
+    def builder_options(self) -> dict[str, Any]:
+        """The options of the model's builder. Raises ConfigError as ``options`` does."""
+        return keyword_arguments(self.model_options)
+
+    @property
     def kind(self) -> Kind:
         """What the kind of the run is to its configuration."""
         keys = ("task", "model", "synthesis.kind", "posterior.options", "training.optimizer")
@@ -307,6 +315,13 @@ class RunConfig(Keys):
                 {own: (top.get(own) or getattr(self, own)).model_copy(update={name: value})} if dot else {name: value}
             )
         return self.model_copy(update=top)
+
+    @staticmethod
+    def holds_commas(key: str) -> bool:
+        """Whether commas may be part of the value of a key, which a list writes: ``hidden``, ``mods``, ``strategy-options``."""
+        section, dot, name = key.rpartition(".")
+        field = SECTIONS.get(section, RunConfig).model_fields.get(name.replace("-", "_"))
+        return field is not None and any(getattr(part, "func", None) is written for part in field.metadata)
 
     @classmethod
     def packaged(cls) -> dict[str, Value]:

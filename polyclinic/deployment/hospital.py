@@ -11,13 +11,14 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.certificates import check_authority, check_private_key, make_node_key
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
 from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
+from polyclinic.privacy.accounting import usual_delta
 from polyclinic.toml import read_model
 
 FILE, NODE = "hospital.toml", "node.toml"
@@ -164,7 +165,7 @@ def check_delta(delta: float, patients: int) -> None:
     if delta * patients >= 1:
         raise ConfigError(
             f"The delta {delta:g} is not below 1/patients ({patients:,} patients were counted); give a tenth of that, "
-            f"--delta {0.1 / patients:.1g}."
+            f"--delta {usual_delta(patients):g}."
         )
 
 

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from polyclinic.client.journal import NAME, entry_of
+from polyclinic.client.home.journal import NAME, entry_of
 from polyclinic.deployment.certificates import days_left
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.privacy.ledger import Ledger

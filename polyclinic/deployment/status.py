@@ -7,7 +7,7 @@ import ssl
 from datetime import UTC, datetime
 from typing import Any
 
-from polyclinic.client.policy import Policy
+from polyclinic.client.home.policy import Policy
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import FILE, HospitalNode

@@ -161,7 +161,7 @@ def _in_range(x: Floats, gone: Bools, schema: Schema, rng: np.random.Generator |
                 chosen = (part.cumsum(axis=1) > rng.random((len(part), 1))).argmax(axis=1)
                 part = np.eye(part.shape[1])[chosen]
         else:
-            filled = np.clip(part, _least(column), 1.0)
+            filled = np.clip(part, least(column), 1.0)
             if rng is not None and column.kind == "binary":
                 filled = (filled > rng.random(filled.shape)).astype(np.float64)
             part = np.where(gone[rows, at], filled, part)
@@ -216,10 +216,10 @@ def _bare(x: Floats, schema: Schema) -> Floats:
 def _lowest(schema: Schema) -> Floats:
     found = np.zeros(len(feature_names(schema)))
     for column, at in feature_slices(schema):
-        found[at] = _least(column)
+        found[at] = least(column)
     return found
 
 
-def _least(column: Column) -> float:
+def least(column: Column) -> float:
     """The smallest number that encodes a cell of the column."""
     return 0.0 if column.kind in ("categorical", "binary", "code_set") else -1.0

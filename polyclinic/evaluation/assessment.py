@@ -23,6 +23,7 @@ CELLS = 8_000_000  # resamples times rows of a run: a second or two
 MOST_SITES = 300  # with intervals of their own
 OF_CLASSES = ("auroc", "auprc", "f1", "sensitivity", "specificity", "sensitivity_at_90")
 FEWEST_OF_CLASS = 5  # patients of each class, for an interval of a metric that is of classes
+MOST_POINTS = 200  # of an ROC curve
 SMALLEST_GROUP = 10  # patients; counts of groups are told to the nearest ten
 WORST_IS_LARGEST = ("loss", "brier", "calibration_error", "calibration_in_the_large")
 NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave"
@@ -69,7 +70,7 @@ def assess(sites: Mapping[str, Predictions], seed: int, column: str = "", groups
         return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
     together = pool(usable)
     count = _count(together)
-    pooled, curves = _pooled(together, count, seed)
+    pooled, drawn_curves = _pooled(together, count, seed)
     drawn = count if len(usable) <= MOST_SITES else 0
     each = {name: judge(one, drawn, generator(seed, "bootstrap", "site", name)) for name, one in usable.items()}
     return {
@@ -82,7 +83,7 @@ def assess(sites: Mapping[str, Predictions], seed: int, column: str = "", groups
         "worst": {metric: _worst(each, metric) for metric in METRICS},
         "gap": {metric: _gap(each, metric) for metric in METRICS},
         "groups": _groups(usable, column, groups, count, seed) if column else None,
-        **curves,
+        **drawn_curves,
     }
 
 
@@ -118,9 +119,39 @@ def _pooled(rows: Predictions, count: int, seed: int) -> tuple[dict[str, Any], d
     told = _told(rows, values, draws, rng)
     band = np.quantile(draws[:, len(METRICS) :], (0.025, 0.975), axis=0) if binary else None
     return told, {
+        "curves": curves(rows),
         "calibration": calibration_curve(chance, event),
         "decision": None if band is None else decision_curve(chance, event, (band[0], band[1])),
     }
+
+
+def curves(rows: Predictions) -> list[dict[str, Any]]:
+    """``operating_points`` of class 1 of two classes, else of each class of ``rows`` against the rest, with its ``class``."""
+    present = np.unique(rows.labels)
+    classes = (present[present == 1] if rows.scores.shape[1] == 2 else present) if len(present) > 1 else ()
+    return [{"class": int(k), **operating_points(rows.labels == k, rows.scores[:, k])} for k in classes]
+
+
+def operating_points(positive: Bools, score: Floats) -> dict[str, list[float]]:
+    """``false_positives`` (1 - specificity), ``sensitivity`` and ``precision`` from the highest threshold down.
+
+    positive, score: (n,), of both classes. At most 200 thresholds, evenly spaced by rank; the first list begins at 0.
+
+    >>> operating_points(np.array([True, False, True]), np.array([0.9, 0.4, 0.2]))["sensitivity"]
+    [0.0, 0.5, 0.5, 1.0]
+    """
+    order = np.argsort(-score, kind="stable")
+    last_of_tie = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)
+    shown = np.unique(np.linspace(0, len(last_of_tie) - 1, MOST_POINTS).round().astype(np.int64))
+    chosen = last_of_tie[shown]
+    hits = np.cumsum(positive[order])[chosen]
+    false = chosen + 1 - hits
+    lines = {
+        "false_positives": np.append(0.0, false / (~positive).sum()),
+        "sensitivity": np.append(0.0, hits / positive.sum()),
+        "precision": np.append(hits[0] / (chosen[0] + 1), hits / (chosen + 1)),
+    }
+    return {name: [round(float(value), 6) for value in line] for name, line in lines.items()}
 
 
 def judge(rows: Predictions, count: int, rng: np.random.Generator) -> Judged:

@@ -19,7 +19,7 @@ RELATIONS = {
 }
 
 GUESSED = {
-    "add-remove": "{unit}s are there",
+    "add-remove": "{unit}s took part",
     "replace-one": "{unit}s have one record and not another",
 }
 
@@ -44,15 +44,13 @@ def share(value: float) -> str:
 
 
 def risk_sentence(risk: Mapping[str, float], unit: str, relation: str, whose: str = "") -> str:
-    """What both numbers of a risk mean, in one sentence. risk: ``advantage`` and ``tpr_at_1_percent_fpr``; whose: " of ..."."""
+    """What a risk means, in one sentence. risk: ``advantage`` and ``tpr_at_1_percent_fpr``; whose: " of ..."."""
     sought = GUESSED.get(relation, GUESSED["add-remove"]).format(unit=unit)
     if risk["advantage"] >= 1:
-        return f"Risk{whose}: no bound; whoever knows all other records and guesses which {sought} may find every one of them."
+        return f"Risk{whose}: no bound; an attacker who knows all other records may guess without error which {sought}."
     return (
-        f"Risk{whose}: whoever knows all other records and guesses which {sought} finds at most "
-        f"{share(risk['tpr_at_1_percent_fpr'])} of them when accusing 1 % of the others (blind guessing: 1 %), and the share "
-        f"found is never more than {share(risk['advantage']).removesuffix(' %')} percentage points above the share wrongly "
-        "accused (the advantage)."
+        f"Risk{whose}: an attacker who knows all other records and guesses which {sought} has a true-positive rate of at most "
+        f"{share(risk['tpr_at_1_percent_fpr'])} at a 1 % false-positive rate (blind guessing: 1 %)."
     )
 
 

@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, nn
 
 
-def logistic(features: int, classes: int, widths: Sequence[int] = ()) -> nn.Module:
-    """Multinomial logistic regression: (B, features) float to (B, classes) logits; ``widths`` is not used.
+def logistic(features: int, outputs: int) -> nn.Module:
+    """Multinomial logistic regression: (B, features) float to (B, outputs) logits.
 
     It begins at zero: nothing has to tell its outputs apart, and a random start is noise that few steps do not forget.
     """
-    layer = nn.Linear(features, classes)
+    layer = nn.Linear(features, outputs)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return nn.Sequential(layer)
 
 
-def mlp(features: int, classes: int, widths: Sequence[int] = (32,)) -> nn.Module:
+def mlp(features: int, outputs: int, widths: Sequence[int] = (32,)) -> nn.Module:
     """Perceptron with tanh units (they train better than ReLU under clipping, Papernot et al. 2021).
 
-    (B, features) float to (B, classes) logits. Its ``representation`` is what the last hidden layer makes of a row.
+    (B, features) float to (B, outputs) logits. Its ``representation`` is what the last hidden layer makes of a row.
     """
     layers: list[nn.Module] = []
-    for inputs, outputs in zip((features, *widths[:-1]), widths, strict=True):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    module = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    for inputs, units in zip((features, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(inputs, units), nn.Tanh()]
+    module = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
     module.representation = str(len(layers) - 1)  # type: ignore[assignment]
     return module
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from polyclinic.ehr.schema import Schema
 from polyclinic.programs.program import State
 from polyclinic.programs.supervised import Supervised
+from polyclinic.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,11 @@ class Convex(Supervised):
     """The tasks ``output-perturbation`` and ``objective-perturbation``: a round is one release, without steps and batches."""
 
     stepwise: ClassVar[bool] = False
+
+    def converging_task(self, schema: Schema) -> Task:
+        from polyclinic.training import classification  # the same loss, in steps
+
+        return classification
 
     def notes(self, state: State, scored: bool) -> list[str]:
         if self.config.rounds == 1:

@@ -18,10 +18,11 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.installed import claimed
 from polyclinic.plugins import BUILT_IN, dataset_of
+from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.games.generator import generator_steps, penalised
+from polyclinic.synthesis.games.generator import Play, generator_steps, penalised
 from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
@@ -100,10 +101,10 @@ class Games(Synthetic):
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         config, layout = self.config, self.layout(schema)
         return GameHalf(
-            self.game(layout), layout, self.frequencies(schema, classes), rounds=config.rounds,
+            Play(self.game(layout), layout, self.frequencies(schema, classes), config.rounds, config.seed),
             critic_steps=config.training.local_steps, rate=learning_rate,
             decay=learning_rate * config.training.weight_decay if config.secure.shared_noise else 0.0,
-            most=self.choice.candidates if self.choice else 0, seed=config.seed,
+            most=self.choice.candidates if self.choice else 0,
         )  # fmt: skip
 
     def published(self) -> bool:
@@ -124,7 +125,11 @@ class Games(Synthetic):
         config = self.config
         return (
             published.guarantee(
-                patients, config.training.sample_rate, config.training.local_steps, config.rounds, config.privacy.delta
+                patients,
+                config.training.sample_rate,
+                config.training.local_steps,
+                config.rounds,
+                config.privacy.delta or usual_delta(sum(patients)),
             )
             or None
         )
@@ -150,24 +155,20 @@ class Games(Synthetic):
 class GameHalf(Half):
     """The generator steps against the hospitals' mean critic.
 
-    classes: (K,) frequencies of the label. rounds: of the run. critic_steps: a hospital's in a round. rate: the critics' learning
-    rate, by which a penalty is stepped, and ``decay`` the weight decay that is left to the server (0 where hospitals have it).
-    most: how many generators stay over the rounds, to choose among. A generator or critic that diverges is taken
-    back to what it was before the round; the state's ``diverged`` has the rounds.
+    critic_steps: a hospital's in a round. rate: the critics' learning rate, by which a penalty is stepped, and ``decay`` the
+    weight decay that is left to the server (0 where hospitals have it). most: how many generators stay over the rounds, to choose
+    among. A generator or critic that diverges is taken back to what it was before the round; the state's ``diverged`` has the
+    rounds.
     """
 
-    game: Game
-    layout: Layout
-    classes: np.ndarray
-    rounds: int
+    play: Play
     critic_steps: int = 1
     rate: float = 0.0
     decay: float = 0.0
     most: int = 0
-    seed: int = 0
 
     def first(self) -> State:
-        generator = first_state(self.game, self.layout, self.seed).flat()
+        generator = first_state(self.play.game, self.play.layout, self.play.seed).flat()
         return {"generator": generator, "candidates": {}, "selected": [], "diverged": []}
 
     def question(self, number: int, state: State) -> Arrays:
@@ -176,34 +177,33 @@ class GameHalf(Half):
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
         """The generator after its steps, and the mean critic; the critic that was sent, where either diverges."""
+        game, rounds = self.play.game, self.play.rounds
         critic = {name: value.astype(sent[name].dtype) for name, value in collected.mean.items()}
         if self.decay:
             critic = {name: value - value.dtype.type(self.decay) * sent[name] for name, value in critic.items()}
-        critic = self.game.clipped(critic)
+        critic = game.clipped(critic)
         made = GeneratorState.from_flat(state["generator"])
-        critic = penalised(self.game, self.layout, critic, made, self.classes, self.seed, number, self.rate)
-        steps, made = due(self.game, made, self.critic_steps)
-        made = generator_steps(
-            self.game, self.layout, critic, made, self.classes, steps, self.seed, number, self.rounds
-        )
+        critic = penalised(self.play, critic, made, number, self.rate)
+        steps, made = due(game, made, self.critic_steps)
+        made = generator_steps(self.play, critic, made, steps, number)
         if made.diverged:
             return state | {"diverged": [*state["diverged"], number]}, sent
         candidates = state["candidates"]
-        if number in {-(-self.rounds * (place + 1) // self.most) for place in range(self.most)}:
-            candidates = candidates | {number: made.drawn_from(self.game)}
+        if number in {-(-rounds * (place + 1) // self.most) for place in range(self.most)}:
+            candidates = candidates | {number: made.drawn_from(game)}
         return state | {"generator": made.flat(), "candidates": candidates}, critic
 
     def synthesizer(self, state: State) -> Synthesizer:
         """What draws rows: the selected generators, or the last one."""
         chosen = [state["candidates"][number] for number in state["selected"]]
-        last = GeneratorState.from_flat(state["generator"]).drawn_from(self.game)
-        return GeneratedRows(self.layout, self.game, tuple(chosen or [last]), self.classes)
+        last = GeneratorState.from_flat(state["generator"]).drawn_from(self.play.game)
+        return self._rows(*(chosen or [last]))
 
     def chosen(self, state: State, rounds: Sequence[int]) -> State:
         return state | {"selected": [*rounds]}
 
     def candidates(self, state: State) -> dict[int, Synthesizer]:
-        return {
-            number: GeneratedRows(self.layout, self.game, (arrays,), self.classes)
-            for number, arrays in sorted(state["candidates"].items())
-        }
+        return {number: self._rows(arrays) for number, arrays in sorted(state["candidates"].items())}
+
+    def _rows(self, *generators: Arrays) -> GeneratedRows:
+        return GeneratedRows(self.play.layout, self.play.game, generators, self.play.classes)

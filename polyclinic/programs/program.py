@@ -25,6 +25,8 @@ from polyclinic.training.task import Task, TrainSettings
 from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
     from polyclinic.training.auditing.subject import Claim, Subject
@@ -122,8 +124,6 @@ class Program(ABC):
     counts_classes: ClassVar[bool] = False
     #: Whether the result is judged on held-out patients.
     judged: ClassVar[bool] = True
-    #: Whether a model of any number of features and classes can be built, so that made-up patients can stand in for an audit.
-    any_width: ClassVar[bool] = True
     #: Whether too much noise is refused before anything is spent (``check_noise``).
     limits_noise: ClassVar[bool] = False
     #: Whether workers may average hospitals' models before the server does: not of sums, whose order would show.
@@ -143,13 +143,20 @@ class Program(ABC):
 
     def check(self, schema: Schema) -> None:
         """Raises ConfigError where the run and the schema do not go together; touches no record."""
-        self.check_training(self.task(schema), schema, self.builder(schema), self.first(schema), self.settings(1.0))
+        self.check_training(
+            self.task(schema),
+            schema,
+            self.builder(schema),
+            self.first(schema),
+            self.settings(1.0 if self.config.privacy.dp else None),
+        )
 
     def check_training(
         self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
     ) -> None:
         """Raises ConfigError where training would refuse the model or the strategy's local half; touches no record."""
-        task.check(build, arrays, self.width(schema), self.config.training.engine)
+        private = settings.noise_multiplier is not None or self.config.evaluation.metrics == "private"
+        task.check(build, arrays, self.width(schema), self.config.training.engine, private)
         if settings.local.penalises:
             from polyclinic.training.representation import check_penalised
 
@@ -200,6 +207,10 @@ class Program(ABC):
             )
         return event
 
+    def converging_task(self, schema: Schema) -> Task | None:
+        """The task by whose steps ``training.converged`` fits the run's model for a comparison; None where none does."""
+        return None
+
     @abstractmethod
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         """The hospital's half, where each hospital adds its own noise."""
@@ -239,6 +250,12 @@ class Program(ABC):
         raise ConfigError(
             f"Configuration key 'task' has the value {self.config.task!r}, which draws no synthetic patients."
         )
+
+    @property
+    def any_width(self) -> bool:
+        """Whether a model of any number of features and classes can be built, so that made-up patients can stand in for an
+        audit."""
+        return True
 
     @property
     def lets_join(self) -> bool:
@@ -331,9 +348,16 @@ class Program(ABC):
         """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
-    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
-        """Raises ConfigError for arrays by which one patient's scores would depend on another's."""
-        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine)
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(rows, classes) what ``scores`` makes of the model's outputs. Raises ConfigError where no such function is known."""
+        raise ConfigError(
+            f"The task {self.config.task!r} has no function 'probabilities' that makes probabilities of the model's outputs."
+        )
+
+    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
+        """Raises ConfigError for arrays that are no model, and where metrics are ``private`` for those by which one patient's
+        scores would depend on another's."""
+        self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 
     def published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""

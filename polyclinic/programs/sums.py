@@ -17,8 +17,9 @@ from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import dataset_of, resolve
+from polyclinic.programs.building import check_options
 from polyclinic.programs.program import Collected, Half, Program, State
-from polyclinic.programs.synthetic import Synthetic, check_options, making
+from polyclinic.programs.synthetic import Synthetic, making
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
@@ -49,9 +50,12 @@ class Sums(Program):
     stepwise: ClassVar[bool] = False
     merges_early: ClassVar[bool] = False
     checked_once: ClassVar[bool] = False
-    any_width: ClassVar[bool] = False
     released: ClassVar[str] = "every sum"
     released_together: ClassVar[str] = "every sum"
+
+    @property
+    def any_width(self) -> bool:
+        return False
 
     @abstractmethod
     def method(self, schema: Schema) -> SumsMethod:
@@ -124,7 +128,8 @@ class SyntheticSums(Sums, Synthetic):
         make, options = resolve("methods", config.model), self.options
         if callable(make) and "rounds" in signature(make).parameters:
             options = {"rounds": config.rounds} | options
-        check_options(config.model, make, options, next(iter(signature(make).parameters), "") if callable(make) else "")
+        first = list(signature(make).parameters)[:1] if callable(make) else []
+        check_options(config.model, make, options, first, "synthesis.options")
         with making(config):
             method: SynthesisMethod = make(layout, **options)
         missing = [
@@ -153,7 +158,7 @@ class Posterior(Sums):
         config = self.config
         make = resolve("likelihoods", config.model)
         method, options = chosen_method(keyword_arguments(config.posterior.options), config.rounds, config.seed)
-        check_options(config.model, make, options, "columns")
+        check_options(config.model, make, options, ("columns",), "posterior.options")
         with making(config):
             return posterior_sums(
                 make, Layout.of(schema), config.posterior.columns, options, config.posterior.prior, method

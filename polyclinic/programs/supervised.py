@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from logging import getLogger
 from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, why
-from polyclinic.plugins import model_named, task_named
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import BUILT_IN, dataset_of, task_named
+from polyclinic.programs.building import Model
 from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
-from polyclinic.types import Builder
+from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.training.auditing.subject import Claim, Subject
+
+_log = getLogger(__name__)
+
+
+@lru_cache
+def _warn_of_probabilities(model: str) -> None:
+    """Once for each model, for it is looked at where a run is asked for and where it begins."""
+    _log.warning(
+        "The model %r gives probabilities, as of a softmax or a sigmoid. Training takes them for logits and applies its own, so "
+        "that it learns slowly and predicts too cautiously; let the model return what comes before.", model,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,12 +47,37 @@ class Supervised(Program):
         task: Task = task_named(self.config.task)
         return task
 
+    @property
+    def model(self) -> Model:
+        """The network that hospitals train."""
+        return Model(self.config)
+
+    @property
+    def any_width(self) -> bool:
+        return not self.model.asks_schema
+
     def check_names(self) -> None:
-        model_named(self.config.model)
+        self.model.builder(1, 1, None)
         super().check_names()
 
+    def outputs(self, schema: Schema) -> int:
+        """How many numbers of the model a row's loss takes."""
+        return schema.num_classes
+
+    def _made(self, build: Builder, arrays: Arrays, schema: Schema) -> Tensor | None:
+        """What the model makes of made-up rows; None of a task that other packages bring, which may want anything.
+
+        Raises ConfigError for outputs that the task does not take.
+        """
+        from polyclinic.training.modules import check_outputs
+
+        if self.config.task not in BUILT_IN["tasks"]:
+            return None
+        several = self.outputs(schema)
+        return check_outputs(build, arrays, self.width(schema), (several, 1) if several == 2 else (several,))
+
     def builder(self, schema: Schema) -> Builder:
-        return build_for(self.config, len(feature_names(schema)), schema.num_classes)
+        return self.model.builder(len(feature_names(schema)), self.outputs(schema), schema)
 
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         return self.trains.event(settings, begun)
@@ -45,9 +85,23 @@ class Supervised(Program):
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
         return self.trains
 
+    def converging_task(self, schema: Schema) -> Task | None:
+        return self.plain_task(schema) if self.config.task == "classification" else None
+
     def check(self, schema: Schema) -> None:
         super().check(schema)
         self.local(schema)
+        from polyclinic.training.modules import are_probabilities
+
+        made = self._made(self.builder(schema), self.first(schema), schema)
+        if made is not None and are_probabilities(made):
+            _warn_of_probabilities(self.config.model)
+
+    def check_training(
+        self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
+    ) -> None:
+        self._made(build, arrays, schema)
+        super().check_training(task, schema, build, arrays, settings)
 
     @property
     def lets_join(self) -> bool:
@@ -57,11 +111,17 @@ class Supervised(Program):
     def takes_local_halves(self) -> bool:
         return bool(getattr(self.trains, "takes_local_halves", False))
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        found: Callable[[Tensor], Tensor] = getattr(self.trains, "probabilities", super().probabilities)
+        return found(outputs)
+
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
+        schema = dataset_of(self.config).schema if self.model.asks_schema else None
+
         def build(features: int) -> Builder:
-            return build_for(self.config, features, claim.classes)
+            return self.model.builder(features, claim.classes, schema)
 
         return Subject(**vars(claim), task=self.trains, build=build)
 
@@ -76,30 +136,3 @@ class Supervised(Program):
                 "share."
             )
         return [name for name in names if name in stays]
-
-
-def build_for(config: RunConfig, features: int, classes: int) -> Builder:
-    """A builder of empty modules of the run's model, for so many features and classes.
-
-    The builder raises ConfigError when the configuration key ``model`` names something that makes no module.
-    """
-    from torch import nn
-
-    make = model_named(config.model)
-
-    def build() -> nn.Module:
-        try:
-            module = make(features, classes, config.widths)
-        except Exception as error:
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which does not build a torch module from "
-                f"(features, classes, widths): {why(error)}."
-            ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"Configuration key 'model' has the value {config.model!r}, which must build a torch nn.Module, "
-                f"not a {type(module).__name__}."
-            )
-        return module
-
-    return build

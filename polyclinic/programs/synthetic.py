@@ -6,18 +6,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 import numpy as np
 
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError, PolyclinicError, nearest, why
+from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.plugins import resolve
 from polyclinic.privacy.streams import generator
 from polyclinic.programs.program import Half, Program, State
@@ -34,10 +32,13 @@ class Synthetic(Program):
 
     draws: ClassVar[bool] = True
     counts_classes: ClassVar[bool] = True
-    any_width: ClassVar[bool] = False
     tells_rate: ClassVar[bool] = False
     #: Whether rows are drawn by the generator of a game.
     by_game: ClassVar[bool] = False
+
+    @property
+    def any_width(self) -> bool:
+        return False
 
     @property
     def shows_quality(self) -> bool:
@@ -54,7 +55,7 @@ class Synthetic(Program):
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
         return judged(arrays, rows)
 
-    def check_evaluated(self, schema: Schema, arrays: Arrays) -> None:
+    def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
         """A linear classifier scores every patient apart."""
 
     def notes(self, state: State, scored: bool) -> list[str]:
@@ -150,27 +151,3 @@ def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, An
     make = resolve(group, config.model)
     with making(config):
         return make(layout, **options)
-
-
-def check_options(model: str, make: Any, options: Mapping[str, Any], ours: str) -> None:
-    """Raises ConfigError for an option that the method does not have, or lacks, before its own TypeError says so in Python's
-    words; ``ours``: what is no option, since it is given by others."""
-    taken = [part for part in signature(make).parameters.values() if part.name != ours] if callable(make) else []
-    names = [part.name for part in taken if part.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    unknown = [name for name in options if name not in names]
-    if unknown and callable(make) and not any(part.kind is Parameter.VAR_KEYWORD for part in taken):
-        options_taken = [dashed(name) for name in names]
-        raise ConfigError(
-            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(options_taken) or 'none'}."
-            f"{nearest(dashed(unknown[0]), options_taken)}"
-        )
-    lacking = [
-        part.name
-        for part in taken
-        if part.name in names and part.default is Parameter.empty and part.name not in options
-    ]
-    if lacking:
-        raise ConfigError(
-            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in synthesis.options, as "
-            f"'{dashed(lacking[0])}=1'."
-        )

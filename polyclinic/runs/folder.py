@@ -5,7 +5,6 @@ The names of a run's files are spelled here alone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 import shlex
@@ -23,11 +22,10 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, several
-from polyclinic.files import Content, NewFile, write_file, write_files
+from polyclinic.files import SECRET, Content, NewFile, as_text, locked, write_file, write_files
 from polyclinic.runs.history import Record, records_in
 from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
-from polyclinic.spreadsheets import as_text
 from polyclinic.toml import checked, read_toml
 from polyclinic.types import Arrays
 from polyclinic.versions import recorded_versions
@@ -89,6 +87,9 @@ class Run:
     versions_file = _Place("versions.json")
     #: What every hospital spent, and on what.
     statement_file = _Place("ledger.json")
+    #: Predictions of held-out patients, row by row, as far as policies let them leave; of a simulation only where its hospitals
+    #: evaluated models of their own.
+    predictions_file = _Place("predictions.parquet")
     #: What draws synthetic rows, after a run of task synthesis.
     synthesizer_file = _Place("synthesizer.safetensors")
     #: How good the synthetic patients are, where they were judged.
@@ -96,6 +97,10 @@ class Run:
     #: What attacks on the run reached, where it was attacked.
     attacks_file = _Place("attacks.json")
     report = _Place("report.html")
+    #: What the model is, what it was made of, how good it is, and its limits.
+    card_file = _Place("model_card.md")
+    #: What the model is for, in Markdown, where its authors wrote it.
+    purpose_file = _Place("purpose.md")
     plots = _Place("plots")
     _flower_runs = _Place("flower-runs.txt")
     _awaited = _Place("comparison.awaited")
@@ -146,7 +151,7 @@ class Run:
         run.check_unfinished()
         begun, now = run.config().decisive(), config.decisive()
         for key, value in begun.items():
-            if now[key] != value:
+            if now[key] != value and (key, now[key]) != ("privacy.delta", 0):
                 raise ConfigError(
                     f"Configuration key {key!r} has the value {now[key]!r}, but the run {run.name} was begun with "
                     f"{value!r}; a resumed run keeps what it was begun with."
@@ -170,13 +175,8 @@ class Run:
 
         Raises ConfigError when another process is at it.
         """
-        with (self.path / "held").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
-                ) from None
+        refusal = f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
+        with locked(self.path / "held", refusal):
             yield
 
     @property
@@ -261,6 +261,16 @@ class Run:
         if not isinstance(content, dict):
             raise DataError(f"{self.summary_file} cannot be read: it must hold one JSON object.")
         return content
+
+    def purpose(self) -> list[str]:
+        """The paragraphs of ``purpose.md``, none without it. Raises DataError for a file that is not UTF-8 text."""
+        try:
+            text = self.purpose_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.purpose_file} cannot be read: {error}.") from None
+        return [part.strip() for part in text.split("\n\n") if part.strip()]
 
     def versions(self) -> dict[str, dict[str, Any]]:
         """What ``versions.json`` holds: the coordinator's versions by package and, of real hospitals, those of each by name.
@@ -363,6 +373,7 @@ class Run:
     def write(
         self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
         *, synthesizer: Synthesizer | None = None, hospitals: Mapping[str, Any] | None = None,
+        predictions: pd.DataFrame | None = None,
     ) -> None:  # fmt: skip
         """All results but the report, which goes last.
 
@@ -371,6 +382,7 @@ class Run:
             arrays: The model's, by name.
             scale: What the model's inputs are standardised by.
             hospitals: The versions of real hospitals by name.
+            predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd
         from safetensors.numpy import save_file
@@ -390,7 +402,10 @@ class Run:
         posterior = summary.get("posterior")
         if posterior and posterior["finished"]:
             files[self.path / "posterior.json"] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
-        write_files({path: NewFile(content) for path, content in files.items()})
+        new = {path: NewFile(content) for path, content in files.items()}
+        if predictions is not None:
+            new[self.predictions_file] = NewFile(lambda path: predictions.to_parquet(path, index=False), SECRET)
+        write_files(new)
         if synthesizer is not None:
             from polyclinic.synthesis.synthesizer import save
 

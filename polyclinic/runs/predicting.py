@@ -1,16 +1,19 @@
-"""What a finished run's model says of new rows, for who holds them: nothing is sent, charged or released."""
+"""A finished run's predictions: of new rows, for who holds them, which sends, charges and releases nothing; and of held-out
+patients, as far as policies let them leave."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.datasets.tables import read_as
 from polyclinic.ehr.encoding import Encoded, encode
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Schema, label_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, several
 from polyclinic.plugins import TABLES
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
@@ -34,20 +37,76 @@ def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.Da
         ConfigError: for a run without a classifier, and for imputation "mice", which needs the hospital's own patients.
         DataError: for a column that is not there and a cell that the schema does not allow.
     """
+    check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
+    encoded = _encoded(table, schema, config.dataset == TABLES, source)
+    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
+    x = filled(encoded.x, schema, config.data.imputation, imputer)
+    rows = Rows(x, np.zeros(len(x), dtype=np.int64), np.arange(len(x)), len(x))
+    (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
+    return pd.DataFrame(scores, index=table.index, columns=list(label_names(schema))), encoded.y
+
+
+def check_predicts(run: Run) -> None:
+    """Raises ConfigError for a run without a classifier, and for imputation "mice"."""
+    config, program = run.config(), program_of(run.config())
     if program.draws or not program.judged:
         raise ConfigError(f"{run.path} is a run of task {config.task!r}, which trains no classifier of patients.")
     if config.data.imputation == "mice":
         raise ConfigError(
             "data.imputation is 'mice', whose equations are fitted to a hospital's own patients at its run."
         )
-    encoded = _encoded(table, schema, config.dataset == TABLES, source)
-    imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
-    x = filled(encoded.x, schema, config.data.imputation, imputer)
-    rows = Rows(x, np.zeros(len(x), dtype=np.int64), np.arange(len(x)), len(x))
-    (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
-    classes = schema.label.categories or [str(number) for number in range(schema.num_classes)]
-    return pd.DataFrame(scores, index=table.index, columns=list(classes)), encoded.y
+
+
+def held_out_table(schema: Schema, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> pd.DataFrame:
+    """Held-out predictions by hospital as one table: ``site``, ``patient``, ``label``, ``score_CLASS`` of each class, ``split``.
+
+    sites: of each hospital patient numbers (rows,), class numbers (rows,) and scores (rows, classes).
+    """
+    names = label_names(schema)
+    parts = [
+        pd.DataFrame({"site": site, "patient": patient, "label": np.array(names)[labels]}).join(
+            pd.DataFrame(scores, columns=[f"score_{name}" for name in names])
+        )
+        for site, (patient, labels, scores) in sites.items()
+    ]
+    return pd.concat(parts, ignore_index=True).assign(split="held-out")
+
+
+def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
+    """What ``held_out_table`` gives of a finished run, and the hospitals whose policies withhold their predictions.
+
+    Those of a simulation are computed anew from its records, unless its hospitals evaluated models of their own.
+    Raises ConfigError, with the reason, where there are none.
+    """
+    config, summary, program = run.config(), run.summary(), program_of(run.config())
+    sites = list(summary.metrics.sites)
+    if not program.judged:
+        raise ConfigError(f"{run.path} is a run of task {config.task!r}, which is not judged on held-out patients.")
+    if run.predictions_file.is_file():
+        table = pd.read_parquet(run.predictions_file)
+        return table, [site for site in sites if site not in set(table["site"])]
+    if not summary.simulation:
+        raise ConfigError(f"No policy of the {len(sites)} hospitals lets predictions of held-out patients leave.")
+    if config.evaluation.metrics != "exact":
+        raise ConfigError(
+            f"Configuration key 'evaluation.metrics' has the value {config.evaluation.metrics!r}, so no predictions of held-out "
+            "patients leave the hospitals."
+        )
+    simulation = run.simulation("their predictions are in its folder")
+    synthesizer = run.synthesizer() if program.draws else None
+    arrays, rows = program.evaluated(run.arrays(), synthesizer), [simulation.rows(site)[1] for site in sites]
+    if arrays is None:
+        raise ConfigError(f"{run.path} stopped before there was a model to judge.")
+    scores = program.scores(run.schema(), arrays, rows)
+    told = [(part.patient, part.y, score) for part, score in zip(rows, scores, strict=True)]
+    return held_out_table(run.schema(), dict(zip(sites, told, strict=True))), []
+
+
+def withheld_sentence(withheld: list[str], sites: int) -> str:
+    """Whose predictions are missing, in one sentence."""
+    few = f"{len(withheld)} of {sites} hospitals ({several(withheld)})"
+    return f"The policies of {few} withhold predictions of held-out patients."
 
 
 def _encoded(table: pd.DataFrame, schema: Schema, drafted: bool, source: str) -> Encoded:

@@ -15,6 +15,7 @@ from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, dealer_named
+from polyclinic.privacy.accounting import usual_delta
 from polyclinic.training.preparation import imputed, standardised
 
 if TYPE_CHECKING:
@@ -134,6 +135,19 @@ def _written(path: str) -> int:
         return 0
 
 
+def with_delta(config: RunConfig) -> RunConfig:
+    """The configuration of a simulation with a delta: its own, or ``usual_delta`` of all its patients where it names none.
+
+    They are all patients of the dataset, held out or not, so that every split has the same delta; where
+    ``privacy.patients-per-site`` is public, so many at each hospital, which makes delta a function of public numbers. Else
+    the number of patients counts as public.
+    """
+    if config.privacy.delta:
+        return config
+    public, shards = config.privacy.patients_per_site, simulated_shards(config)
+    return config.changed({"privacy.delta": usual_delta(sum(public or shard.patients for shard in shards))})
+
+
 def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
     largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
@@ -141,7 +155,7 @@ def check_simulation(config: RunConfig) -> None:
         raise ConfigError(
             f"Configuration key 'privacy.delta' has the value {config.privacy.delta:g}, which must be below 1/patients at every "
             f"hospital: {largest.site} has {largest.train.patients} training patients; "
-            f"{0.1 / largest.train.patients:.1g} would be a tenth of that."
+            f"{usual_delta(largest.train.patients):g} would be a tenth of that."
         )
 
 

@@ -59,9 +59,13 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
     return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 
-def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
-    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy."""
-    check_behaviour(build, arrays, features)
+def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy.
+
+    private: Whether patients must be kept apart. Without privacy a model may do with a batch what torch can train.
+    """
+    if private:
+        check_behaviour(build, arrays, features)
     choose(load(build, arrays), features, engine)
 
 
@@ -77,7 +81,8 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         raise ConfigError("public_patients is missing: a private batch sum needs a public divisor.")
     made = (lambda: build().double()) if settings.double else build
     module = load(made, arrays)
-    check_module(module)
+    if settings.noise_multiplier is not None:
+        check_module(module)
     engine = choose(module, work[0].rows.x.shape[1], settings.engine, settings.local.penalises)
     _log.debug("training %d sites with the engine %s", len(work), engine)
     private = settings.noise_multiplier is not None
@@ -94,8 +99,14 @@ def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.nd
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
         return [
-            functional.softmax(
-                module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype)).double(), dim=1
-            ).numpy()
-            for part in rows
+            probabilities(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows
         ]
+
+
+def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+    """(rows, classes) float64 probabilities that the model's outputs, (rows, classes) logits, stand for.
+
+    One logit is that of class 1, beside 0.
+    """
+    beside = functional.pad(outputs, (1, 0)) if outputs.shape[1] == 1 else outputs
+    return functional.softmax(beside.double(), dim=1)

@@ -51,7 +51,7 @@ class ConvexTask:
             return perturbation.objective_event(noise, settings.perturbation, settings.release_delta)
         return perturbation.output_event(noise, settings.perturbation)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for any module but one linear layer of two outputs."""
         _linear(load(build, arrays), self.name, features)
 
@@ -68,6 +68,7 @@ class ConvexTask:
         return [self._update(layer, arrays, site, settings) for site in work]
 
     evaluate = staticmethod(classification.evaluate)
+    probabilities = staticmethod(classification.probabilities)
 
     def _update(self, layer: str, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
         bounded = _bounded(site.rows, settings.max_grad_norm)

@@ -39,9 +39,9 @@ class DensityTask(Judged):
     #: The flow's steps cost what those of private classification do.
     event = staticmethod(classification.event)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
-        classification.check(build, arrays, self.recipe.layout.width, engine)
+        classification.check(build, arrays, self.recipe.layout.width, engine, private)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

@@ -1,6 +1,7 @@
 """The losses that hospitals train with, each in two forms: differentiable, and with its gradient at the output.
 
-A loss is one number a row, of outputs (..., O) and labels (...) int64. "cross-entropy": O logits, y the class.
+A loss is one number a row, of outputs (..., O) and labels (...) int64. "cross-entropy": O logits, y the class; one logit is that
+of class 1, of a binary label.
 "logistic": one logit, y 1 or 0 (a critic's real and generated; Goodfellow et al. 2014). "wasserstein": one score, high
 for y 1 (Arjovsky et al. 2017). "auxiliary": a logit of real and the logits of K labels, y = 2 * label + real, the two
 entropies weighed alike (Odena et al. 2017). "density": one output, minus the log-density of the row itself; y is not used.
@@ -46,6 +47,10 @@ def check_loss(loss: str, outputs: int) -> None:
         raise ConfigError(f"The loss {loss!r} takes a model with {allowed}; this one has {outputs}.")
 
 
+def _one_or_several(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (_logistic if outputs.shape[-1] == 1 else _cross_entropy)(outputs, labels)
+
+
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
 
@@ -65,6 +70,10 @@ def _auxiliary(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _density(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs[..., 0]
+
+
+def _one_or_several_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    return (_logistic_closed if outputs.shape[-1] == 1 else _cross_entropy_closed)(outputs, labels)
 
 
 def _cross_entropy_closed(outputs: Tensor, labels: Tensor) -> Pair:
@@ -95,11 +104,11 @@ def _density_closed(outputs: Tensor, labels: Tensor) -> Pair:
 
 
 _DIFFERENTIABLE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    CROSS_ENTROPY: _cross_entropy, "logistic": _logistic, "wasserstein": _wasserstein, "auxiliary": _auxiliary,
+    CROSS_ENTROPY: _one_or_several, "logistic": _logistic, "wasserstein": _wasserstein, "auxiliary": _auxiliary,
     DENSITY: _density,
 }  # fmt: skip
 _CLOSED: Mapping[str, Callable[[Tensor, Tensor], Pair]] = {
-    CROSS_ENTROPY: _cross_entropy_closed, "logistic": _logistic_closed, "wasserstein": _wasserstein_closed,
+    CROSS_ENTROPY: _one_or_several_closed, "logistic": _logistic_closed, "wasserstein": _wasserstein_closed,
     "auxiliary": _auxiliary_closed, DENSITY: _density_closed,
 }  # fmt: skip
 # Which numbers of outputs a loss takes, and how that is said.

@@ -6,7 +6,7 @@ Clipping one patient bounds that patient's influence only where the module keeps
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.types import Arrays, Builder
 
 _ROW_BY_ROW = {nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm}
@@ -45,7 +45,8 @@ def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     pieces = torch.split(flat, [p.numel() for p in trained.values()], dim=-1)
     return {
-        name: piece.view(*piece.shape[:-1], *p.shape) for (name, p), piece in zip(trained.items(), pieces, strict=True)
+        name: piece.view((*piece.shape[:-1], *p.shape))
+        for (name, p), piece in zip(trained.items(), pieces, strict=True)
     }
 
 
@@ -63,8 +64,8 @@ def dump(module: nn.Module) -> Arrays:
 
 
 def normalisation_arrays(module: nn.Module) -> list[str]:
-    """The names of the arrays of layer, group and RMS normalisation, in the module's order."""
-    kinds = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+    """The names of the arrays of batch, instance, layer, group and RMS normalisation, in the module's order."""
+    kinds = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
     inside = {
         f"{label}.{name}" if label else name
         for label, part in module.named_modules() if isinstance(part, kinds)
@@ -92,6 +93,51 @@ def matching_arrays(module: nn.Module, patterns: str) -> list[str]:
             )
         wanted.update(matching)
     return [name for name in names if name in wanted]
+
+
+def check_outputs(build: Builder, arrays: Arrays, features: int, outputs: Collection[int]) -> Tensor:
+    """What the module makes of (7, features) made-up rows.
+
+    Raises ConfigError unless that is one (7, O) tensor of real numbers, O among ``outputs``, that the module's parameters change.
+    """
+    module, allowed = load(build, arrays).train(), " or ".join(f"(7, {number})" for number in outputs)
+    rows = torch.linspace(-1, 1, 7 * features).reshape(7, features)
+    with seeded(0), _failing(f"The model fails on 7 made-up rows of {features} features"):
+        made = module(rows.to(next(module.parameters(), rows).dtype))
+    if not isinstance(made, Tensor):
+        inside = f" of {len(made)}" if isinstance(made, tuple | list | dict) else ""
+        problem = f"a {type(made).__name__}{inside}"
+    elif not made.is_floating_point():
+        problem = f"numbers of the type {str(made.dtype).removeprefix('torch.')}"
+    elif made.shape not in {(7, number) for number in outputs}:
+        problem = f"the shape {tuple(made.shape)}"
+    elif not made.requires_grad:
+        problem = "numbers that no trainable parameter changes"
+    else:
+        return made.detach()
+    raise ConfigError(
+        f"The model gives {problem} for 7 rows; it must give one tensor of real numbers of the shape {allowed}, before any "
+        "softmax or sigmoid."
+    )
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Whether (n, O) outputs look like probabilities, as of a softmax or a sigmoid, where a loss takes logits."""
+    inside = bool((outputs >= 0).all() and (outputs <= 1).all() and outputs.any())
+    return inside and (
+        outputs.shape[1] == 1 or torch.allclose(outputs.sum(1), torch.ones(len(outputs)).to(outputs), atol=1e-4)
+    )
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Whatever a stranger's module raises within becomes a ConfigError that begins with ``what``."""
+    try:
+        yield
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what}: {why(error)}.") from error
 
 
 def check_module(module: nn.Module) -> None:
@@ -134,10 +180,11 @@ def check_behaviour(build: Builder, arrays: Arrays, features: int) -> None:
     them nor any parameter or buffer. A probe can find carelessness; it cannot prove that code written to deceive behaves.
     """
     check_module(load(build, arrays))
+    with _failing("The model fails on made-up rows in float64, in which its patients are compared"):
+        _check_apart(lambda: load(lambda: build().double(), arrays), arrays, features)
 
-    def made() -> nn.Module:
-        return load(lambda: build().double(), arrays)
 
+def _check_apart(made: Builder, arrays: Arrays, features: int) -> None:
     dtype = torch.float64
     batches = [torch.linspace(-1, 1, rows * features, dtype=dtype).reshape(rows, features) for rows in (7, 2, 1)]
     others = [batch.flip(0) * 3.0 + 0.5 for batch in batches]

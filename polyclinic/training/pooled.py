@@ -40,9 +40,9 @@ class Pooled:
         """What one opened sum spends of each patient in it (add/remove one patient), by concentrated differential privacy."""
         return price(settings)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """As the task does."""
-        self.task.check(build, arrays, features, engine)
+        self.task.check(build, arrays, features, engine, private)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

@@ -17,19 +17,17 @@ from polyclinic.types import Arrays, Bools, Builder, Floats
 
 
 def train_shadows(
-    task: Task, build: Builder, arrays: Arrays, hospitals: Sequence[Rows], inside: Sequence[Bools],
-    settings: TrainSettings, rounds: int, seed: int,
+    task: Task, build: Builder, arrays: Arrays, hospitals: Sequence[tuple[Rows, Bools]], settings: TrainSettings, rounds: int,
+    seed: int,
 ) -> list[Arrays]:  # fmt: skip
     """Federated averages of the task's own training, from ``arrays`` on: one for each shadow model.
 
-    hospitals: all patients of each, of whom ``inside``, (shadows, patients), take part. The settings' noise and batches are
+    hospitals: all patients of each, and who takes part, (shadows, patients). The settings' noise and batches are
     each shadow's own. A hospital weighs as many patients as take part there, as in federated averaging, whatever the run's
     strategy.
     """
-    shadows = range(len(inside[0]))
-    rows = [
-        [part.of_patients(mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)] for shadow in shadows
-    ]
+    shadows = range(len(hospitals[0][1]))
+    rows = [[part.of_patients(inside[shadow]) for part, inside in hospitals] for shadow in shadows]
     weights = [np.array([part.patients for part in own], dtype=np.float64) for own in rows]
     models = [dict(arrays) for _ in shadows]
     kept: list[list[Arrays]] = [[{} for _ in hospitals] for _ in shadows]

@@ -85,7 +85,7 @@ class SumsTask(Judged):
         """One sum of clipped vectors, with Gaussian noise or everything without."""
         return sum_event(settings)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a model: a sum is asked for without one."""
         if arrays:
             raise ConfigError(f"A round of sums has no model, but the message holds {', '.join(sorted(arrays))}.")
@@ -191,10 +191,10 @@ class GameTask(Judged):
     #: The critic's steps cost what those of private classification do.
     event = staticmethod(classification.event)
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
         game, layout = self.game, self.layout
-        classification.check(build, arrays, layout.width, engine)
+        classification.check(build, arrays, layout.width, engine, private)
         with torch.no_grad():
             outputs = load(build, arrays)(torch.zeros(1, layout.width)).shape[1]
         check_loss(game.loss, outputs)

@@ -136,8 +136,11 @@ class Task(Protocol):
         begun: the site goes on with a release that it paid for, as a whole, when that began.
         """
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
-        """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged."""
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+        """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged.
+
+        private: Whether patients must be kept apart, for a release with noise.
+        """
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

@@ -17,7 +17,6 @@ from dp_accounting import DpEvent
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.compression import flattened
 from polyclinic.config import RunConfig, secure_terms
 from polyclinic.errors import ConfigError, several
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
@@ -29,6 +28,7 @@ from polyclinic.server.exchange.cohort import cohort_size, secure_threshold
 from polyclinic.server.exchange.sites import Site
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
+from polyclinic.wire.compression import flattened
 
 FEDERATION = "federation"
 

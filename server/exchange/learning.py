@@ -9,14 +9,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import from_record
 from polyclinic.errors import DataError
-from polyclinic.messages import QUESTION
 from polyclinic.programs.program import Collected, Half, Reply, State
+from polyclinic.strategies.base.wrapping import Wrapping
 from polyclinic.strategies.registry import merge_by
-from polyclinic.strategies.wrapping import Wrapping
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import QUESTION
 
 
 class Learning(Wrapping):

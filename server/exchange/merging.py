@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from polyclinic.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
 from polyclinic.errors import PolyclinicError
-from polyclinic.messages import RECORD
+from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
+from polyclinic.wire.messages import RECORD
 
 
 def is_merged(reply: Message) -> bool:

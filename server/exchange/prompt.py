@@ -11,8 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from polyclinic.messages import FAILED
-from polyclinic.passing import PassingGrid
+from polyclinic.wire.messages import FAILED
+from polyclinic.wire.passing import PassingGrid
 
 
 class PromptGrid(PassingGrid):

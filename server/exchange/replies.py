@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from polyclinic.arrays import from_record, to_record
-from polyclinic.compression import Compression, decode
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
-from polyclinic.messages import RECORD, is_model
 from polyclinic.server.exchange.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.exchange.sites import Exchange, Site
 from polyclinic.server.state import RunState
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.compression import Compression, decode
+from polyclinic.wire.messages import RECORD, is_model
 
 #: What Flower's strategies weigh by.
 EXAMPLES = "num-examples"

@@ -18,11 +18,21 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from polyclinic.arrays import from_record, to_record
-from polyclinic.compression import flattened, shaped
 from polyclinic.config import secure_terms
 from polyclinic.errors import whose
-from polyclinic.messages import (
+from polyclinic.privacy import secure_sum
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from polyclinic.privacy.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
+from polyclinic.server.exchange.cohort import secure_threshold
+from polyclinic.server.exchange.merging import arrays_of
+from polyclinic.server.exchange.replies import TooFew
+from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.server.state import Run
+from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.compression import flattened, shaped
+from polyclinic.wire.messages import (
     SECURE,
     SECURE_CONFIRM,
     SECURE_KEYS,
@@ -34,16 +44,6 @@ from polyclinic.messages import (
     SecureSharesRequest,
     SecureUnmaskRequest,
 )
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
-from polyclinic.privacy.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
-from polyclinic.server.exchange.cohort import secure_threshold
-from polyclinic.server.exchange.merging import arrays_of
-from polyclinic.server.exchange.replies import TooFew
-from polyclinic.server.exchange.sites import Site, SiteGrid
-from polyclinic.server.state import Run
-from polyclinic.types import Arrays
 
 Dropped = list[tuple[Site, str]]
 

@@ -14,12 +14,12 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyclinic.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import RECORD, REFUSED, Request
-from polyclinic.passing import PassingGrid
 from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.wire.arrays import MERGED, WEIGHT, filled, size_of, unreadable
+from polyclinic.wire.messages import RECORD, REFUSED, Request
+from polyclinic.wire.passing import PassingGrid
 
 NO_REPLY = 504
 _LONGEST, _LONGEST_NUMBER = 500, 25

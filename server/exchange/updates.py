@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from polyclinic.compression import Compression
 from polyclinic.config import compression
 from polyclinic.ehr.schema import Schema
 from polyclinic.server.exchange.merging import merge
@@ -22,6 +21,7 @@ from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import Run, RunState
 from polyclinic.strategies.registry import merge_by
 from polyclinic.types import Arrays
+from polyclinic.wire.compression import Compression
 
 Replies = Sequence[tuple[Site, Message]]
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]

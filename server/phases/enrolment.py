@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 import polyclinic
+from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import PolyclinicError, several, whose
-from polyclinic.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.exchange.prompt import replies_to
@@ -35,6 +35,7 @@ from polyclinic.server.exchange.sites import (
     silence,
 )
 from polyclinic.versions import version_conflict
+from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest, SiteName
 
 _LONGEST_SCHEMA = 16_000_000
 _Word = Annotated[str, Field(max_length=100)]
@@ -136,6 +137,21 @@ def enrol(
         raise PolyclinicError(f"No hospital could enrol: {why.rstrip('.')}.")
     fit, unlike = _alike(sites)
     return fit, dropped + unlike
+
+
+def agree_on_delta(grid: Grid, config: RunConfig) -> RunConfig:
+    """The configuration with a delta: its own, or the one that most hospitals' policies state where it names none.
+
+    Hospitals say their policies' delta when they enrol, before anything is charged; of several the smallest wins a tie.
+    Who has another is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
+    """
+    if config.privacy.delta or not config.privacy.dp:
+        return config
+    wanted = max(config.sites, config.participation.min_sites)
+    request = enrol_request("delta", config.out, trains=False)
+    sites, _ = enrol(grid, request, wanted, config.timeout, simulates=getattr(grid, "simulates", True))
+    votes = Counter(site.delta for site in sites)
+    return config.changed({"privacy.delta": max(votes, key=lambda delta: (votes[delta], -delta))})
 
 
 @dataclass(frozen=True)

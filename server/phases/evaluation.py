@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.metrics import Metrics, classification_metrics
-from polyclinic.messages import COUNTS, RECORD, EvaluateRequest
 from polyclinic.plugins import evaluator_named
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import ScoreCounts, Scores
@@ -22,6 +20,8 @@ from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplace
 from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 _LONGEST = 300

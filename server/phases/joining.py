@@ -120,7 +120,7 @@ def _counted(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) 
     known = [site for site in newcomers if site.name in state.public_patients]
     new = [site for site in newcomers if site.name not in state.public_patients]
     if new and run.config.asks_statistics:
-        new = count_patients(run.grid, new, state, run.program, run.name, run.home, run.privacy, number)
+        new = count_patients(run, new, state, number)
     elif run.privacy:
         state.public_patients |= {site.name: float(run.config.privacy.patients_per_site) for site in new}
     return known + new

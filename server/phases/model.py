@@ -11,18 +11,18 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from polyclinic.arrays import to_record
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.groups import group_names
-from polyclinic.messages import QUESTION, EnrolRequest, is_model
 from polyclinic.programs import Program
 from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import check_imputation
 from polyclinic.training.stacked.engines import Engine, choose
+from polyclinic.wire.arrays import to_record
+from polyclinic.wire.messages import QUESTION, EnrolRequest, is_model
 
 
 def check_model(program: Program, schema: Schema) -> None:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.errors import BudgetRefused
-from polyclinic.messages import TrainRequest, is_model
 from polyclinic.server.calibration import declared_plan, round_costs
 from polyclinic.server.exchange.cohort import sample_cohort
 from polyclinic.server.exchange.merging import metrics_of
@@ -28,6 +26,8 @@ from polyclinic.server.phases.model import check_understood
 from polyclinic.server.state import Run, RunState
 from polyclinic.training.local import BESIDE
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import TrainRequest, is_model
 
 TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
 Told = dict[str, dict[str, Any]]
@@ -174,9 +174,8 @@ def _told(run: Run, exchange: Exchange, replies: Replies) -> Told:
 
 
 def _as_before(arrays: Arrays, before: Arrays) -> Arrays:
-    """The model in the types that it had: means are in float64."""
-    floats = {name for name, value in before.items() if np.issubdtype(value.dtype, np.floating)}
+    """The model in the types that it had: means are in float64, and those of whole numbers are rounded."""
     return {
-        name: value.astype(before[name].dtype, copy=False) if name in floats else value
+        name: np.asarray(value if before[name].dtype.kind == "f" else np.rint(value), before[name].dtype)
         for name, value in arrays.items()
     }

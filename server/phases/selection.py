@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from polyclinic.arrays import from_record, to_record
-from polyclinic.messages import QUESTION, SELECT, SelectRequest
 from polyclinic.privacy.selection import choice_event
 from polyclinic.programs import Choice
 from polyclinic.programs.synthetic import judge
@@ -16,6 +14,8 @@ from polyclinic.server.exchange.replies import accept, problem
 from polyclinic.server.exchange.sites import put
 from polyclinic.server.phases.evaluation import evaluate_again
 from polyclinic.server.state import Run, RunState
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import QUESTION, SELECT, SelectRequest
 
 
 def select(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Message
-from flwr.serverapp import Grid
 
-from polyclinic.arrays import from_record
-from polyclinic.messages import STATISTICS, StatisticsRequest, is_model
-from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
+from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.programs import Program
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.exchange.merging import arrays_of
 from polyclinic.server.exchange.replies import accept, problem, too_few
 from polyclinic.server.exchange.sites import Exchange, Site, put
-from polyclinic.server.state import RunState
+from polyclinic.server.state import Run, RunState
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import STATISTICS, StatisticsRequest, is_model
 
 # A noisy count can fall near zero; a divisor below this would blow the step up.
 _FEWEST_PATIENTS = 10.0
@@ -25,45 +23,40 @@ _FEWEST_PATIENTS = 10.0
 _MOST_PATIENTS = 1e9
 
 
-def ask_statistics(
-    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: Path, privacy: PrivacyPlan | None
-) -> None:  # fmt: skip
+def ask_statistics(run: Run, state: RunState) -> None:
     """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
-    exchange, found = _sums(grid, sites, state, program, run, str(home), privacy, 0)
-    config = program.config
+    exchange, found = _sums(run, run.sites, state, 0)
+    config, program, privacy = run.config, run.program, run.privacy
     if len(found) < config.participation.min_sites:
         raise too_few(exchange, "Statistics", len(found), config)
     totals = [total for _, total in found]
     if config.data.standardise == "measured":
         noise = privacy.statistics_noise_multiplier if privacy else None
-        state.standardiser = program.patient_sums(sites[0].schema).standardiser(totals, noise)
+        state.standardiser = program.patient_sums(run.sites[0].schema).standardiser(totals, noise)
     if program.counts_classes:
         state.classes = program.class_counts([site.index for site, _ in found], totals)
 
 
-def count_patients(
-    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
-    privacy: PrivacyPlan | None, round: int,
-) -> list[Site]:  # fmt: skip
+def count_patients(run: Run, sites: Sequence[Site], state: RunState, round: int) -> list[Site]:
     """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used."""
-    return [site for site, _ in _sums(grid, sites, state, program, run, home, privacy, round)[1]]
+    return [site for site, _ in _sums(run, sites, state, round)[1]]
 
 
 def _sums(
-    grid: Grid, sites: Sequence[Site], state: RunState, program: Program, run: str, home: str,
-    privacy: PrivacyPlan | None, round: int,
-) -> tuple[Exchange, list[tuple[Site, np.ndarray]]]:  # fmt: skip
+    run: Run, sites: Sequence[Site], state: RunState, round: int
+) -> tuple[Exchange, list[tuple[Site, np.ndarray]]]:
     """The sums of the sites that gave some; how many patients these have is noted in ``state``."""
+    program, privacy = run.program, run.privacy
     noise, sums = privacy.statistics_noise_multiplier if privacy else None, program.patient_sums(sites[0].schema)
     request = StatisticsRequest(
-        run=run,
+        run=run.name,
         site=0,
-        home=home,
+        home=run.home,
         noise_multiplier=noise,
         plan=declared_plan(privacy),
         local_half=program.has_local_half,
     )
-    exchange = put(grid, sites, STATISTICS, request, program.config.timeout)
+    exchange = put(run.grid, sites, STATISTICS, request, program.config.timeout)
     found: dict[int, np.ndarray] = {}
 
     def wrong(reply: Message) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.place import BUDGET, DELTA, Hospital, Place, held, other_clock

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from polyclinic.client.journal import append
+from polyclinic.client.home.journal import append
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.judge import complaints

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from polyclinic.client import hospital as hospital_module
 from polyclinic.client.app import app
+from polyclinic.client.home import hospital as hospital_module
 from polyclinic.config import RunConfig
 from polyclinic.ehr.shard import is_test_patient
 from polyclinic.errors import ConfigError
-from polyclinic.messages import STANDARDISER, EvaluateRequest, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.types import Floats
+from polyclinic.wire.messages import STANDARDISER, EvaluateRequest, TrainRequest
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
 
 CHAOS = RunConfig.build({

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from polyclinic.client.app import app
-from polyclinic.client.hospital import OwnRecords
+from polyclinic.client.home.hospital import OwnRecords
 from polyclinic.config import RunConfig
-from polyclinic.messages import FAILED, EvaluateRequest, StatisticsRequest, TrainRequest
+from polyclinic.wire.messages import FAILED, EvaluateRequest, StatisticsRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, model, train
 
 # Room for several runs, each of which declares rounds of its own.

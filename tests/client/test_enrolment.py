@@ -8,12 +8,12 @@ from flwr.app import Message
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.client.journal import read_journal
+from polyclinic.client.home.journal import read_journal
 from polyclinic.config import RunConfig
-from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
+from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, statistics
 
 RUN: dict[str, Any] = {

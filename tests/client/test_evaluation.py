@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 from flwr.app import Message
 
-from polyclinic.arrays import to_record
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.shard import is_test_patient
-from polyclinic.messages import ASK, COUNTS, RECORD, AskRequest, EvaluateRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.releases.kinds import write_question
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import BINS, Scores
 from polyclinic.releases.statistics import Statistic
+from polyclinic.wire.arrays import to_record
+from polyclinic.wire.messages import ASK, COUNTS, RECORD, AskRequest, EvaluateRequest
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, model, train
 from tests.nursery import python
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.messages import EnrolRequest, EvaluateRequest, StatisticsRequest
+from polyclinic.wire.messages import EnrolRequest, EvaluateRequest, StatisticsRequest
 from tests.client.test_hospital import COUNT_AND_ROUND, context, make_hospital, message, model, train
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.messages import FAILED
+from polyclinic.wire.messages import FAILED
 
 from .test_hospital import ledger, make_hospital, train
 

@@ -14,11 +14,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.client.state import read_state, write_state
+from polyclinic.client.home.state import read_state, write_state
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import FAILED, RECORD, REFUSED, EnrolRequest, EvaluateRequest, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.plugins import task_named
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
@@ -28,6 +27,15 @@ from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training import classification
+from polyclinic.wire.messages import (
+    FAILED,
+    RECORD,
+    REFUSED,
+    EnrolRequest,
+    EvaluateRequest,
+    StatisticsRequest,
+    TrainRequest,
+)
 from tests.nursery import python
 
 SCHEMA = {
@@ -194,7 +202,7 @@ def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
     tmp_path: Path, task: str, noise: str
 ) -> None:
     hospital = make_hospital(tmp_path, "budget = 4.0\ndelta = 1e-3\n")
-    config = RunConfig(task=task, convex={"perturbation": noise})
+    config = RunConfig(task=task, convex={"perturbation": noise}, privacy={"delta": 1e-3})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     refused = app(message(request, "train", model()), context(hospital, config))
     assert refused.error.code == REFUSED and f"classification, statistics, not '{task}'" in str(refused.error.reason)

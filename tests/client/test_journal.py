@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.client.journal import NAME, append, read_journal
+from polyclinic.client.home.journal import NAME, append, read_journal
 from polyclinic.federation import RunResult
-from polyclinic.messages import FAILED, REFUSED
+from polyclinic.wire.messages import FAILED, REFUSED
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
 from tests.nursery import python
 
@@ -119,7 +119,7 @@ def test_a_line_that_a_crash_tore_is_kept_and_counted_and_the_next_follows_it(tm
 def test_processes_that_write_at_once_leave_one_chain(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib\n"
-        "from polyclinic.client.journal import append\n"
+        "from polyclinic.client.home.journal import append\n"
         "for n in range(40): append(pathlib.Path(sys.argv[1]), {'event': 'asked', 'round': n, 'why': 'x' * 3000})\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]

@@ -14,11 +14,11 @@ from flwr.app import Message
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.messages import RECORD, REFUSED, EnrolRequest, EvaluateRequest
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.ledger.statements import detailed, statements
 from polyclinic.privacy.ledger.terms import epsilon_of, flat, from_text
 from polyclinic.privacy.ledger.verify import verify_all
+from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, EvaluateRequest
 from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, message, model, train
 from tests.nursery import python
 

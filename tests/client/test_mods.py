@@ -10,11 +10,11 @@ from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 
 from polyclinic.client.app import app
-from polyclinic.client.journal import read_journal
+from polyclinic.client.home.journal import read_journal
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation, RunResult
-from polyclinic.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
+from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from tests.client.test_enrolment import RUN, enrol
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, train
 

@@ -12,15 +12,15 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from flwr.app import Message
 
 from polyclinic.client.app import app
-from polyclinic.client.state import alone
+from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig, train_settings
-from polyclinic.messages import FAILED, REFUSED, TrainRequest
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.central import CentralPlan
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise.factorisations import Banded, Buffered
 from polyclinic.training import classification
+from polyclinic.wire.messages import FAILED, REFUSED, TrainRequest
 from tests.client.test_hospital import context, ledger, make_hospital, message, model
 from tests.nursery import python
 
@@ -217,7 +217,7 @@ def test_fault_22_a_ledger_that_was_lost_is_not_begun_anew_beside_noise_under_wa
 
 
 def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
-    from polyclinic.client.hospital import OwnRecords
+    from polyclinic.client.home.hospital import OwnRecords
 
     hospital = make_hospital(tmp_path)
     train(hospital)
@@ -228,7 +228,7 @@ def test_a_shard_that_changed_cannot_go_on(tmp_path: Path) -> None:
 
 def test_the_same_records_in_another_order_cannot_go_on(tmp_path: Path) -> None:
     """Batches go by the patients' order: another one would bring patients back before their turn, unpaid."""
-    from polyclinic.client.hospital import OwnRecords
+    from polyclinic.client.home.hospital import OwnRecords
 
     hospital = make_hospital(tmp_path)
     train(hospital)
@@ -260,7 +260,7 @@ def test_two_rounds_at_once_do_not_go_on_from_the_same_state(tmp_path: Path) -> 
 
 
 def test_a_process_that_was_killed_in_a_round_lets_the_next_one_go_on(tmp_path: Path) -> None:
-    script = "import os, pathlib, signal, sys\nfrom polyclinic.client.state import alone\n"
+    script = "import os, pathlib, signal, sys\nfrom polyclinic.client.home.state import alone\n"
     script += "with alone(pathlib.Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     killed = python("-c", script, str(tmp_path))
     assert killed.returncode < 0

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Message
 import polyclinic
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.messages import ENROL, FAILED, EnrolRequest, EvaluateRequest, TrainRequest
+from polyclinic.wire.messages import ENROL, FAILED, EnrolRequest, EvaluateRequest, TrainRequest
 from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, message, model, train
 
 CANARY = "canary-4711"

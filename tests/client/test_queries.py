@@ -13,7 +13,6 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import ASK, FAILED, RECORD, REFUSED, AskRequest
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.releases import statistics
@@ -21,6 +20,7 @@ from polyclinic.releases.kinds import write_question
 from polyclinic.releases.statistics import Statistic
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.messages import ASK, FAILED, RECORD, REFUSED, AskRequest
 
 SCHEMA = {
     "name": "clinic",

@@ -11,7 +11,12 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.messages import (
+from polyclinic.releases.kinds import write_question
+from polyclinic.releases.question import Question
+from polyclinic.releases.relations import Relations
+from polyclinic.releases.statistics import Statistic
+from polyclinic.releases.survey import Survey
+from polyclinic.wire.messages import (
     ASK,
     QUESTION,
     REFUSED,
@@ -22,11 +27,6 @@ from polyclinic.messages import (
     StatisticsRequest,
     TrainRequest,
 )
-from polyclinic.releases.kinds import write_question
-from polyclinic.releases.question import Question
-from polyclinic.releases.relations import Relations
-from polyclinic.releases.statistics import Statistic
-from polyclinic.releases.survey import Survey
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message, model, train
 
 # The budget never refuses here: only the smallest noise multiplier, which is the default of 0.3, can.

@@ -212,7 +212,7 @@ def test_signers_still_decide_where_they_are_trusted() -> None:
 def test_a_policy_with_allowed_runs_is_kept_only_by_a_node_that_checks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyclinic.client.hospital import _real_hospital
+    from polyclinic.client.home.hospital import _real_hospital
     from polyclinic.errors import ConfigError
 
     from .conftest import records

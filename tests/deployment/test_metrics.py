@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from polyclinic.client.journal import append
+from polyclinic.client.home.journal import append
 from polyclinic.deployment.metrics import CoordinatorMetrics, HospitalMetrics, serve
 from polyclinic.errors import ConfigError
 from polyclinic.federation import RunResult

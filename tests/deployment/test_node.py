@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from polyclinic.client.policy import HospitalFile, Policy
-from polyclinic.client.records import own_records
+from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.client.home.records import own_records
 from polyclinic.ehr.schema import Schema
 
 from .conftest import Cli, Done, init_arguments, records

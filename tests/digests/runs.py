@@ -6,7 +6,13 @@ from typing import Any
 
 Options = dict[str, Any]
 
-_SHORT: Options = {"dataset": "breast-cancer", "rounds": 2, "sites": 3, "privacy.patients-per-site": 90}
+_SHORT: Options = {
+    "dataset": "breast-cancer",
+    "rounds": 2,
+    "sites": 3,
+    "privacy.patients-per-site": 90,
+    "privacy.delta": 1e-3,
+}
 _STEPS: Options = {"training.local-steps": 2}
 _CYCLIC: Options = {**_STEPS, "training.batching": "cyclic", "training.sample-rate": 0.25}
 _OF_SITES: Options = {

@@ -41,7 +41,7 @@ ELSEWHERE = (
     "flower-supernode ",  # the same
     "polyclinic coordinator ",  # tests/deployment runs docs/deploy/README.md with real processes
     "polyclinic hospital ",  # the same
-    "pip install ",  # tests/front/test_new.py installs the packages that `polyclinic new` writes
+    "pip install ",  # tests/cli/test_new.py installs the packages that `polyclinic new` writes
     "python -m pytest ",  # the same runs their tests
     "tensorboard ",  # a server that does not end; tests/server/test_tracking.py reads what it shows
     "docker compose ",  # needs an engine; tests/packaging checks the file
@@ -119,6 +119,8 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
     """The files that the page tells its reader to write."""
     if page.endswith("researcher.md"):
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
+    if page == "docs/models.md":
+        (folder / "mymodels.py").write_text(blocks(page, "python")[0][1])
     if page.endswith("start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
     if page == "docs/flower.md":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.assessment import MOST_POINTS, operating_points
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
+from polyclinic.evaluation.figures.results import FIGURES, draw_figure
 from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss, quantile_bands, read_series
 
 
@@ -132,3 +137,50 @@ def test_odd_names_are_drawn_as_they_are() -> None:
 
 def test_svg_of_the_same_table_is_the_same_text() -> None:
     assert to_svg(plot_auroc(table(3))) == to_svg(plot_auroc(table(3)))
+
+
+def test_operating_points_are_scikit_learns_and_hold_the_area() -> None:
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    rng = np.random.default_rng(0)
+    positive, score = rng.random(150) < 0.3, rng.integers(0, 40, 150) / 40  # with ties
+    points = operating_points(positive, score)
+    false, hits, _ = roc_curve(positive, score, drop_intermediate=False)
+    assert np.allclose(points["false_positives"], false, atol=1e-6)
+    assert np.allclose(points["sensitivity"], hits, atol=1e-6)
+    assert points["precision"][-1] == pytest.approx(positive.mean(), abs=1e-6)
+    many, scores = rng.random(5000) < 0.3, rng.random(5000)
+    thinned = operating_points(many, scores)
+    area = np.trapezoid(thinned["sensitivity"], thinned["false_positives"])
+    assert len(thinned["sensitivity"]) == MOST_POINTS + 1 and area == pytest.approx(
+        roc_auc_score(many, scores), abs=0.002
+    )
+
+
+@pytest.fixture
+def told(evaluation: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return {"evaluation": evaluation(), "floor": {"accuracy": 0.5}, "metrics": {"sites": {}}}
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "posterior"])
+def test_each_figure_is_drawn_on_the_axes_that_are_given(told: dict[str, Any], name: str) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert draw_figure(told, table(3), name, right) is right
+    assert not left.lines and right.lines and right.get_title(loc="left")
+
+
+def test_a_figure_of_its_own_is_pyplots_and_stays_none_where_nothing_is_drawn(told: dict[str, Any]) -> None:
+    from matplotlib import pyplot
+
+    axes = draw_figure(told, table(3), "roc")
+    assert pyplot.get_fignums() and axes.get_ylabel() == "sensitivity (recall)"
+    pyplot.close(axes.figure)
+    told["evaluation"] = {"undefined": "no hospital's policy lets predictions leave"}
+    with pytest.raises(ConfigError, match="no figure 'roc': no hospital's policy"):
+        draw_figure(told, table(3), "roc")
+    with pytest.raises(ConfigError, match="no figure 'epsilon': it recorded nothing"):
+        draw_figure(told, table(3).assign(epsilon=np.nan), "epsilon")
+    assert not pyplot.get_fignums()
+    with pytest.raises(ConfigError, match=r"'rocs'; the figures are .*roc, pr.* Did you mean 'roc'"):
+        draw_figure(told, table(3), "rocs")

@@ -65,8 +65,7 @@ def test_report_of_a_private_run_says_what_holds(write_run: WriteRun) -> None:
         "pld",
         "3.40 of 4",
         "12 of 12",
-        "guesses which patients are there finds at most 9.13 % of them",  # rounded up: it is a bound
-        "never more than 38.2 percentage points above",
+        "true-positive rate of at most 9.13 % at a 1 % false-positive rate",  # rounded up: it is a bound
         "0.861",
         "What it does not cover",
         "who can repeat the noise can take it away",
@@ -270,5 +269,7 @@ def test_unfinished_or_torn_folder_is_one_clear_sentence(write_run: WriteRun, na
 def test_plots_are_written_as_svg_and_png(write_run: WriteRun) -> None:
     run = write_run()
     written = write_plots(run)
-    assert {path.name for path in written} == {f"{n}.{e}" for n in ("auroc", "loss", "epsilon") for e in ("svg", "png")}
+    assert {path.name for path in written} == {
+        f"{n}.{e}" for n in ("rounds", "loss", "epsilon") for e in ("svg", "png")
+    }
     assert all(path.parent == run / "plots" and path.stat().st_size > 1000 for path in written)

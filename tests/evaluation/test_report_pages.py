@@ -44,7 +44,7 @@ def test_utility_stands_with_its_intervals_and_who_is_worst(write_run: WriteRun,
     assert f"{worst['value']:.3f} {worst['low']:.3f} to {worst['high']:.3f} {worst['name']}" in text
     assert "by chance to" in text and "Groups by sex" in text and "f 110" in text
     assert "missing 20" in text  # of 4 hospitals 4 each, to the nearest ten
-    assert len(figures_of(html)) == 6
+    assert len(figures_of(html)) == 8
 
 
 def test_undefined_utility_says_why_and_shows_no_number(write_run: WriteRun) -> None:

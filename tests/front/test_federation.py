@@ -58,7 +58,7 @@ def test_progress_tells_every_step(quick: Quick) -> None:
     result = quick(progress=watcher, comparison=True, sites=2)
     assert watcher.told == [
         "calibrating the noise", f"opened {result.path}", "started with linear", "round 1", "round 2",
-        "comparison: 1 of 3, all hospitals without DP", "comparison: 2 of 3, hospital-1 alone",
+        "comparison: 1 of 3, all patients without DP", "comparison: 2 of 3, hospital-1 alone",
         "comparison: 3 of 3, hospital-2 alone",
     ]  # fmt: skip
 

@@ -17,16 +17,16 @@ import polyclinic
 from polyclinic import Federation
 from polyclinic.cli import app
 from polyclinic.client.app import app as client
-from polyclinic.client.hospital import filled_by, filled_rows, open_hospital
+from polyclinic.client.home.hospital import filled_by, filled_rows, open_hospital
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.federation import RunResult
-from polyclinic.messages import ENROL, RECORD, EnrolRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest
 
 
 def prepare(*arguments: str) -> Any:

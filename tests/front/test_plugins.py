@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.client.policy import Policy
+from polyclinic.client.home.policy import Policy
 from polyclinic.errors import ConfigError
 from polyclinic.federation import Federation, RunResult
 from polyclinic.plugins import model_named, open_source, plugins, resolve

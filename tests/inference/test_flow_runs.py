@@ -17,10 +17,10 @@ from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Logistic
 from polyclinic.inference.private_flow import FlowSums, flow_settings
-from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.streams import generator
 from polyclinic.server.calibration import calibrate
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import context, make_hospital, message
 
 FLOW = "method=flow, clip=1000, draws=4, hidden=4"
@@ -82,7 +82,9 @@ def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run:
     result = run(privacy={"epsilon": 5.0}, **{"posterior.options": "method=flow, draws=4, hidden=4"})
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 4]
-        assert site["epsilon"] == pytest.approx(epsilon(calibrate(result.config).total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(
+            epsilon(calibrate(result.config).total_event, result.config.privacy.delta), rel=1e-6
+        )
         assert site["epsilon"] <= 5.0
     written = json.loads((result.path / "posterior.json").read_text())
     assert written["method"] == "flow" and all("inflation" not in row for row in written["parameters"].values())

@@ -12,7 +12,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.federation import Federation
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.server.summary import statement_of
 
 TRUTH = np.array([-0.5, 0.8, -0.6, 0.5])
@@ -67,7 +67,7 @@ def posterior(seed: int) -> dict[str, Any]:
         }
     )
     with tempfile.TemporaryDirectory() as home, Federation._grid(config) as grid:
-        outcome = federate(grid, config, "run", Path(home))
+        outcome = federate(grid, config, "run", Places(Path(home)))
     return dict(statement_of(outcome)["posterior"])
 
 

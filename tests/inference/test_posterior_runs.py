@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from polyclinic import Federation, RunResult
-from polyclinic.auditing import subject_of_config
 from polyclinic.cli import main
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
@@ -20,7 +19,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inference.gauss_newton import fit
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.messages import QUESTION, TrainRequest
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
@@ -28,11 +27,12 @@ from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import clipped_total
 from polyclinic.programs.sums import Posterior
 from polyclinic.server.calibration import calibrate
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.training.auditing.audit import noise, sensitivity, steps
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 
 COLUMNS = "intensive, age, male, controlled"
@@ -83,7 +83,7 @@ def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> N
     plan = calibrate(result.config)
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 8]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
         assert site["epsilon"] <= 20.0
     written = json.loads((result.path / "posterior.json").read_text())
     assert written["privacy"]["epsilon"] == result.privacy["epsilon"]
@@ -221,7 +221,7 @@ def test_a_budget_that_a_real_count_shows_too_small_costs_the_count_alone(tmp_pa
         config, home = RunConfig.build(given, {"privacy.patients-per-site": public}), tmp_path / str(number)
         home.mkdir()
         with Federation._grid(config) as grid, pytest.raises(ConfigError, match=f"budget is too small.*{words}"):
-            federate(grid, config, "run", home)
+            federate(grid, config, "run", Places(home))
         path = home / "ledger.sqlite"
         charged = (
             [event["purpose"] for site in Ledger.read_all(path).values() for event in site.events()]

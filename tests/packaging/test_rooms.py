@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -60,6 +61,14 @@ def test_every_room_and_module_has_its_row() -> None:
         path for path in (ROOT / "polyclinic").iterdir() if path.name not in ("__init__.py", "__pycache__", "py.typed")
     ]
     assert set(IMPORTS) == {path.name for path in here}
+
+
+def test_no_folder_holds_more_than_fifteen_modules() -> None:
+    inside = [path for room in (*ROOMS, "../tests", "../experiments") for path in files(room)]
+    inside += [path for path in (ROOT / "polyclinic").glob("*.py")]
+    modules = Counter(path.parent.resolve() for path in inside if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(ROOT)): number for folder, number in modules.items() if number > 15}
+    assert not crowded
 
 
 @pytest.mark.parametrize("room", IMPORTS)

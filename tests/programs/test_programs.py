@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.federation import Federation
-from polyclinic.messages import SECURE_KEYS
-from polyclinic.passing import PassingGrid
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.plugins import dataset_named
 from polyclinic.programs import Program, program_of
 from polyclinic.programs.program import Collected, Reply
 from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import noise_of_mean
-from polyclinic.server.federate import federate
-from polyclinic.strategies.state import restore_strategy, strategy_state
+from polyclinic.server.federate import Places, federate
+from polyclinic.strategies.base.state import restore_strategy, strategy_state
 from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.wire.messages import SECURE_KEYS
+from polyclinic.wire.passing import PassingGrid
 
 SCHEMA = dataset_named("trial").schema
 SYNTHESIS = {"task": "synthesis", "dataset": "trial"}
@@ -140,7 +140,7 @@ def test_a_run_of_sums_outlives_a_hospital_that_is_lost_before_it_shares_keys(tm
     }
     config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, **options})
     with Federation._grid(config) as grid:
-        outcome = federate(OneGivesNoKeys(grid), config, "run", tmp_path)
+        outcome = federate(OneGivesNoKeys(grid), config, "run", Places(tmp_path))
     assert [drop["site"] for drop in outcome.state.dropouts] == ["hospital-4"] and outcome.synthesizer is not None
     assert outcome.learning is not None and outcome.privacy is not None
     patients = sum(outcome.state.public_patients[f"hospital-{number}"] for number in (1, 2, 3))

@@ -10,21 +10,21 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message
 
 from polyclinic import Federation
-from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.hospital import filled_rows, open_hospital
+from polyclinic.client.home.hospital import filled_rows, open_hospital
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.messages import LOCAL, QUESTION, TrainRequest
 from polyclinic.programs import program_of
 from polyclinic.programs.program import Collected, State
 from polyclinic.programs.sums import Sums, SumsHalf
 from polyclinic.runs.simulation import simulated_shards
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.synthesis import ROUND
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import LOCAL, QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.secure.test_runs import Recorder
 
@@ -110,7 +110,7 @@ def ran(folder: Path, name: str, **options: Any) -> tuple[Recorder, Outcome, Run
     folder.mkdir()
     with Federation._grid(config) as grid:
         recorder = Recorder(grid)
-        return recorder, federate(recorder, config, "run", folder), config
+        return recorder, federate(recorder, config, "run", Places(folder)), config
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

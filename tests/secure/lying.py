@@ -11,9 +11,11 @@ from flwr.app import Message, RecordDict
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.config import secure_terms
-from polyclinic.messages import (
+from polyclinic.privacy import secure_sum
+from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import (
     RECORD,
     SECURE,
     SECURE_CONFIRM,
@@ -27,8 +29,6 @@ from polyclinic.messages import (
     SecureUnmaskRequest,
     TrainRequest,
 )
-from polyclinic.privacy import secure_sum
-from polyclinic.types import Arrays
 from tests.secure.ward import TRAIN, Ward
 
 #: What the server tells one hospital: for whom to mask, and who arrived.

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.client.app import app
-from polyclinic.client.identity import identity
+from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
-from polyclinic.messages import (
+from polyclinic.privacy.signatures import public_identity
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import (
     RECORD,
     SECURE,
     SECURE_KEYS,
@@ -21,9 +24,6 @@ from polyclinic.messages import (
     SecureSharesRequest,
     TrainRequest,
 )
-from polyclinic.privacy.signatures import public_identity
-from polyclinic.sim.calls import AppReference
-from polyclinic.sim.grid import LocalGrid
 from tests.client.test_hospital import make_hospital, model
 from tests.secure.lying import LyingServer
 from tests.secure.ward import Ward

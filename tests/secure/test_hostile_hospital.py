@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from polyclinic.arrays import from_record, to_record
-from polyclinic.messages import SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES
 from polyclinic.privacy.signatures import new_identity, sign
 from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES
 from tests.secure.test_protocol import updates
 from tests.secure.ward import Ward
 

@@ -11,17 +11,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from typer.testing import CliRunner
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.cli import app
-from polyclinic.client.identity import identity
-from polyclinic.client.policy import Policy
+from polyclinic.client.home.identity import identity
+from polyclinic.client.home.policy import Policy
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.messages import RECORD, SECURE, SECURE_SHARES, TrainRequest
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign, statement
 from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import RECORD, SECURE, SECURE_SHARES, TrainRequest
 from tests.client.test_hospital import STRICT, make_hospital
 from tests.secure.ward import TRAIN, Ward
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.messages import RECORD, SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from polyclinic.privacy import secure_sum
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.server.exchange.cohort import secure_threshold
 from polyclinic.server.exchange.secure import SumRefused
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import RECORD, SECURE, SECURE_CONFIRM, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from tests.secure.ward import TRAIN, Ward, is_uniform
 
 PHASES = (SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_CONFIRM, SECURE_UNMASK)

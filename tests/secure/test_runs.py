@@ -17,13 +17,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
-from polyclinic.arrays import from_record
 from polyclinic.client.app import app
-from polyclinic.client.identity import identity
+from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
-from polyclinic.messages import (
+from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.privacy.distributed import SumTerms
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.signatures import public_identity
+from polyclinic.runs.simulation import simulated_sites
+from polyclinic.server.federate import Outcome, Places, federate
+from polyclinic.server.summary import summarise
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import (
     RECORD,
     SECURE,
     SECURE_CONFIRM,
@@ -33,15 +42,6 @@ from polyclinic.messages import (
     SecureKeysRequest,
     TrainRequest,
 )
-from polyclinic.privacy.accounting import epsilon, gaussian_event
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.signatures import public_identity
-from polyclinic.runs.simulation import simulated_sites
-from polyclinic.server.federate import Outcome, federate
-from polyclinic.server.summary import summarise
-from polyclinic.sim.calls import AppReference
-from polyclinic.sim.grid import LocalGrid
 from tests.client.test_hospital import context, make_hospital, message, model
 from tests.secure.ward import is_uniform
 
@@ -105,8 +105,8 @@ def recorded(
     folder.mkdir(exist_ok=True)
     grid = Recorder(LocalGrid(AppReference("polyclinic.client_app"), len(simulated_sites(config)), config.flat()), lost)
     outcome = federate(
-        grid, config, "run", folder / "sites", checkpoint=folder / "checkpoint.pt", resume=resume,
-        server_ledger=folder / "server-ledger.sqlite",
+        grid, config, "run", Places(folder / "sites", folder / "checkpoint.pt", folder / "server-ledger.sqlite"),
+        resume=resume,
     )  # fmt: skip
     return grid, outcome
 
@@ -377,7 +377,7 @@ def test_real_hospitals_sum_from_their_own_homes(tmp_path: Path, known: tuple[st
         listed = [public_identity(identity(tmp_path / one / "home")).hex() for one in ("east", "north", "west")]
         with (tmp_path / name / "hospital.toml").open("a") as file:
             file.write(f"known-hospitals = {json.dumps(listed)}\n")
-    outcome = federate(grid, config, "run", tmp_path / "none", server_ledger=tmp_path / "server-ledger.sqlite")
+    outcome = federate(grid, config, "run", Places(tmp_path / "none", server_ledger=tmp_path / "server-ledger.sqlite"))
     assert outcome.state.joined == {"east": 2, "north": 2, "west": 2} and not outcome.state.dropouts
     notes = " ".join(summarise(outcome, tmp_path, tmp_path / "none")["notes"])
     assert (f"{3 - len(known)} of 3 hospitals have no list of the others' keys" in notes) == (len(known) < 3)

@@ -20,7 +20,6 @@ from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation
-from polyclinic.messages import LOCAL, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.distributed import SumTerms, patient_rho
@@ -32,6 +31,7 @@ from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteWork, TrainSettings
+from polyclinic.wire.messages import LOCAL, TrainRequest
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
 from tests.secure.test_runs import Quick, recorded
 from tests.secure.ward import Ward
@@ -167,7 +167,7 @@ def test_every_hospital_is_charged_for_every_sum_and_keeps_to_its_epsilon(tmp_pa
     for site, found in ledgers.items():
         assert [event["purpose"] for event in found.events()] == ["train"] * 3
         assert 1.9 < outcome.state.epsilon[site] <= 2.0
-    assert epsilon(zcdp_event(3 / (2 * noise**2)), 1e-3) == pytest.approx(2.0, rel=0.01)
+    assert epsilon(zcdp_event(3 / (2 * noise**2)), outcome.config.privacy.delta) == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quick: Quick, tmp_path: Path) -> None:

@@ -11,16 +11,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
-from polyclinic.arrays import from_record, to_record
 from polyclinic.client import secure
 from polyclinic.client.calls import Call
-from polyclinic.client.hospital import Hospital
-from polyclinic.client.identity import identity
-from polyclinic.client.policy import Policy
+from polyclinic.client.home.hospital import Hospital
+from polyclinic.client.home.identity import identity
+from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.errors import PolyclinicError
-from polyclinic.messages import (
+from polyclinic.privacy.signatures import public_identity
+from polyclinic.programs import program_of
+from polyclinic.server.exchange.secure import Opened, SecureSum, begin
+from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
+from polyclinic.server.state import Run
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
+from polyclinic.types import Arrays
+from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.messages import (
     FAILED,
     SECURE_CONFIRM,
     SECURE_KEYS,
@@ -33,14 +41,6 @@ from polyclinic.messages import (
     TrainRequest,
     read_request,
 )
-from polyclinic.privacy.signatures import public_identity
-from polyclinic.programs import program_of
-from polyclinic.server.exchange.secure import Opened, SecureSum, begin
-from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
-from polyclinic.server.state import Run
-from polyclinic.sim.calls import AppReference
-from polyclinic.sim.grid import LocalGrid
-from polyclinic.types import Arrays
 
 TRAIN = "train"
 PHASES = {

@@ -10,7 +10,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.report import render_report
-from polyclinic.messages import RECORD, STATISTICS
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.privacy.ledger import Ledger
@@ -18,7 +17,8 @@ from polyclinic.privacy.ledger.terms import Terms, entry_of, flat, from_text, ru
 from polyclinic.runs.folder import Run
 from polyclinic.server.accounts import Account, bound, doubts
 from polyclinic.server.app import coordinate
-from tests.privacy.test_ledger_terms import ran
+from polyclinic.wire.messages import RECORD, STATISTICS
+from tests.privacy.ledger.test_ledger_terms import ran
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
 
 __all__ = ["hospitals"]

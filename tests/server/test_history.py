@@ -17,7 +17,7 @@ from polyclinic.federation import RunResult
 from polyclinic.runs.history import History
 from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.progress import Progress
-from polyclinic.strategies.state import restore_strategy, strategy_state
+from polyclinic.strategies.base.state import restore_strategy, strategy_state
 
 Quick = Callable[..., RunResult]
 ROWS = [{"round": number, "site": "a", "loss": number / 3, "auroc": None} for number in range(5)]

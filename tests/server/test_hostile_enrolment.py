@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import PolyclinicError
-from polyclinic.messages import ENROL, FAILED, RECORD
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
 from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.wire.messages import ENROL, FAILED, RECORD
 from tests.server.test_joining import KEYS, NAMES, Here, Hospitals, hospitals
 
 __all__ = ["hospitals"]

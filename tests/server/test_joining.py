@@ -10,13 +10,13 @@ from flwr.serverapp import Grid
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.messages import STATISTICS
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
 from polyclinic.server.federate import Outcome
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.messages import STATISTICS
 from tests.client.test_hospital import make_hospital
 from tests.server.test_history import StopsAfter
 

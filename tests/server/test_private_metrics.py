@@ -51,7 +51,7 @@ def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Q
     # Epsilon and risk at the top are of patients trained on; held-out patients paid for the metrics, of which none is exact.
     top = " ".join(page[: page.index("</header>") + 4000].split())
     assert "per patient trained on." in top
-    assert "Risk of patients trained on: " in top and "Held-out patients: private metrics cost them epsilon 1 at" in top
+    assert "Risk of patients trained on: " in top and "Held-out patients: private metrics cost them epsilon 0.99" in top
     assert "exact numbers about held-out patients" not in page
     exact = (Path(quick().summary["run"]) / "report.html").read_text(encoding="utf-8")
     assert "exact numbers about held-out patients" in exact and "trained on.</strong>" not in exact
@@ -61,9 +61,9 @@ def test_the_report_tells_private_metrics_with_the_error_of_their_noise(quick: Q
 @pytest.fixture
 def first_hospital_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Change the counts, or what is said of them, in the reply of the hospital with number 0."""
-    from polyclinic.arrays import to_record
     from polyclinic.client import evaluation
-    from polyclinic.messages import COUNTS, RECORD
+    from polyclinic.wire.arrays import to_record
+    from polyclinic.wire.messages import COUNTS, RECORD
 
     honest = evaluation._counts
 

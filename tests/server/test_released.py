@@ -1,16 +1,23 @@
 """What a run says of metrics and numbers of patients: what left, what no policy let leave, and of whom."""
 
 import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from polyclinic.cli import app
 from polyclinic.cli.runs.live import result_table
+from polyclinic.client.evaluation import own_predictions
 from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.evaluation.report import render_comparison
 from polyclinic.federation import RunResult
 from polyclinic.runs.folder import Run
@@ -48,6 +55,7 @@ def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined
 ) -> None:
     caplog.set_level("INFO")
     result = run(hospitals, (NONE, NONE, NONE))
+    shown_to_the_hospital(result, hospitals / "north" / "hospital.toml")
     notes, report, table = " ".join(result.summary["notes"]), page(result.report()), shown(result)
     assert "No hospital's policy let metrics or the exact number of its patients leave" in notes
     for text in (notes, report, table, repr(result), result._repr_html_()):
@@ -60,7 +68,12 @@ def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined
     assert "There are no intervals, curves or groups: no hospital's policy lets" in report
     assert "Not released : the hospital's policy does not let" in report
     assert table.count("not released") == 3 * 3 + 2
-    assert not list(result.path.glob("plots/auroc.*")) and not list(result.path.glob("plots/loss.*"))
+    with pytest.raises(ConfigError, match="No policy of the 3 hospitals lets predictions"):
+        _ = result.predictions
+    card = result.folder.card_file.read_text()
+    assert "no hospital's policy lets predictions of held-out patients leave" in card
+    assert "| north | not released |" in card and "AUROC" not in card and not re.search(r"\b(200|150|50)\b", card)
+    assert not list(result.path.glob("plots/rounds.*")) and not list(result.path.glob("plots/loss.*"))
     rounds = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
     assert rounds[0].startswith("Round 1 of 2: metrics not released, epsilon spent") and len(rounds) == 2
     assert {site["released"] for site in result.summary["metrics"]["sites"].values()} == {False}
@@ -83,6 +96,46 @@ def test_where_some_policies_let_metrics_leave_it_is_said_whose(
     assert any("Round 1 of 2: loss 0." in entry.getMessage() for entry in caplog.records)
     sites = result.summary["metrics"]["sites"]
     assert {name: site["released"] for name, site in sites.items()} == {"north": False, "south": True, "west": True}
+    with pytest.warns(UserWarning, match=r"The policies of 2 of 3 hospitals \(north, south\) withhold predictions"):
+        table = result.predictions
+    assert set(table["site"]) == {"west"} and oct(result.folder.predictions_file.stat().st_mode)[-3:] == "600"
+    of_metrics = classification_metrics(table["label"].astype(int), table[["score_0", "score_1"]])
+    assert of_metrics["auroc"] == pytest.approx(sites["west"]["auroc"])
+    own = shown_to_the_hospital(result, hospitals / "west" / "hospital.toml")["metrics"]
+    assert {name: own[name]["value"] for name in ("auroc", "loss")} == pytest.approx(
+        {name: sites["west"][name] for name in ("auroc", "loss")}
+    )
+
+
+def shown_to_the_hospital(result: RunResult, hospital: Path) -> dict[str, Any]:
+    """What `polyclinic evaluate` prints at a hospital that was handed three files; its home stays as it was."""
+    handed = hospital.parent / "handed"
+    handed.mkdir()
+    for file in (result.folder.config_file, result.folder.schema_file, result.folder.model_file):
+        copy(file, handed)
+    before = {path: path.read_bytes() for path in (hospital.parent / "home").rglob("*") if path.is_file()}
+    for extra in ((), ("--json",)):
+        done = CliRunner().invoke(app, ["evaluate", str(handed), "--hospital", str(hospital), *extra])
+        assert done.exit_code == 0, done.output
+        if not extra:
+            assert "own eyes: nothing was sent or charged, and no epsilon covers them" in " ".join(done.output.split())
+    assert before == {path: path.read_bytes() for path in (hospital.parent / "home").rglob("*") if path.is_file()}
+    found = dict(json.loads(done.stdout))
+    assert found["hospital"] == hospital.parent.name and found["table"] is None and found["private"] is False
+    assert found["metrics"]["auroc"]["low"] < found["metrics"]["auroc"]["value"]
+    return found
+
+
+def test_a_hospital_scores_no_model_that_its_policy_or_schema_does_not_allow(hospitals: Path) -> None:
+    result, hospital = run(hospitals, (NONE, NONE, NONE)), hospitals / "north" / "hospital.toml"
+    told = result.folder.config_file.read_text()
+    result.folder.config_file.write_text(re.sub("(?m)^model = .*", 'model = "made.up:Code"', told))
+    with pytest.raises(BudgetRefused, match="allows the models .* not 'made.up:Code'"):
+        own_predictions(hospital, result.folder)
+    result.folder.config_file.write_text(told)
+    result.folder.schema().model_copy(update={"name": "other"}).to_toml(hospital.parent / "schema.toml")
+    with pytest.raises(ConfigError, match="under another schema"):
+        own_predictions(hospital, result.folder)
 
 
 def test_metrics_without_predictions_give_a_mean_and_nothing_pooled(

@@ -17,10 +17,12 @@ from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
 from polyclinic.cli import main
+from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.folder import Run
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.phases.joining import unlike
@@ -47,7 +49,7 @@ def test_same_seed_same_model_other_seed_other_model(quick: Quick) -> None:
 
 def test_fault_06_epsilon_of_the_run_is_the_accountants_and_within_the_budget(quick: Quick) -> None:
     result = quick(rounds=3, privacy={"epsilon": 1.0})
-    planned = epsilon(calibrate(result.config).total_event, 1e-3)
+    planned = epsilon(calibrate(result.config).total_event, result.config.privacy.delta)
     assert planned <= 1.0
     for name, site in result.summary["statement"]["sites"].items():
         assert site["epsilon"] == pytest.approx(planned, rel=1e-6), name
@@ -82,10 +84,7 @@ def test_one_class_at_a_site_is_undefined_not_a_number(quick: Quick, heart_disea
 def test_a_site_that_spent_its_budget_drops_out_and_the_run_goes_on(quick: Quick, tmp_path: Path) -> None:
     whole = quick(rounds=4)
     # A charge from elsewhere uses up what hospital-2 had left for the last rounds.
-    state = Federation.from_dataset("breast-cancer", out=str(tmp_path)).with_options(
-        rounds=4, training={"local_steps": 2}
-    )
-    plan = calibrate(state.config)
+    plan = calibrate(whole.config)
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2)
     ledger = _with_a_larger_budget(folder / "sites" / "ledger.sqlite", "hospital-2")
     ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
@@ -106,7 +105,7 @@ def _with_a_larger_budget(path: Path, site: str) -> Ledger:
 def test_a_run_that_budgets_stop_keeps_the_rounds_that_were_paid_for(tmp_path: Path) -> None:
     folder = _start_and_kill(tmp_path / "killed", rounds=4, after=2, options=["-c", "participation.min-sites=4"])
     ledger = _with_a_larger_budget(folder / "sites" / "ledger.sqlite", "hospital-2")
-    plan = calibrate(Federation().with_options(rounds=4, training={"local_steps": 2}).config)
+    plan = calibrate(Run.open(folder).config())
     ledger.charge(dpsgd_event(1.0, plan.noise_multiplier, 2), "elsewhere", "other", 1)
     done = python("-m", "polyclinic", "run", "--resume", str(folder))
     assert done.returncode == 3
@@ -321,5 +320,5 @@ def test_a_hospital_whose_terms_are_not_the_runs_takes_no_part(terms: dict[str, 
     """Else it would refuse halfway, and one epsilon would be stated at another hospital's delta."""
     common = {"delta": 1e-3, "budget": 3.0, "relation": "add-remove", "accountant": "pld"} | terms
     site = Site(index=0, name="h", node=1, simulated=False, schema=None, **common)  # type: ignore[arg-type]
-    reason = unlike(site, Federation().config)
+    reason = unlike(site, RunConfig(privacy={"delta": 1e-3}))
     assert reason is None if words is None else reason is not None and words in reason

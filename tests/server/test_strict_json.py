@@ -16,7 +16,7 @@ from polyclinic.federation import RunResult
 from polyclinic.runs.history import History
 from polyclinic.runs.json_text import json_text
 from polyclinic.serving.app import application
-from tests.server.test_hostile_hospitals import at, metric, run, told
+from tests.server.exchange.test_hostile_hospitals import at, metric, run, told
 
 ONCE = {"rounds": 1, "training.local-steps": 1}
 COUNTED = {"privacy.patients-per-site": 100, "data.standardise": "none"}

@@ -11,7 +11,8 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting.risk import worst
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import risk_of
-from tests.privacy.test_ledger_terms import ran
+from polyclinic.server.notes import last_fall
+from tests.privacy.ledger.test_ledger_terms import ran
 
 CYCLIC = {"training.batching": "cyclic", "rounds": 4, "training.local-steps": 4}
 
@@ -98,3 +99,30 @@ def test_without_privacy_the_risk_is_certainty_and_a_whole_hospitals_has_one_of_
 
 def entry_in(event: dict[str, Any]) -> str:
     return json.dumps(event["event"], sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("losses", "fall"),
+    [
+        ([0.6, 0.5, 0.4, 0.3], 1 - 0.35 / 0.55),
+        ([0.7] * 8 + [0.5, 0.5, 0.4, 0.4], 1 - 1.3 / 1.9),
+        ([0.5, 0.4, 0.3], 0),  # too few
+        ([0.9, 0.6, 0.5, 0.3] + [0.3] * 12, 0),  # converged long ago
+        ([0.5, 0.5, 0.4, 0.45], 0),  # rises again
+        ([0.5, 0.5, 0.495, 0.494], 0),  # by less than 2 %
+        ([0.0, 0.0, 0.0, 0.0], 0),
+    ],
+)
+def test_a_fall_of_the_loss_in_the_last_rounds(losses: list[float], fall: float) -> None:
+    assert last_fall(losses) == pytest.approx(fall)
+
+
+def test_a_run_that_ended_too_early_says_so_and_what_to_change(quick: Callable[..., RunResult]) -> None:
+    def told(**options: Any) -> list[str]:
+        return [note for note in quick(**options).summary["notes"] if "still improving" in note]
+
+    slow = {"privacy.dp": False, "training.learning-rate": 0.01, "training.momentum": 0.0, "rounds": 8}
+    [note] = told(**slow)
+    assert "over the last 2 rounds" in note and "`rounds`" in note and "`training.local-steps`" in note
+    assert not told(**slow | {"training.local-steps": 200, "training.learning-rate": 0.5})
+    assert not told(**slow | {"evaluation.metrics": "none"})

@@ -142,13 +142,13 @@ def test_polyclinics_hospitals_under_a_foreign_server_are_an_error_that_is_told(
 def test_a_gpu_that_a_node_lacks_is_told_before_anything_is_spent(tmp_path: Path) -> None:
     """Under Flower nobody looks before the nodes do."""
     from polyclinic.config import RunConfig
-    from polyclinic.server.federate import federate
+    from polyclinic.server.federate import Places, federate
     from polyclinic.sim.calls import AppReference
     from polyclinic.sim.grid import LocalGrid
 
     config = RunConfig(gpus=1, rounds=1)
     with pytest.raises(PolyclinicError, match="'gpus' has the value 1, but torch finds no GPU at this node"):
-        federate(LocalGrid(AppReference("polyclinic.client_app"), 4, config.flat()), config, "r", tmp_path)
+        federate(LocalGrid(AppReference("polyclinic.client_app"), 4, config.flat()), config, "r", Places(tmp_path))
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 

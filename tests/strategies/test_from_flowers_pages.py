@@ -18,8 +18,8 @@ from polyclinic.client.checks import train_settings
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.federation import Federation, RunResult
-from polyclinic.messages import TrainRequest
 from polyclinic.server.progress import Progress
+from polyclinic.wire.messages import TrainRequest
 
 Quick = Callable[..., RunResult]
 

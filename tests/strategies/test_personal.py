@@ -20,11 +20,10 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.federation import RunResult
-from polyclinic.messages import site_home, state_file
 from polyclinic.models.tabular import initialise, logistic
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import keyed_stream, torch_seed
-from polyclinic.server.federate import Outcome, federate
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -33,6 +32,7 @@ from polyclinic.training import classification
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays
+from polyclinic.wire.messages import site_home, state_file
 
 Quick = Callable[..., RunResult]
 NORM = {"2.weight", "2.bias"}
@@ -65,7 +65,7 @@ def listen(home: Path, **options: Any) -> tuple[Outcome, list[dict[str, Arrays]]
     config = RunConfig.build({"rounds": 2, "training.local-steps": 2}, options)
     grid = Listening(AppReference("polyclinic.client_app"), 4, config.flat())
     grid.merges = False
-    outcome = federate(grid, config, "r", home)
+    outcome = federate(grid, config, "r", Places(home))
     return outcome, grid.heard
 
 

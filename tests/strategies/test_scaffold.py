@@ -12,7 +12,6 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfCompose
 from flwr.app import Message, MetricRecord, RecordDict
 
 from polyclinic import Federation
-from polyclinic.arrays import to_record
 from polyclinic.client.checks import beside
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Rows
@@ -35,6 +34,7 @@ from polyclinic.training.local import LocalHalf, Sites, Trained
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
+from polyclinic.wire.arrays import to_record
 
 Quick = Callable[..., RunResult]
 Floats = np.ndarray

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.messages import QUESTION, SelectRequest
 from polyclinic.privacy import sums
 from polyclinic.programs.games import Games
 from polyclinic.synthesis.certificate import NO_GUARANTEE, SHARED, certificate, guarantee_of
@@ -27,6 +26,7 @@ from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.synthesis import GameTask, SumsTask
 from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.wire.messages import QUESTION, SelectRequest
 from polyclinic_studies.published_games.games import wgan
 from polyclinic_studies.published_games.training import AsPublished
 from tests.client.test_hospital import STRICT, context, make_hospital, message

@@ -15,7 +15,6 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.messages import QUESTION, TrainRequest
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.runs.simulation import simulated_patients
@@ -24,6 +23,7 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load
+from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 from tests.synthesis.plain import Plain, PlainRows
 
@@ -72,10 +72,10 @@ def test_one_hospital_is_a_curator_and_many_are_one(run: Run) -> None:
 def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
     result = run(privacy={"epsilon": 2.0})
     plan = calibrate(result.config)
-    assert epsilon(plan.total_event, 1e-3) <= 2.0
+    assert epsilon(plan.total_event, result.config.privacy.delta) <= 2.0
     for site in result.summary["statement"]["sites"].values():
         assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train"]
-        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, 1e-3), rel=1e-6)
+        assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
     assert result.summary["synthesis"] == {
         "method": PLAIN, "options": "", "game": False, "finished": True, "guarantee": None,
     }  # fmt: skip

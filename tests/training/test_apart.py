@@ -41,8 +41,8 @@ from polyclinic.training.stacked.propagation import factors_of
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Floats
-from tests.synthesis.test_games import LAYOUT as WARD
-from tests.synthesis.test_games import records as ward_records
+from tests.synthesis.games.test_games import LAYOUT as WARD
+from tests.synthesis.games.test_games import records as ward_records
 
 MOST = 601
 # Around the numbers of patients at which libraries take other kernels.

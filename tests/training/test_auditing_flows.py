@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyclinic.auditing import subject_of_config
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.synthesis.flows.coordinates import Coordinates

@@ -40,7 +40,9 @@ def test_a_shadow_is_the_average_of_its_hospitals_weighed_by_who_takes_part() ->
     build = partial(logistic, FEATURES, 2)
     hospitals = [noise_alone(12, 1), noise_alone(20, 2)]
     inside = [generator(part.patients, "test").uniform(size=(2, part.patients)) < 0.5 for part in hospitals]
-    found = train_shadows(classification, build, first(build), hospitals, inside, PLAIN, 2, seed=3)
+    found = train_shadows(
+        classification, build, first(build), list(zip(hospitals, inside, strict=True)), PLAIN, 2, seed=3
+    )
     for shadow, model in enumerate(found):
         own = [part.of_patients(mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)]
         arrays = first(build)
@@ -65,9 +67,13 @@ def attacked(settings: TrainSettings, shadows: int) -> list[Membership]:
     build = partial(mlp, FEATURES, 2, (64,))
     hospitals = [noise_alone(100, 1), noise_alone(100, 2)]
     halves = [np.arange(100)[None] < 50] * 2
-    model = train_shadows(classification, build, first(build), hospitals, halves, settings, ROUNDS, seed=4)[0]
+    model = train_shadows(
+        classification, build, first(build), list(zip(hospitals, halves, strict=True)), settings, ROUNDS, seed=4
+    )[0]
     inside = [membership.assignment(100, shadows, 0.5, generator(i, "test", "in")) for i in (5, 6)]
-    others = train_shadows(classification, build, first(build), hospitals, inside, settings, ROUNDS, seed=7)
+    others = train_shadows(
+        classification, build, first(build), list(zip(hospitals, inside, strict=True)), settings, ROUNDS, seed=7
+    )
     everyone, took_part = Rows.joined(hospitals), np.concatenate(halves, axis=1)[0]
 
     def probabilities(arrays: Arrays) -> np.ndarray:
@@ -110,7 +116,7 @@ def test_records_are_made_of_a_steps_gradient_without_privacy_and_not_with_it() 
         update = classification.train(build, arrays, [work], noisy_one if noisy else one)[0]
         return {name: value - update.arrays[name] for name, value in arrays.items()}
 
-    found = gradients.trials(build, arrays, "0.", rows.x, rows.y, step, batches=(1, 2), patients=2)
+    found = gradients.trials(gradients.Attacked(build, arrays, "0."), rows.x, rows.y, step, batches=(1, 2), patients=2)
     assert [(one.batch, one.private) for one in found] == [(n, p) for n in (1, 2) for p in (False, True)]
     for one_size in found:
         if one_size.private:

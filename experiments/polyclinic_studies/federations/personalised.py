@@ -31,7 +31,7 @@ from polyclinic.experiments import Asked, Findings, Say, markdown
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger, spent_all
 from polyclinic.runs.simulation import check_simulation, simulated_patients
-from polyclinic.server.federate import federate
+from polyclinic.server.federate import Places, federate
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.strategies.fednova import FedNova
@@ -213,7 +213,7 @@ def measure(options: dict[str, Any]) -> dict[str, float | None]:
     patients = simulated_patients(config)
     app = AppReference("polyclinic.client_app")
     with tempfile.TemporaryDirectory() as home, LocalGrid(app, len(patients), config.flat(), None, patients) as grid:
-        outcome = federate(grid, config, "personalised", Path(home))
+        outcome = federate(grid, config, "personalised", Places(Path(home)))
         spent = spent_all([*Ledger.read_all(Path(home) / "ledger.sqlite").values()]) if outcome.privacy else []
     mean = next(row for row in outcome.state.newest_rows() if row["site"] == "macro")
     noise = outcome.privacy.noise_multiplier if outcome.privacy else None

@@ -127,7 +127,7 @@ def journal(
 ) -> None:
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
     with loading():
-        from polyclinic.client.journal import NAME, read_journal
+        from polyclinic.client.home.journal import NAME, read_journal
 
     home = _read(folder).home
     found = read_journal(home)
@@ -165,8 +165,8 @@ def identity(
 ) -> None:
     """Print a hospital's public key, for the known-hospitals of the others' policies; made in its home if there is none."""
     with loading():
-        from polyclinic.client import identity as keys
-        from polyclinic.client.policy import HospitalFile
+        from polyclinic.client.home import identity as keys
+        from polyclinic.client.home.policy import HospitalFile
         from polyclinic.privacy.signatures import public_identity
 
     described = HospitalFile.read(hospital)

@@ -28,7 +28,7 @@ def cohort(
     if plot is not None and plot.suffix not in (".svg", ".png"):
         raise ConfigError(f"--plot is {plot}; it must end in .svg or .png.")
     with loading():
-        from polyclinic.client.records import own_flow
+        from polyclinic.client.home.records import own_flow
 
     flow = own_flow(hospital)
     if plot is not None:

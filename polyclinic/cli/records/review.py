@@ -156,8 +156,8 @@ def _schema(given: Path | None, dataset: str | None, own: Schema | None) -> Sche
 
 def _real(records: str | None, dataset: str | None, schema: Schema) -> Checked:
     with loading():
-        from polyclinic.client.policy import HospitalFile
-        from polyclinic.client.records import own_records
+        from polyclinic.client.home.policy import HospitalFile
+        from polyclinic.client.home.records import own_records
         from polyclinic.ehr.schema import Schema
         from polyclinic.ehr.shard import check_chunks, check_records
         from polyclinic.plugins import dataset_named, open_source

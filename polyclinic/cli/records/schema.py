@@ -16,37 +16,48 @@ app = typer.Typer(no_args_is_help=True, help="The public description of records:
 
 
 @app.command()
-def infer(
-    file: Annotated[str, typer.Argument(help="CSV or Parquet: a file, a folder or a pattern.")],
+def draft(
+    file: Annotated[str, typer.Argument(help="One hospital's CSV or Parquet: a file, a folder or a pattern.")],
     out: Annotated[Path, typer.Option(help="The draft to write.")] = Path("schema.toml"),
-    label: Annotated[str, typer.Option(help="Column of the outcome.")] = "",
+    mapping: Annotated[Path, typer.Option(help="The hospital's mapping to write, where its cells need one.")] = Path(
+        "mapping.toml"
+    ),
+    label: Annotated[str, typer.Option(help="Column of the outcome; else one with a usual name.")] = "",
     patient: Annotated[str, typer.Option(help="Column that names the patient; else one with a usual name.")] = "",
+    site: Annotated[str, typer.Option(help="Column of the hospital; else one with a usual name.")] = "",
+    leave_out: Annotated[list[str] | None, typer.Option(help="A column that is no feature; repeatable.")] = None,
+    look: Annotated[
+        bool,
+        typer.Option("--look", help="Take bounds and categories from the records, as a simulation may. NOT private."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Draft a schema for a person to confirm.
+    """Draft a schema, and the mapping of a hospital's cells, for a person to confirm.
 
-    It looks at real values: the draft is NOT private and stays inside the hospital. Its bounds and categories must be
-    replaced by public ones; until then every command refuses the file.
+    Bounds and categories are left for a person to find in public; until then every command refuses the file.
     """
     with loading():
-        from polyclinic.ehr.inference import infer_schema
+        from polyclinic.ehr.drafting import draft_schema
 
-    draft = infer_schema(file, label, patient)
-    draft.to_toml(out)
+    drafted = draft_schema(file, label, patient, site, leave_out or (), look)
+    written = drafted.write(out, mapping)
     columns = [
-        {key: column.get(key) for key in ("name", "kind", "role", "draft")} for column in draft.values["columns"]
+        {key: column.get(key) for key in ("name", "kind", "role", "draft")} for column in drafted.values["columns"]
     ]
     headings = ("column", "kind", "role", "to confirm")
     rows = ((one["name"], one["kind"], one["role"] or "feature", one["draft"] or "") for one in columns)
-    warning = (
-        f"{out} is a draft made from real values: it is not private. Keep it inside the hospital, and replace its bounds "
-        "and categories by public ones before it is used."
+    source = "has bounds and categories of the records, for a simulation" if look else "was made by looking at records"
+    warning = f"{out} is a draft and {source}: it is not private. Keep it inside the hospital until a person has confirmed it."
+    value = {
+        "path": str(out), "mapping": str(mapping) if drafted.mapping else None, "rows": drafted.rows, "private": False,
+        "columns": columns, "notes": list(drafted.notes),
+    }  # fmt: skip
+    mapped = (
+        [f"{mapping} says how this hospital's cells are read; name it by 'mapping' in hospital.toml."]
+        if written[1:]
+        else []
     )
-    answer(
-        as_json,
-        {"path": str(out), "rows": draft.rows, "private": False, "columns": columns, "notes": list(draft.notes)},
-        table(headings, rows, words=headings), *styled("yellow", warning), *draft.notes,
-    )  # fmt: skip
+    answer(as_json, value, table(headings, rows, words=headings), *styled("yellow", warning), *mapped, *drafted.notes)
 
 
 @app.command()
@@ -77,8 +88,8 @@ def check(
 
 def _counts(schema: Any, records: str) -> dict[str, Any]:
     with loading():
-        from polyclinic.client.policy import HospitalFile
-        from polyclinic.client.records import own_records
+        from polyclinic.client.home.policy import HospitalFile
+        from polyclinic.client.home.records import own_records
         from polyclinic.ehr.shard import count_records
         from polyclinic.plugins import open_source
 

@@ -31,7 +31,7 @@ def attack(
     """Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."""
     _check(shadows, canaries, delta, seed)
     with working(as_json, "Starting"), loading():
-        from polyclinic.attacking import attack_run
+        from polyclinic.inspection.attacks import attack_run
         from polyclinic.runs.folder import Run
     with working(as_json, "Attacking") as doing:
         found = attack_run(
@@ -59,7 +59,7 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
     yield f"{found['members']:,} patients took part, {found['non_members']:,} did not. The run {claim}."
     yield table(
-        ("who took part?", "AUC", "advantage", "found at 1 % false", "ε at least"),
+        ("who took part?", "AUC", "advantage", "TPR at 1 % FPR", "ε at least"),
         (
             (one["attack"], *(interval(one[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
              "undefined" if one["bound"] is None else significant(one["bound"]["epsilon_lower"]))

@@ -76,7 +76,7 @@ def audit(
     flags = {"task": task, "model": model, "strategy": strategy, "privacy.delta": delta}
     given = {key: value for key, value in flags.items() if value is not None}
     with working(as_json, "Starting"), loading():
-        from polyclinic.auditing import subject_of_config, subject_of_run
+        from polyclinic.inspection.audits import subject_of_config, subject_of_run
         from polyclinic.training.auditing.audit import audit as carry_out
         from polyclinic.training.auditing.faults import fault_named
     with working(as_json, "Training"):

@@ -1,4 +1,5 @@
-"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior."""
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior; of a sweep, how
+far it is."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from polyclinic import sweeps
 from polyclinic.cli.terminal import number, significant, table, unless_withheld
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _WIDEST = 12
 _NAME_WIDTH = 20
 _MOST_ROWS, _FEW_ROWS = 60, 10
-_RISK = "found\nat 1%\nwrong"
+_RISK = "attack\nTPR at\n1% FPR"
 _LEAST_NEEDED = (_RISK, "accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
@@ -167,6 +169,47 @@ class LiveProgress(progress.Progress):
         return table(("hospital", "loss", "AUROC", "epsilon"), cells)
 
 
+class SweepProgress(sweeps.Watch):
+    """How many runs of a sweep have ended, and the time left; a line a run where the output is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            speed_estimate_period=3600.0,  # seconds; a run may take minutes
+        )
+        self._task = self._bar.add_task("Checking", total=None)
+
+    def __enter__(self) -> SweepProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def begun(self, total: int, finished: int) -> None:
+        before = f", of which {finished} are finished" if finished else ""
+        self._console.print(f"{total} runs{before}")
+        self._bar.reset(self._task, total=total, completed=finished)
+
+    def started(self, planned: sweeps.Planned) -> None:
+        self._bar.update(self._task, description=str(planned))
+
+    def ended(self, outcome: sweeps.Outcome) -> None:
+        self._bar.advance(self._task)
+        ended = f"failed: {outcome.error}" if outcome.run is None else "finished"
+        if outcome.run is None or not self._console.is_terminal:
+            self._console.print(f"{outcome.planned}: {ended}", soft_wrap=True)
+
+
 def result_table(summary: dict[str, Any], screen: Console) -> Table:
     """Each hospital: patients, AUROC, accuracy, epsilon spent of budget, and what that risks; pooled; the comparison, if any.
 
@@ -200,7 +243,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         }
     if summary["privacy"]["private"]:
         columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
-        columns[_RISK] = [*(_found(row) for row in sites.values()), ""]
+        columns[_RISK] = [*(_attack_rate(row) for row in sites.values()), ""]
     if comparison:
         without, alone = comparison["without_dp"], comparison["alone"]["sites"]
         rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
@@ -222,8 +265,8 @@ def _spent(row: dict[str, Any]) -> str:
     return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
 
 
-def _found(row: dict[str, Any]) -> str:
-    """The share of patients whom an attacker finds at most who is wrong about 1 % of the others."""
+def _attack_rate(row: dict[str, Any]) -> str:
+    """The largest true-positive rate of an attack at 1 % false-positive rate."""
     return share(row["risk"]["tpr_at_1_percent_fpr"]).replace(" ", "") if row.get("risk") else "undefined"
 
 

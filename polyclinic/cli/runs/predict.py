@@ -1,14 +1,18 @@
-"""``polyclinic predict`` and ``polyclinic evaluate``: a finished run's model on a table that lies here."""
+"""``polyclinic predict``, ``evaluate`` and ``export``: a finished run's model on records that lie here, and as one file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli.terminal import Json, answer, loading, say, table
-from polyclinic.errors import DataError
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, say, table
+from polyclinic.errors import ConfigError, DataError, PolyclinicError
+
+if TYPE_CHECKING:
+    from polyclinic.evaluation.assessment import Predictions
+    from polyclinic.runs.folder import Run
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or a folder with one.")]
 TablePath = Annotated[
@@ -26,37 +30,101 @@ def predict(
 ) -> None:
     """Predict the label of new rows with a finished run's model. Nothing is sent or charged."""
     with loading():
-        from polyclinic.ehr.datasets.tables import read_cells
+        from polyclinic.ehr.sources.files import whole_table
         from polyclinic.files import write_file
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
-    scores, _ = probabilities(Run.open(run), read_cells(records), str(records))
+    scores, _ = probabilities(Run.open(run), whole_table(records), str(records))
     write_file(out, scores.rename_axis("row").to_csv())
     value = {"predictions": str(out), "rows": len(scores), "classes": list(scores.columns)}
     answer(as_json, value, f"Predictions of {len(scores):,} rows: {out}")
 
 
-def evaluate(run: RunFolder, records: TablePath, as_json: Json = False) -> None:
-    """Judge a finished run's model on a table with labels. The figures are exact, NOT private, and for who holds the table."""
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="File to write: .onnx, .pt (TorchScript) or .pt2 (torch.export).")],
+    as_json: Json = False,
+) -> None:
+    """Write a finished run's model as one file with its preprocessing: raw columns in, probabilities out."""
     with loading():
-        from polyclinic.ehr.datasets.tables import read_cells
-        from polyclinic.evaluation.metrics import classification_metrics
+        from polyclinic.runs.exporting import export as write
         from polyclinic.runs.folder import Run
-        from polyclinic.runs.predicting import predict as probabilities
 
-    opened = Run.open(run)
-    scores, classes = probabilities(opened, read_cells(records), str(records))
+    described = write(Run.open(run), out)
+    value = {"model": str(out), "description": f"{out}.json", "inputs": len(described["inputs"])}
+    answer(as_json, value, f"{out} takes {value['inputs']} columns, which {out}.json describes.")
+
+
+def evaluate(
+    run: RunFolder,
+    records: Annotated[
+        Path | None, typer.Argument(metavar="TABLE", help="CSV or Parquet with the columns of the run's schema.")
+    ] = None,
+    hospital: Annotated[
+        Path | None,
+        typer.Option(help="In place of TABLE: the held-out patients of this hospital.toml.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."""
+    if (records is None) == (hospital is None):
+        raise ConfigError("Give exactly one of TABLE and --hospital.")
+    with loading():
+        from polyclinic.evaluation.assessment import assess
+        from polyclinic.evaluation.report.context import NAMES
+        from polyclinic.runs.folder import Run
+
+    opened, site = Run.open(run), None
+    if hospital:
+        with loading():
+            from polyclinic.client.evaluation import own_predictions
+
+        site, rows = own_predictions(hospital, opened)
+    else:
+        assert records is not None
+        rows = _of_table(opened, records)
+    found = assess({"": rows}, seed=0)
+    if found["undefined"]:
+        raise PolyclinicError(f"There is nothing to judge: {found['undefined']}.")
+    metrics, patients = found["pooled"], len(set(rows.patient.tolist()))
+    value: dict[str, Any] = {
+        "run": str(opened.path), "table": None if hospital else str(records), "hospital": site, "rows": len(rows.labels),
+        "patients": patients, "private": False, "metrics": metrics, "calibration": found["calibration"],
+    }  # fmt: skip
+    shown = [(NAMES[name], interval(row)) for name, row in metrics.items()]
+    if rows.scores.shape[1] == 2:
+        value |= {"mean_risk": float(rows.scores[:, 1].mean()), "observed": float((rows.labels == 1).mean())}
+        shown += [(words, number(value[key])) for words, key in (("Mean risk", "mean_risk"), ("Observed", "observed"))]
+    whose = (
+        f"{patients:,} patients"
+        if patients == len(rows.labels)
+        else f"{len(rows.labels):,} rows of {patients:,} patients"
+    )
+    answer(as_json, value, table(("metric", whose), shown, words=("metric",)))
+    if not as_json:
+        say(
+            f"These figures are for {site}'s own eyes: nothing was sent or charged, and no epsilon covers them if they leave."
+            if site
+            else "These figures are exact, not private: keep them where the table is."
+        )
+
+
+def _of_table(run: Run, records: Path) -> Predictions:
+    """The predictions of a table's rows. Raises DataError where it has no labels."""
+    import numpy as np
+    import pandas as pd
+
+    from polyclinic.ehr.sources.files import whole_table
+    from polyclinic.evaluation.assessment import Predictions
+    from polyclinic.runs.predicting import predict as probabilities
+
+    cells, schema = whole_table(records), run.schema()
+    scores, classes = probabilities(run, cells, str(records))
     if classes is None:
         raise DataError(
-            f"{records}: the label column {opened.schema().label.name!r} is missing; `polyclinic predict` needs none."
+            f"{records}: the label column {schema.label.name!r} is missing; `polyclinic predict` needs none."
         )
-    metrics: dict[str, float | None] = dict(classification_metrics(classes, scores.to_numpy()))
-    if len(scores.columns) == 2:
-        chance = scores.to_numpy()[:, 1]
-        metrics |= {"mean_risk": float(chance.mean()), "observed": float((classes == 1).mean())}
-    value = {"run": str(opened.path), "table": str(records), "rows": len(scores), "private": False, "metrics": metrics}
-    rows = ((name, "not defined" if number is None else f"{number:.3f}") for name, number in metrics.items())
-    answer(as_json, value, table(("metric", f"{len(scores):,} rows"), rows, words=("metric",)))
-    if not as_json:
-        say("These figures are exact, not private: keep them where the table is.")
+    column = schema.patient_id.name if schema.patient_id else ""
+    patient = pd.factorize(cells[column])[0] if column in cells.columns else np.arange(len(cells))
+    return Predictions(classes, scores.to_numpy(), patient)

@@ -39,7 +39,7 @@ def quality(
     if seed < 0:
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
     with working(as_json, "Starting"), loading():
-        from polyclinic.quality import judge_at_home, judge_run
+        from polyclinic.inspection.quality import judge_at_home, judge_run
     with working(as_json, "Judging") as doing:
         if hospital is None or out is None:
             found = judge_run(run, full=not quick, seed=seed, doing=doing)

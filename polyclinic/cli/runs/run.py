@@ -39,6 +39,13 @@ class Flags:
     label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
     patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
     site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="With --data: a column that is no feature; repeatable.")
+    ] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
+    ] = None
     sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
@@ -54,9 +61,10 @@ class Flags:
         """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""
         values = asdict(self) | {"no_dp": False if self.no_dp else None}
         data = values.pop("data")
-        columns = {name: value for name in _COLUMNS if (value := values.pop(name)) is not None}
+        columns = {name: value for name in _COLUMNS if (value := values.pop(name))}
         if columns and not data:
-            raise ConfigError(f"--{next(iter(columns))} names a column of your own tables; give these by --data.")
+            flag = next(iter(columns)).replace("_", "-")
+            raise ConfigError(f"--{flag} is for your own tables; give these by --data.")
         if data and self.dataset:
             raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
         if data:
@@ -67,7 +75,7 @@ class Flags:
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 
 
-_COLUMNS = ("label", "patient", "site")
+_COLUMNS = ("label", "patient", "site", "leave_out", "missing")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

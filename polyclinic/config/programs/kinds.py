@@ -22,6 +22,7 @@ READ_BY = {
     "evaluation": "a task whose result is judged on held-out patients",
     "synthesis.candidates": "task synthesis with a game, as gan",
     "synthesis.baselines": "task synthesis with a game or a density, as gan or maf",
+    "model-options": "a task that trains a network, as classification",
     "hidden": "a classifier that has hidden layers, as mlp",
     "training": "a task that trains in steps, as classification",
 }
@@ -46,7 +47,7 @@ class Kind:
     """
 
     name: str
-    reads: frozenset[str] = frozenset({"evaluation", "hidden", "training"})
+    reads: frozenset[str] = frozenset({"evaluation", "hidden", "model-options", "training"})
     defaults: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[RunConfig], None] = lambda config: None
     settings: Callable[[RunConfig], Mapping[str, Any]] = lambda config: {}

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from polyclinic.client.own_files import withheld
-from polyclinic.client.policy import HospitalFile, Policy
+from polyclinic.client.home.own_files import withheld
+from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
 from polyclinic.deployment.environment import watch_certificates
 from polyclinic.deployment.flower import patch

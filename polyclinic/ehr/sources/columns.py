@@ -13,12 +13,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError
 
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.schema import BOUNDED_KINDS, Column, Schema
+from polyclinic.ehr.sources.cells import read_numbers
 from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import Declared, first_problem, read_toml
@@ -27,11 +30,14 @@ from polyclinic.toml import Declared, first_problem, read_toml
 class Origin(Declared):
     """Where one column of the schema comes from.
 
-    from: the own column's name, the schema's if it is not given; of a trajectory the part before ``_00``. unit: the own
-    unit, which becomes the schema's; substance: whose concentration it is, where a mass becomes an amount. factor, offset:
-    a number becomes ``number * factor + offset``, where no unit is named. values: own categories or codes and the schema's;
-    an empty one is missing, and what is not listed stays as it is. missing: the hospital lacks the column, and every cell is
-    missing. default: it lacks the column, and every cell is this.
+    from: the own column's name, the schema's if it is not given; of a trajectory the part before ``_00``. unit: the own unit of
+    cells that name none; all become the schema's. substance: whose concentration it is, where a mass becomes an amount.
+    factor, offset: a number becomes ``number * factor + offset``, where no unit is named. decimal: the decimal point, where it is
+    a comma. limits: of a number, "<0.4" is read as 0.4; of a binary column, it is 1 where a cell is such a limit and 0 elsewhere.
+    separator: what stands between the codes of a code set, if not ";". values: own categories or codes and the schema's;
+    an empty one is missing, and what is not listed stays as it is. missing: the texts that stand for a missing cell (``["-9"]``);
+    or, where it is true, the hospital lacks the column, and every cell is missing. default: it lacks the column, and every cell
+    is this.
     """
 
     name: str = Field("", alias="from")
@@ -39,14 +45,22 @@ class Origin(Declared):
     substance: str = ""
     factor: float | None = Field(None, allow_inf_nan=False)
     offset: float | None = Field(None, allow_inf_nan=False)
+    decimal: Literal["", ",", "."] = ""
+    limits: bool = False
+    separator: str = Field("", max_length=1)
     values: dict[str, str] = Field(default_factory=dict)
-    missing: bool = False
+    missing: bool | tuple[str, ...] = False
     default: str | float | None = None
 
     @property
     def is_lacking(self) -> bool:
         """Whether the hospital has no such column."""
-        return self.missing or self.default is not None
+        return self.missing is True or self.default is not None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts that stand for a missing cell."""
+        return self.missing if isinstance(self.missing, tuple) else ()
 
     @property
     def converts(self) -> bool:
@@ -119,11 +133,23 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
         column.kind in BOUNDED_KINDS and column.role == "feature",
         column.role in ("patient_id", "site", "time"),
     )
-    if origin.missing and origin.default is not None:
+    if origin.missing is True and origin.default is not None:
         return ("default",), "a column is missing or has a default, not both."
-    if origin.is_lacking and (origin.name or origin.converts or origin.values):
-        return ("missing" if origin.missing else "default",), "a column that the hospital lacks has no other key."
-    if origin.missing and (column.role == "label" or identifies or not (column.nullable or column.kind == "code_set")):
+    if origin.is_lacking and (origin.name or origin.converts or origin.values or origin.limits):
+        return (
+            "missing" if origin.missing is True else "default",
+        ), "a column that the hospital lacks has no other key."
+    if origin.marks and identifies:
+        return ("missing",), "an identifier is never missing."
+    if (origin.decimal or origin.limits) and not numeric and not (origin.limits and _is_flag(column)):
+        return ("decimal" if origin.decimal else "limits",), (
+            f"only numbers are read so, and the column is of kind {column.kind!r}."
+        )
+    if origin.separator and column.kind != "code_set":
+        return ("separator",), f"only a code set has separators, and the column is of kind {column.kind!r}."
+    if origin.missing is True and (
+        column.role == "label" or identifies or not (column.nullable or column.kind == "code_set")
+    ):
         return ("missing",), "the schema's column is not nullable, so that it cannot be missing."
     if origin.default is not None and (column.role == "label" or column.role == "patient_id"):
         return ("default",), f"the {column.role} of every row cannot be the same."
@@ -153,16 +179,21 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
     return None
 
 
+def _is_flag(column: Column) -> bool:
+    return column.kind == "binary" and column.role == "feature" and not column.categories
+
+
 def own_schema(mapping: ColumnMapping, schema: Schema) -> Schema:
     """The schema by which a source reads the hospital's own columns: their names, and their categories with the schema's.
 
     Raises ConfigError where two columns of the schema would come from one. For reading only: cells are checked when they are
     the schema's.
     """
-    columns = []
-    for column in schema.columns:
+    columns: list[Column] = []
+    flags = [column for column in schema.columns if _is_flag(column) and mapping.origin(column).limits]
+    for column in [*(column for column in schema.columns if column not in flags), *flags]:
         origin = mapping.origin(column)
-        if origin.is_lacking:
+        if origin.is_lacking or (column in flags and (origin.name or column.name) in [one.name for one in columns]):
             continue
         own = {"name": origin.name or column.name}
         if origin.values:
@@ -191,8 +222,15 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
                 found[name] = pd.Series([cell] * len(frame), index=frame.index, dtype=object, name=name)
                 continue
             cells = frame[its].rename(name)
-            if origin.converts:
-                cells = _converted(cells, *origin.numbers(column), whole=column.kind == "integer")
+            if origin.marks:
+                marked = pd.Series(texts(cells), index=cells.index, dtype=object).isin(origin.marks)
+                cells = cells.astype(object).where(~marked, None)
+            if origin.converts or origin.decimal or origin.limits:
+                cells = _limited(cells) if _is_flag(column) else _converted(cells, origin, column)
+            if origin.separator:
+                cells = pd.Series(texts(cells), index=cells.index, name=name).str.replace(
+                    origin.separator, ";", regex=False
+                )
             if origin.values:
                 cells = _recoded(cells, origin.values, several=column.kind == "code_set")
             found[name] = cells
@@ -209,11 +247,28 @@ def _text(value: str | float | None) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _converted(cells: pd.Series, factor: float, offset: float, whole: bool) -> pd.Series:
-    numbers = pd.to_numeric(cells.astype(object), errors="coerce").astype("float64") * factor + offset
-    numbers = numbers.round() if whole else numbers
+def _limited(cells: pd.Series) -> pd.Series:
+    return (
+        read_numbers(pd.Series(texts(cells), index=cells.index, dtype=object)).beyond.astype("int64").rename(cells.name)
+    )
+
+
+def _converted(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
+    """The numbers in the column's unit; a cell that is no number, or in a unit that does not convert, stays as it is."""
+    read = read_numbers(pd.Series(texts(cells), index=cells.index, dtype=object), origin.decimal or ".")
+    numbers, units = pd.Series(np.nan, index=cells.index), read.units
+    for unit in units.unique():
+        factor, offset = origin.numbers(column)
+        if unit:
+            try:
+                factor, offset = conversion(unit, column.unit, origin.substance)
+            except ConfigError:
+                continue
+        here = (units == unit) & (origin.limits | ~read.beyond)
+        numbers[here] = read.values[here] * factor + offset
+    numbers = numbers.round() if column.kind == "integer" else numbers
     known = numbers.notna() | cells.isna()
-    return numbers if known.all() else numbers.astype(object).where(known, cells)
+    return (numbers if known.all() else numbers.astype(object).where(known, cells)).rename(cells.name)
 
 
 def _recoded(cells: pd.Series, values: dict[str, str], several: bool) -> pd.Series:
@@ -268,6 +323,8 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
 
     Raises ConfigError for an unknown unit or substance, and for units that do not convert.
     """
+    if unit.strip().lower() == into.strip().lower():
+        return 1.0, 0.0
     one, other = _named(unit), _named(into)
     factor = one.factor / other.factor
     if {one.dimension, other.dimension} == {_MASS, _AMOUNT}:
@@ -281,6 +338,11 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
     if one.dimension != other.dimension:
         raise ConfigError(f"{unit} is a {one.dimension} and {into} a {other.dimension}: neither becomes the other.")
     return factor, (one.offset - other.offset) / other.factor
+
+
+def known_unit(unit: str) -> str:
+    """The unit as ``UNITS`` spells it, "" where it is not known."""
+    return _SPELLINGS.get(unit.strip().lower(), "")
 
 
 def _named(unit: str) -> Unit:

@@ -1,22 +1,39 @@
-"""Records in files: CSV (also gzipped) and Parquet, one file, a folder of them or a glob pattern, read in chunks."""
+"""Records in files: CSV (also gzipped) and Parquet, one file, a folder of them or a glob pattern, read in chunks.
+
+A CSV may be separated by commas, semicolons, tabs or bars, and be UTF-8, UTF-16 or Windows-1252.
+"""
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
+import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from polyclinic.ehr.checks import require_names
 from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.sources.cells import MISSING
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered
 from polyclinic.errors import DataError
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet")
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+#: What makes a CSV of other programs' files.
+_OTHERS = {
+    (".xlsx", ".xlsm", ".xls", ".ods"): "in Excel by Save as, CSV UTF-8, one sheet a file; in Python by "
+    "pandas.read_excel(FILE).to_csv('table.csv', index=False)",
+    (".sav", ".por", ".dta", ".sas7bdat", ".xpt"): "in Python by pandas.read_spss, read_stata or read_sas and "
+    ".to_csv('table.csv', index=False)",
+    (".rds", ".rdata", ".rda"): "in R by write.csv(table, 'table.csv', row.names = FALSE)",
+}
 _Part = TypeVar("_Part")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 
 
 def files(place: Place, schema: Schema) -> Iterator[Chunk]:
@@ -29,7 +46,7 @@ def file_chunks(path: str | Path, schema: Schema, rows: int = ROWS) -> Iterator[
     """The schema's columns of the files at ``path``, at most ``rows`` rows at a time; rows are numbered file by file.
 
     path: a .csv, .csv.gz or .parquet file, a folder of such files, or a glob pattern; files are read in order of name.
-    Empty cells, NA, NaN, null and ? of a CSV are missing. Raises DataError naming the file.
+    Empty cells, NA, null, ?, "." and their like (``cells.MISSING``) of a CSV are missing. Raises DataError naming the file.
     """
     columns = [column for column in schema.columns if column.is_read]
     names = [name for column in columns for name in column.record_names]
@@ -49,16 +66,30 @@ def found_files(path: str | Path) -> list[Path]:
         check_suffix(place)
         return [place]
     found = place.iterdir() if place.is_dir() else Path(place.anchor).glob(str(place.relative_to(place.anchor)))
-    files = sorted(file for file in found if file.is_file() and file.name.lower().endswith(SUFFIXES))
+    there = sorted(file for file in found if file.is_file())
+    files = [file for file in there if file.name.lower().endswith(SUFFIXES)]
     if not files:
+        if others := [file for file in there if _remedy(file)]:
+            check_suffix(others[0])
         raise DataError(f"{path}: no records found; give a {', '.join(SUFFIXES)} file, a folder of them or a pattern.")
     return files
 
 
+def unread_files(path: str | Path) -> list[Path]:
+    """Tables in the folder at ``path`` in formats that are not read, such as Excel's."""
+    return sorted(file for file in Path(path).iterdir() if _remedy(file)) if Path(path).is_dir() else []
+
+
 def check_suffix(file: Path) -> None:
-    """Raise DataError unless the file's name says what it holds."""
+    """Raise DataError, which says what to do, unless the file's name ends as one that is read."""
     if not file.name.lower().endswith(SUFFIXES):
-        raise DataError(f"{file}: the file's type is not known; allowed are {', '.join(SUFFIXES)}.")
+        known = f"the file's type is not known; allowed are {', '.join(SUFFIXES)}."
+        raise DataError(f"{file}: {_remedy(file) or known}")
+
+
+def _remedy(file: Path) -> str:
+    how = next((how for suffixes, how in _OTHERS.items() if file.name.lower().endswith(suffixes)), "")
+    return how and f"{file.suffix} files are not read; make a CSV of it, {how}."
 
 
 def read_table(
@@ -83,7 +114,7 @@ def column_names(file: Path) -> list[str]:
 
             yield list(parquet.read_schema(file).names)
         else:
-            yield _header(file)
+            yield Dialect.of(file).header(file)
 
     return _next(header(), file) or []
 
@@ -99,26 +130,91 @@ def _next(parts: Iterator[_Part], file: Path) -> _Part | None:
     except pd.errors.EmptyDataError:
         raise DataError(f"{file}: the file is empty; its first line must be a header.") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning):
-        raise DataError(f"{file}: a line has more cells than the header; quote cells that hold commas.") from None
+        raise DataError(
+            f"{file}: a line has more cells than the header; quote cells that hold the separator."
+        ) from None
     except Exception:  # damaged bytes make the readers raise anything
-        raise DataError(f"{file}: the file cannot be read; it must be UTF-8 CSV or Parquet, not damaged.") from None
+        raise DataError(
+            f"{file}: the file cannot be read; it must be CSV (UTF-8, UTF-16 or Windows-1252) or Parquet, not damaged."
+        ) from None
 
 
-def _header(file: Path) -> list[str]:
-    line = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0].tolist()
-    return [str(name).strip() for name in line]
+def whole_table(file: Path, rows: int | None = None) -> pd.DataFrame:
+    """A file's whole table, or its first ``rows`` rows, under the names of its header; a CSV's cells are text, "" where empty.
+
+    Raises DataError as ``read_table`` does.
+    """
+
+    def table() -> Iterator[pd.DataFrame]:
+        if file.name.lower().endswith(".parquet"):
+            yield pd.read_parquet(file).head(rows or sys.maxsize)
+        else:
+            dialect = Dialect.of(file)
+            header, options = dialect.header(file), dialect.options
+            if pd.to_numeric(pd.Series(header), errors="coerce").notna().sum() * 3 >= len(header):
+                raise DataError(f"{file}: the first line holds numbers; it must name the columns.")
+            names = [number for number, _ in enumerate(header)]
+            read = pd.read_csv(
+                file, header=0, names=names, index_col=False, dtype=str, keep_default_na=False, **options
+            )
+            yield read.set_axis(header, axis=1)
+
+    check_suffix(file)
+    read = _next(table(), file)
+    return pd.DataFrame() if read is None else read
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV is written: the encoding of its text, and what separates its cells."""
+
+    encoding: str
+    separator: str
+
+    @classmethod
+    def of(cls, file: Path) -> Dialect:
+        """The dialect of a file, from its bytes and its first line. Raises ValueError for bytes that are no text."""
+        with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as opened:
+            start = opened.read(4)
+            wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            for encoding in ("utf-16",) if wide else ("utf-8-sig", "cp1252"):
+                opened.seek(0)
+                decoder = codecs.getincrementaldecoder(encoding)()
+                try:
+                    while block := opened.read(1 << 20):
+                        if "\0" in decoder.decode(block):
+                            raise ValueError("no text")
+                    decoder.decode(b"", final=True)
+                except UnicodeDecodeError:
+                    continue
+                opened.seek(0)
+                lines = io.TextIOWrapper(opened, encoding)
+                first = re.sub('"[^"]*"', "", next((line for line in lines if line.strip()), ""))
+                return cls(encoding, max(",;\t|", key=first.count))
+        raise ValueError("no text")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The dialect as arguments of ``pandas.read_csv``."""
+        return {"encoding": self.encoding, "sep": self.separator}
+
+    def header(self, file: Path) -> list[str]:
+        """The names in the first line that is not blank."""
+        line = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False, **self.options).iloc[0]
+        return [str(name).strip() for name in line.tolist()]
 
 
 def _csv(
     file: Path, names: Sequence[str], rows: int, missing: Mapping[str, Sequence[str]] | None
 ) -> Iterator[pd.DataFrame]:
-    header = _header(file)
+    dialect = Dialect.of(file)
+    header = dialect.header(file)
     require_names(header, names, str(file))
     positions = {name: header.index(name) for name in names}
     marks = {positions[name]: list(MISSING if missing is None else missing[name]) for name in names}
     with pd.read_csv(
         file, header=0, names=list(range(len(header))), index_col=False, dtype=str, keep_default_na=False,
-        na_values=marks, chunksize=rows,
+        na_values=marks, chunksize=rows, **dialect.options,
     ) as reader:  # fmt: skip
         for part in reader:
             yield pd.DataFrame({name: part[positions[name]] for name in names}).reset_index(drop=True)

@@ -19,8 +19,9 @@ import pandas as pd
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.events import Measure, matching, moments, one_row_each
 from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.sources.cells import MISSING
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered, of_cohort
-from polyclinic.ehr.sources.files import MISSING, SUFFIXES, column_names, read_table
+from polyclinic.ehr.sources.files import SUFFIXES, column_names, read_table
 from polyclinic.ehr.sources.mapping import EICU, MIMIC3, MIMIC4, OMOP, ColumnOf, IndexOf, Layout, Mapping, Table
 from polyclinic.ehr.sources.sql import CREDENTIALS, Database
 from polyclinic.errors import DataError

@@ -133,13 +133,21 @@ def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
     return np.asarray(np.where(naive > 0, own / np.where(naive > 0, naive, 1.0), np.where(own > 0, 1.0, 0.0)))
 
 
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """The model whose gradients are inverted. layer: as ``first_layer`` says."""
+
+    build: Callable[[], nn.Module]
+    arrays: Mapping[str, Floats]
+    layer: str
+
+
 def trials(
-    build: Callable[[], nn.Module], arrays: Mapping[str, Floats], layer: str, x: Floats, y: Ints, step: Step, seed: int = 0,
-    batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
+    model: Attacked, x: Floats, y: Ints, step: Step, seed: int = 0, batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
 ) -> list[Inverted]:  # fmt: skip
     """Batches of each size of so many patients drawn, each inverted without privacy and with it.
 
-    x: (n, D) a row of each patient as the module takes it; y: (n,). layer: as ``first_layer`` says. The attacker knows the
+    x: (n, D) a row of each patient as the module takes it; y: (n,). The attacker knows the
     labels, the bounds of each feature and the mean record.
     """
     drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
@@ -152,9 +160,13 @@ def trials(
                 some = drawn[begin : begin + size]
                 rows = Rows(x[some], y[some], np.arange(size), size)
                 gradient = step(rows, private, 1000 * size + number)
-                guess = from_first_layer(gradient[f"{layer}weight"], gradient[f"{layer}bias"]) if size == 1 else None
+                guess = (
+                    from_first_layer(gradient[f"{model.layer}weight"], gradient[f"{model.layer}bias"])
+                    if size == 1
+                    else None
+                )
                 if guess is None:
-                    record = match(_module(build, arrays), gradient, y[some], low, high, seed)
+                    record = match(_module(model.build, model.arrays), gradient, y[some], low, high, seed)
                 else:
                     record = np.clip(guess, low, high)[None]
                 error += errors(x[some], record, constant).tolist()

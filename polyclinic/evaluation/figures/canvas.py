@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,13 +44,26 @@ def panels(
     for axes in list(grid.flat)[len(names) :]:
         axes.remove()
     for axes, name in zip(grid.flat, names, strict=False):
-        axes.set_title(short(name, LONGEST_TITLE), fontsize=10, color=INK, loc="left", parse_math=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(FAINT)
-        axes.tick_params(colors=MUTED, labelsize=SMALL, length=3, color=FAINT)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        _prepare(axes, short(name, LONGEST_TITLE))
     return figure, list(grid.flat)[: len(names)]
+
+
+def panel(title: str, caption: str, ax: Axes | None = None, height: float = 3.7) -> tuple[Figure, Axes]:
+    """A new figure of one panel with its axes, or ``ax`` with its figure, prepared likewise under the title alone."""
+    if ax is None:
+        figure, (axes,) = panels(title, caption, height=height)
+        return figure, axes
+    _prepare(ax, title)
+    return cast("Figure", ax.figure), ax
+
+
+def _prepare(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10, color=INK, loc="left", parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=MUTED, labelsize=SMALL, length=3, color=FAINT)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
 def label_axes(axes: Axes, x: str = "", y: str = "") -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.evaluation.figures.canvas import DASHES, FAINT, INK, MUTED, PALETTE, label_axes, legend, panels, short
+from polyclinic.evaluation.figures.canvas import DASHES, FAINT, INK, MUTED, PALETTE, label_axes, legend, panel, short
 from polyclinic.types import Floats
 
 if TYPE_CHECKING:
@@ -29,32 +29,35 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 Course = tuple[Floats, Floats]
 
 
-def plot_auroc(rounds: pd.DataFrame, floor: float | None = None) -> Figure:
+def plot_auroc(rounds: pd.DataFrame, floor: float | None = None, ax: Axes | None = None) -> Figure:
     """AUROC on held-out patients by round: one line a site (or bands), the pooled line bold, ``floor`` as a dashed line.
 
     rounds: columns round, site, auroc; rows without a value are left out.
     """
     series = read_series(rounds, "auroc")
-    figure, (axes,) = panels("AUROC on held-out patients", _caption(series, "Higher is better; 0.5 is a coin toss."))
+    caption = _caption(series, "Higher is better; 0.5 is a coin toss.")
+    figure, axes = panel("AUROC on held-out patients", caption, ax)
     _draw_sites(axes, series)
-    return _finish(figure, {} if floor is None else {"no-skill floor": floor}, top=1.01)
+    return _finish(figure, axes, {} if floor is None else {"no-skill floor": floor}, top=1.01)
 
 
-def plot_loss(rounds: pd.DataFrame) -> Figure:
+def plot_loss(rounds: pd.DataFrame, ax: Axes | None = None) -> Figure:
     """Mean cross-entropy on held-out patients by round: one line a site (or bands), the pooled line bold.
 
     rounds: columns round, site, loss, and optionally train_loss, drawn dashed for the pooled row where present.
     """
     series = read_series(rounds, "loss")
-    figure, (axes,) = panels("Loss on held-out patients", _caption(series, "Lower is better."))
+    figure, axes = panel("Loss on held-out patients", _caption(series, "Lower is better."), ax)
     _draw_sites(axes, series)
     training = read_series(rounds, "train_loss")
     if len(series) and POOLED in training:
         draw_line(axes, course_of(training[POOLED]), "pooled, training", MUTED, linestyle="--")
-    return _finish(figure)
+    return _finish(figure, axes)
 
 
-def plot_epsilon(rounds: pd.DataFrame, budgets: Mapping[str, float | None] | None = None) -> Figure:
+def plot_epsilon(
+    rounds: pd.DataFrame, budgets: Mapping[str, float | None] | None = None, ax: Axes | None = None
+) -> Figure:
     """Epsilon spent by each site up to each round, with the budgets as dashed lines.
 
     rounds: columns round, site, epsilon (cumulative).  budgets: of sites by name.
@@ -73,14 +76,15 @@ def plot_epsilon(rounds: pd.DataFrame, budgets: Mapping[str, float | None] | Non
     shaded, crowded = len(groups) > MOST_LINES, len(groups) > len(PALETTE)
     sites = series.shape[1]
     words = f"grey: {SHADING} {sites:,} hospitals" if shaded else "the hospital refuses what would pass its budget"
-    figure, (axes,) = panels("Privacy spent (epsilon)", "; ".join([f"Adds up over rounds; {words}", *beyond]) + ".")
+    caption = "; ".join([f"Adds up over rounds; {words}", *beyond]) + "."
+    figure, axes = panel("Privacy spent (epsilon)", caption, ax)
     if shaded:
         _draw_bands(axes, series)
     for number, names in enumerate([largest] if shaded else groups):
         named = names is largest or not crowded
         label, colour = (_group_name(names, sites), PALETTE[number % len(PALETTE)]) if named else ("", FAINT)
         draw_line(axes, course_of(series[names[0]]), label, colour, linewidth=2.0)
-    return _finish(figure, near, bottom=0.0)
+    return _finish(figure, axes, near, bottom=0.0)
 
 
 def plot_accountants(curves: Mapping[str, Course], settings: str) -> Figure:
@@ -102,7 +106,7 @@ def plot_lines(
 
     styles: options of matplotlib's lines, by name.  references: dashed lines at one height.
     """
-    figure, (axes,) = panels(title, caption)
+    figure, axes = panel(title, caption)
     for number, (name, (x, y)) in enumerate(courses.items()):
         drawn = y > 0 if logarithmic else np.isfinite(y)
         style = {"color": PALETTE[number % len(PALETTE)], "linestyle": "-" if number < len(PALETTE) else "--"}
@@ -110,7 +114,7 @@ def plot_lines(
             draw_line(axes, (x[drawn], y[drawn]), name, **(style | dict((styles or {}).get(name, {}))))
     if logarithmic:
         axes.set_yscale("log")
-    return _finish(figure, references, bottom=bottom, across=across)
+    return _finish(figure, axes, references, bottom=bottom, across=across)
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,8 @@ def plot_privacy_utility(points: Sequence[Point], name: str) -> Figure:
 
     Runs of one kind are joined through their mean at each epsilon.  points: at least one.
     """
-    figure, (axes,) = panels(
-        f"{name} over privacy spent", "Bars: 95 % intervals of each run's held-out patients.", height=4.2
-    )
+    caption = "Bars: 95 % intervals of each run's held-out patients."
+    figure, axes = panel(f"{name} over privacy spent", caption, height=4.2)
     spent = [point.epsilon for point in points if point.epsilon]
     low, high = min(spent, default=1.0), max(spent, default=1.0)
     far = high * max((high / low) ** 0.25, 1.6)
@@ -253,13 +256,12 @@ def _budget_lines(budgets: Mapping[str, float | None], sites: Sequence[str]) -> 
 
 
 def _finish(
-    figure: Figure, references: Mapping[str, float] | None = None, bottom: float | None = None, top: float | None = None,
-    across: str = "round",
+    figure: Figure, axes: Axes, references: Mapping[str, float] | None = None, bottom: float | None = None,
+    top: float | None = None, across: str = "round",
 ) -> Figure:  # fmt: skip
     """The figure of lines with its references, limits and legend; an empty one says so."""
     from matplotlib.ticker import MaxNLocator
 
-    (axes,) = figure.axes
     if not axes.lines:
         axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", color=MUTED, fontsize=10)
         axes.set(xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""Figures of how good a result is, and of what is learned from it: intervals by row, calibration, decision curve."""
+"""Figures of how good a result is, and of what is learned from it: intervals by row, ROC, calibration, decision curve."""
 
 from __future__ import annotations
 
@@ -7,39 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyclinic.evaluation.figures.canvas import DASHES, INK, MUTED, PALETTE, label_axes, legend, name_rows, panels
-from polyclinic.evaluation.formats import Summary, part
+from polyclinic.evaluation.figures.canvas import DASHES, INK, MUTED, PALETTE, label_axes, legend, name_rows, panel
+from polyclinic.evaluation.formats import span
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_NAMED = 40  # hospitals with a line and a name of their own
 LONGEST = 38
+_AXES = {"false_positives": "1 - specificity", "sensitivity": "sensitivity (recall)", "precision": "precision"}
 _COVERED = 1.959964
 Told = Mapping[str, Any]
 
 
-def utility_figures(summary: Summary) -> dict[str, Figure]:
-    """By name ``hospitals``, ``calibration`` and ``decision``, as far as the evaluation has them."""
-    evaluation = part(summary, "evaluation")
-    if not evaluation or evaluation.get("undefined"):
-        return {}
-    sites: Mapping[str, Any] = evaluation["sites"]
-    pooled = evaluation["pooled"]["auroc"]["value"]
-    found = {
-        "hospitals": plot_hospitals({name: one["auroc"] for name, one in sites.items()}, pooled, "AUROC"),
-        "calibration": plot_calibration(evaluation["calibration"]),
-        "decision": plot_decision(evaluation["decision"]) if evaluation["decision"] else None,
-    }
-    return {name: figure for name, figure in found.items() if figure is not None}
-
-
-def plot_intervals(rows: Mapping[str, Told], title: str, caption: str, at: float | None) -> Figure:
+def plot_intervals(
+    rows: Mapping[str, Told], title: str, caption: str, at: float | None, ax: Axes | None = None
+) -> Figure:
     """A row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
 
     at: a dashed line.  A row's ``inner`` is the half width of a thicker part.
     """
-    figure, (axes,) = panels(title, caption, height=1.3 + 0.26 * len(rows))
+    figure, axes = panel(title, caption, ax, height=1.3 + 0.26 * len(rows))
     for place, row in enumerate(rows.values()):
         value, half = row["value"], row.get("inner")
         if row["low"] is not None:
@@ -55,7 +44,7 @@ def plot_intervals(rows: Mapping[str, Told], title: str, caption: str, at: float
     return figure
 
 
-def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str) -> Figure | None:
+def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str, ax: Axes | None = None) -> Figure | None:
     """A metric at each hospital with its interval, sorted; the pooled value as a dashed line. None where none defines it.
 
     sites: by hospital ``value``, ``low``, ``high``.  A hollow dot has no interval. Of more than 40 none is named.
@@ -66,8 +55,8 @@ def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str) -
         return None
     title, caption = f"{name} at each hospital", "95 % intervals; hollow dots have none. Dashed: all hospitals pooled."
     if len(rows) <= MOST_NAMED:
-        return plot_intervals(dict(reversed(rows.items())), title, caption, pooled)
-    figure, (axes,) = panels(title, caption, height=3.9)
+        return plot_intervals(dict(reversed(rows.items())), title, caption, pooled, ax)
+    figure, axes = panel(title, caption, ax, height=3.9)
     value, low, high = (
         np.array([row[key] for row in rows.values()], dtype=np.float64) for key in ("value", "low", "high")
     )
@@ -81,7 +70,7 @@ def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str) -
     return figure
 
 
-def plot_posterior(parameters: Mapping[str, Mapping[str, float]]) -> Figure:
+def plot_posterior(parameters: Mapping[str, Mapping[str, float]], ax: Axes | None = None) -> Figure:
     """95 % intervals by parameter, from the top in their order.
 
     parameters: ``mean``, ``sd``, ``low``, ``high`` and perhaps ``inflation`` of each; the thick part is what the interval would
@@ -92,13 +81,41 @@ def plot_posterior(parameters: Mapping[str, Mapping[str, float]]) -> Figure:
     for row in rows.values() if inflated else ():
         row["inner"] = _COVERED * row["sd"] / row["inflation"]
     caption = "By feature as scaled" + ("; thick: the interval without privacy." if inflated else ".")
-    return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0)
+    return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0, ax)
 
 
-def plot_calibration(bins: Sequence[Told]) -> Figure:
+def plot_roc(curves: Sequence[Told], auroc: Told, ax: Axes | None = None) -> Figure:
+    """Sensitivity over one less specificity at every threshold, a line for each of ``curves`` (``operating_points``)."""
+    caption = f"AUROC {span(auroc)}. The diagonal is a coin toss."
+    return _plot_curves(curves, "ROC curve", caption, ("false_positives", "sensitivity"), ax, diagonal=True)
+
+
+def plot_pr(curves: Sequence[Told], auprc: Told, ax: Axes | None = None) -> Figure:
+    """Precision over sensitivity (recall) at every threshold, a line for each of ``curves``."""
+    caption = f"Average precision {span(auprc)}. It ends at the share of patients who have the class."
+    return _plot_curves(curves, "Precision and recall", caption, ("sensitivity", "precision"), ax)
+
+
+def _plot_curves(
+    curves: Sequence[Told], title: str, caption: str, keys: tuple[str, str], ax: Axes | None, diagonal: bool = False
+) -> Figure:
+    figure, axes = panel(title, caption, ax, height=4.2)
+    if diagonal:
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.1, linestyle=DASHES)
+    for number, curve in enumerate(curves):
+        colour, name = PALETTE[number % len(PALETTE)], f"class {curve['class']} and the rest"
+        axes.plot(curve[keys[0]], curve[keys[1]], color=colour, linewidth=2.0, label=name)
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+    label_axes(axes, *(_AXES[key] for key in keys))
+    if len(curves) > 1:
+        legend(axes)
+    return figure
+
+
+def plot_calibration(bins: Sequence[Told], ax: Axes | None = None) -> Figure:
     """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows."""
     caption = "On the diagonal a probability means what it says. A dot's area: share of rows."
-    figure, (axes,) = panels("Calibration", caption, height=4.2)
+    figure, axes = panel("Calibration", caption, ax, height=4.2)
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.1, linestyle=DASHES)
     x, y, low, high, share = (
         np.array([bin[key] for bin in bins]) for key in ("predicted", "observed", "low", "high", "share")
@@ -111,10 +128,10 @@ def plot_calibration(bins: Sequence[Told]) -> Figure:
     return figure
 
 
-def plot_decision(curve: Told) -> Figure:
+def plot_decision(curve: Told, ax: Axes | None = None) -> Figure:
     """Net benefit over thresholds, with its band, beside treating everybody and nobody."""
     caption = "Higher is better: of use where the model is above both others."
-    figure, (axes,) = panels("Decision curve", caption, height=3.9)
+    figure, axes = panel("Decision curve", caption, ax, height=3.9)
     x = np.array(curve["thresholds"])
     model, low, high, everybody = (np.array(curve[key]) for key in ("model", "low", "high", "all"))
     top = max(float(high.max()), float(everybody.max()), 0.02) * 1.06

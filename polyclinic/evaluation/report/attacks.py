@@ -42,11 +42,12 @@ one below it shows none.</p>
 {% endif %}
 {% if found.membership %}
 <h3>Who took part?</h3>
-{% call table(["Attack"], ["AUC", "Advantage", "Found at 1 % false", "Found at 0.1 % false"], kind="facts") %}
+{% call table(["Attack"], ["AUC", "Advantage", "TPR at 1 % FPR", "TPR at 0.1 % FPR"], kind="facts") %}
 {% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>
 {{ cells([one.auc | span, one.advantage | span, one.tpr_at_1_percent_fpr | span, one.tpr_at_01_percent_fpr | span]) }}</tr>
 {% endfor %}{% endcall %}
-<p class="small muted">AUC: 0.5 tells nothing, 1 all. Undefined: too few others to show so small a share.</p>
+<p class="small muted">AUC: 0.5 tells nothing, 1 all. TPR, FPR: true- and false-positive rate of the attack. Undefined: too few
+others to show so small a rate.</p>
 {% endif %}
 {% if gains %}
 {{ pictures([gains]) }}

@@ -44,8 +44,8 @@ NAMES = {
 }
 OF_GROUPS = ("auroc", "sensitivity", "specificity", "calibration_in_the_large")
 COMPARISONS = {
-    "without_dp": ("Without privacy", "the same federated training without noise."),
-    "alone": ("Trained alone", "each hospital's own model, trained on its own patients only."),
+    "without_dp": ("Without privacy", "one model of all hospitals' patients, fitted without noise."),
+    "alone": ("Trained alone", "each hospital's own model, fitted to its own patients only, without noise."),
 }
 
 

@@ -1,7 +1,7 @@
 """The report of one run: its figures, its sections in their order, and the files that they become.
 
-It only reads what a run left (summary.json, rounds.parquet, config.toml, versions.json, quality.json, attacks.json); it measures
-nothing and touches no record.
+It only reads what a run left (summary.json, rounds.parquet, config.toml, schema.toml, versions.json, quality.json, attacks.json);
+it measures nothing and touches no record.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from polyclinic.ehr.cohorts import Flow
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
-from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.results import result_figures
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
-from polyclinic.evaluation.figures.utility import plot_posterior, utility_figures
-from polyclinic.evaluation.formats import Summary, finite, part
+from polyclinic.evaluation.formats import Summary
 from polyclinic.evaluation.page import render, write_page
 from polyclinic.evaluation.report import templates
 from polyclinic.evaluation.report.attacks import attack_section
+from polyclinic.evaluation.report.card import markdown, model_card
 from polyclinic.evaluation.report.context import cost, report_context, utility
 from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
+from polyclinic.files import write_file
 from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
-    """Writes ``report.html`` into a run folder, or ``page``, and returns its path; without figures of tables alone.
+    """Writes ``report.html`` and ``model_card.md`` into a run folder, or ``page`` alone, and returns the page's path; without
+    figures a page of tables alone.
 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
@@ -59,10 +61,10 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
 
 
 def write_plots(run_dir: Path) -> list[Path]:
-    """Writes ``plots/{auroc,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+    """Writes ``plots/{rounds,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
 
     Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
-    calibration, decision and hospitals, as SVG alone, are there where predictions left. Raises DataError as
+    sites, roc, pr, calibration and decision, as SVG alone, are there where predictions left. Raises DataError as
     ``render_report`` does.
     """
     results = read_results(Run(Path(run_dir)))
@@ -85,31 +87,12 @@ def read_results(run: Run) -> Results:
     return Results(run, run.summary_json(), run.rounds())
 
 
-def run_figures(summary: Summary, rounds: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a run by name: auroc and loss where any left, or the posterior; epsilon where some site spent any."""
-    numbers = {
-        name: pd.to_numeric(rounds.get(name, pd.Series()), errors="coerce") for name in ("auroc", "loss", "epsilon")
-    }
-    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
-    posterior, figures = part(summary, "posterior"), {}
-    if posterior and posterior["finished"]:
-        figures["posterior"] = plot_posterior(posterior["parameters"])
-    if not posterior and numbers["auroc"].notna().any():
-        figures["auroc"] = plot_auroc(rounds, finite(floor))
-    if not posterior and numbers["loss"].notna().any():
-        figures["loss"] = plot_loss(rounds)
-    if numbers["epsilon"].gt(0).any():
-        sites = part(part(summary, "metrics"), "sites")
-        figures["epsilon"] = plot_epsilon(rounds, {name: finite(site.get("budget")) for name, site in sites.items()})
-    return figures
-
-
 def _drawn(results: Results) -> Drawn:
     """The run's figures by section and name, each as SVG and as it was drawn."""
     flow = results.summary.get("flow")
     sections = {
-        "training": run_figures(results.summary, results.rounds),
-        "utility": utility_figures(results.summary),
+        "training": result_figures(results.summary, results.rounds, "training"),
+        "utility": result_figures(results.summary, results.rounds, "utility"),
         "quality": quality_figures(results.quality),
         "transfer": transfer_figures(results.quality),
         "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
@@ -125,6 +108,9 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
 
     shown = {name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn.items()}
     shared = report_context(results.summary, results.rounds) | {"figures": shown}
+    card = model_card(results.run, shared)
+    if card and page == results.run.report:
+        write_file(results.run.card_file, markdown(shared["title"], card))
     files = {
         name: path.read_text(encoding="utf-8").strip() if path.is_file() else "not recorded"
         for name, path in (("config", results.run.config_file), ("versions", results.run.versions_file))
@@ -143,6 +129,7 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
         (templates.PRIVACY, {}),
         ("{{ attacks }}", {"attacks": attack_section(results.run)}),
         (templates.NOTES, {}),
+        (templates.CARD, {"card": card} if card else None),
         (templates.REPEAT, files),
     ]
     parts = [render(template, shared | values) for template, values in sections if values is not None]

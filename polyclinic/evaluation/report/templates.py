@@ -5,11 +5,13 @@ from __future__ import annotations
 _BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 #: What stands for a figure, by its name without its number.
 ALT = {
-    "auroc": f"AUROC on held-out patients {_BY_ROUND}",
+    "rounds": f"AUROC on held-out patients {_BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
     "loss": f"Loss on held-out patients {_BY_ROUND}",
     "epsilon": f"Epsilon spent {_BY_ROUND}",
-    "hospitals": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "sites": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "roc": "ROC curve: sensitivity over one less specificity; the numbers are in summary.json.",
+    "pr": "Precision over sensitivity; the numbers are in summary.json.",
     "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
     "decision": "Decision curve: net benefit by threshold; the numbers are in summary.json.",
     "columns": "Shares by value of the columns that are least alike; the numbers are in quality.json.",
@@ -90,7 +92,7 @@ HOSPITALS = """{% macro scores(rows) %}
 <tr><th>Hospital</th>{% if not posterior %}
 <th class="num">Patients</th><th class="num first">AUROC</th><th class="num">Accuracy</th>{% endif %}
 {%- for _ in comparisons %}<th class="num first">AUROC</th><th class="num">Accuracy</th>{% endfor -%}
-<th class="num first">Epsilon spent</th><th class="num">Found at 1 % wrong</th><th class="num">Advantage</th>
+<th class="num first">Epsilon spent</th><th class="num">Attack TPR at 1 % FPR</th><th class="num">Advantage</th>
 <th class="num">Rounds joined</th></tr>
 </thead>
 <tbody>
@@ -265,7 +267,8 @@ PRIVACY = """<h2>Privacy</h2>
 <tr><th scope="row">Neighbouring relation</th>
 <td>{{ privacy.relation or "not recorded" }}: {{ relation_meaning }}</td></tr>
 <tr><th scope="row">Accountant</th><td>{{ privacy.accountant or "not recorded" }}</td></tr>
-{% if risk %}<tr><th scope="row">Found at 1 % wrong</th><td>{{ privacy.risk.tpr_at_1_percent_fpr | share }}</td></tr>
+{% if risk %}<tr><th scope="row">Attack true-positive rate at 1 % false-positive rate</th>
+<td>{{ privacy.risk.tpr_at_1_percent_fpr | share }}</td></tr>
 <tr><th scope="row">Advantage</th><td>{{ privacy.risk.advantage | share }}</td></tr>{% endif %}
 </tbody></table>
 {% elif not central %}
@@ -277,7 +280,7 @@ unbounded. Updates and the model are exact functions of the records they were tr
 <h3>Ledgers of the hospitals</h3>
 <p>Each hospital charges its own ledger before it reads a record and refuses what would pass its budget. A ledger
 outlives a run, so its epsilon holds what earlier runs spent too.</p>
-{% call table(["Hospital"], ["Epsilon", "Budget", "Delta", "Found at 1 % wrong", "Advantage", "Charges", "Chain of entries"],
+{% call table(["Hospital"], ["Epsilon", "Budget", "Delta", "Attack TPR at 1 % FPR", "Advantage", "Charges", "Chain of entries"],
 kind="facts sortable") %}
 {% for one in ledgers %}<tr><td>{{ one.name }}</td>
 {{ cells([one.epsilon | epsilon, one.budget | budget, one.delta | delta, one.risk.tpr_at_1_percent_fpr | share,
@@ -298,6 +301,23 @@ NOTES = """{% if notes %}
 <h2>Notes of the run</h2>
 <ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
 {% endif %}
+"""
+
+CARD = """<h2>Model card</h2>
+<details><summary>Purpose, data, privacy, metrics and limits, also in <code>model_card.md</code> (Mitchell et al. 2019)</summary>
+{% for title, blocks in card %}
+<h3>{{ title }}</h3>
+{% for block in blocks %}
+{% if block is string %}<p>{{ block }}</p>
+{% elif block is mapping %}
+{% call table(block.headings, kind="") %}
+{% for row in block.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}{% endcall %}
+{% else %}<ul>{% for item in block %}<li>{{ item }}</li>{% endfor %}</ul>
+{% endif %}
+{% endfor %}
+{% endfor %}
+</details>
 """
 
 REPEAT = """<h2>How to repeat it</h2>

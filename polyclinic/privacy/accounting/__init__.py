@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context, Decimal
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -28,10 +29,12 @@ from polyclinic.privacy.events import (
     gaussian_event,
     merged,
 )
+from polyclinic.privacy.streams import LEAST_DELTA
 
 __all__ = [
     "ACCOUNTANTS", "RELATIONS", "Accountant", "Charges", "PrivacyPlan", "Relation", "calibrate_noise_multiplier", "check_terms",
     "composition_of", "dpsgd_event", "epsilon", "event_from_json", "event_to_json", "gaussian_event", "plan",
+    "usual_delta",
 ]  # fmt: skip
 
 Accountant = Literal["pld", "rdp"]
@@ -47,6 +50,19 @@ _SHOWN_ONLY = {
     "prv": "accountant 'prv' is a check of 'pld'",
     **dict.fromkeys(("basic", "advanced", "zcdp"), "accountant {!r} overstates epsilon many times"),
 }
+
+
+def usual_delta(patients: int) -> float:
+    """A tenth of one over ``patients``, rounded down to one digit, and at least the least that is enforced (1e-12).
+
+    A mechanism that hands out one patient's record outright with probability delta then does so once in ten runs at most.
+    Rounding leaves next to nothing of the number in it.
+
+    >>> usual_delta(569), usual_delta(1000), usual_delta(40_000)
+    (0.0001, 0.0001, 2e-06)
+    """
+    digit = Context(prec=1, rounding=ROUND_DOWN).divide(Decimal(1), Decimal(10 * max(patients, 1)))
+    return max(float(digit), LEAST_DELTA)
 
 
 def check_terms(delta: float, accountant: str, relation: str) -> None:

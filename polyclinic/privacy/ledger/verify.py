@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import ConfigError
-from polyclinic.files import write_file
+from polyclinic.files import as_text, write_file
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.file import (
     COLUMNS,
@@ -33,7 +33,6 @@ from polyclinic.privacy.ledger.file import (
 )
 from polyclinic.privacy.ledger.statements import Statement, detailed, statement
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_of, read_plan, with_charge
-from polyclinic.spreadsheets import as_text
 
 # Two machines' arithmetic differs by far less, and an edit that matters by far more.
 _ROUNDING = 1e-6

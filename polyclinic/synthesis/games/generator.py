@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,27 +33,41 @@ def generator_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     return real + functional.cross_entropy(outputs[:, 1:], labels) if loss == "auxiliary" else real
 
 
-def generator_steps(
-    game: Game, layout: Layout, critic: Arrays, state: GeneratorState, classes: Floats, steps: int, seed: int, round: int,
-    rounds: int,
-) -> GeneratorState:  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Play:
+    """What all rounds of a game have in common. classes: (K,) frequencies by which labels are drawn. rounds: of the run."""
+
+    game: Game
+    layout: Layout
+    classes: Floats
+    rounds: int = 1
+    seed: int = 0
+
+    def labels(self, rng: np.random.Generator) -> Tensor:
+        """(batch,) int64 labels of the rows of one step."""
+        shares = self.classes / self.classes.sum()
+        return torch.from_numpy(rng.choice(self.layout.classes, self.game.batch, p=shares).astype(np.int64))
+
+
+def generator_steps(play: Play, critic: Arrays, state: GeneratorState, steps: int, round: int) -> GeneratorState:
     """The state after ``steps`` steps against ``critic`` and the last ones that the game keeps, in ``round`` of 1..``rounds``.
 
-    classes: (K,) frequencies by which labels are drawn. The result is a function of the arguments alone. A critic, a loss
-    or weights that are not finite, and absurd rows, leave the state as it was but for ``diverged``.
+    The result is a function of the arguments alone. A critic, a loss or weights that are not finite, and absurd rows, leave
+    the state as it was but for ``diverged``.
     """
+    game, layout = play.game, play.layout
     if not all(np.isfinite(value).all() for value in critic.values()):
         return state.undone()
     ring = (*state.ring, critic)[-game.ring :]
     critics = [filled(lambda: game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
     generator = generator_of(game, layout, state.weights).train()
-    optimizer = _optimizer(game, generator, state, game.rate(round, rounds))
+    optimizer = _optimizer(game, generator, state, game.rate(round, play.rounds))
     average = {name: torch.from_numpy(np.array(value)) for name, value in state.average.items()}
     front = game.front(layout)
-    rng = keyed(seed, "generator", round)
+    rng = keyed(play.seed, "generator", round)
     accuracies = []
     for step in range(steps):
-        labels = torch.from_numpy(rng.choice(layout.classes, game.batch, p=classes / classes.sum()).astype(np.int64))
+        labels = play.labels(rng)
         features = generator(game.latents(game.batch, rng), labels)
         outputs = [one(front.forth(with_labels(features, labels, layout.classes))) for one in critics]
         loss = torch.stack([generator_loss(game.loss, found, labels) for found in outputs]).mean()
@@ -115,23 +129,22 @@ def _moments(optimizer: torch.optim.Optimizer, generator: nn.Module) -> Arrays:
     }  # fmt: skip
 
 
-def penalised(
-    game: Game, layout: Layout, critic: Arrays, state: GeneratorState, classes: Floats, seed: int, round: int, rate: float,
-) -> Arrays:  # fmt: skip
+def penalised(play: Play, critic: Arrays, state: GeneratorState, round: int, rate: float) -> Arrays:
     """The critic after the game's steps on the penalty (|gradient at a generated row| - 1)^2, at the server.
 
     Gulrajani et al. 2017 take it between real and generated rows; on generated rows alone no record is needed, so that it is
     post-processing. Returns ``critic`` where the game has no penalty.
     """
+    game, layout = play.game, play.layout
     if not game.penalty:
         return critic
     module = filled(lambda: game.critic(layout), critic)
     generator = generator_of(game, layout, state.weights).eval()
-    rng = keyed(seed, "penalty", round)
+    rng = keyed(play.seed, "penalty", round)
     front = game.front(layout)
     optimizer = torch.optim.SGD(module.parameters(), rate * game.penalty)
     for _ in range(game.penalty_steps):
-        labels = torch.from_numpy(rng.choice(layout.classes, game.batch, p=classes / classes.sum()).astype(np.int64))
+        labels = play.labels(rng)
         with torch.no_grad():
             features = generator(game.latents(game.batch, rng), labels)
             rows = front.forth(with_labels(features, labels, layout.classes))

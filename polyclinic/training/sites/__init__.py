@@ -71,6 +71,10 @@ class TrainedSites(Sites):
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         """(S, P) sums of the next batch's clipped gradients with noise, (S,) summed losses, (S,) patients in the batch."""
 
+    def _buffers(self) -> Arrays:
+        """Buffers that training changed, such as running means; none where several hospitals or noise are about."""
+        return {}
+
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
         running = self._run(name)
         if running.left < 1:
@@ -126,12 +130,14 @@ class TrainedSites(Sites):
         self.settings.local.check_returned(trained, self.model)
         models, kept = self._by_array(trained.model), self._kept(trained)
         sent = {name: self._by_array(flat) for name, flat in trained.sent.items()}
+        # Where training has nothing to say, of buffers and frozen parameters, what is sent beside the model is zero.
+        zero = {name: np.zeros_like(value) for name, value in self._arrays.items() if value.dtype.kind == "f"}
         steps = sum(one.gradients for one in self._passes.values() if not one.all_patients)
         means = _means(np.array(self._losses), np.array(self._sampled), len(self.work))
         return [
             SiteUpdate(
-                self._arrays | models[site], steps, means[site], kept[site],
-                {name: parts[site] for name, parts in sent.items()},
+                self._arrays | models[site] | self._buffers(), steps, means[site], kept[site],
+                {name: zero | parts[site] for name, parts in sent.items()},
                 {name: float(values[site]) for name, values in trained.metrics.items()},
             )
             for site in range(len(self.work))

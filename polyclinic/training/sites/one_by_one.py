@@ -30,7 +30,7 @@ def train_one(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSet
 
 
 def _train(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-    return _Alone(load(build, arrays).to(settings.device), arrays, site, settings).updates()[0]
+    return _Alone(load(build, {**arrays, **site.own}).to(settings.device), arrays, site, settings).updates()[0]
 
 
 class _Alone(TrainedSites):
@@ -50,6 +50,14 @@ class _Alone(TrainedSites):
         self._x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, dtype)
         self._y = torch.from_numpy(site.rows.y).to(settings.device)
         self._rows = site.rows
+
+    def _buffers(self) -> Arrays:
+        # No noise would cover what records leave in a buffer.
+        buffers = {} if self._private else dict(self._module.named_buffers())
+        return {
+            name: value.cpu().numpy().astype(self._arrays[name].dtype)
+            for name, value in buffers.items() if name in self._arrays
+        }  # fmt: skip
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         with torch.no_grad():

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from polyclinic import Federation
-from polyclinic.ehr.datasets.tables import hold, tables
+from polyclinic.ehr.datasets.tables import hold, read_as, tables
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 CANARY = "canary-4711"
@@ -44,6 +44,9 @@ def drafted(column: list[Any], **options: Any) -> tuple[dict[str, Any], pd.DataF
         (["<0.4", "0.9", ">100", "3"], [0.4, 0.9, 100, 3]),
         (["1e3", "2E-1", "-4", "+5"], [1000, 0.2, -4, 5]),
         (["n.a.", ".", "7", "NULL"], [None, None, 7, None]),
+        (["70 kg", "154.3236 lb", "70000 g", "7"], [70, 70, 70, 7]),
+        (["1.234.567", "1,234,567", "2", "3"], [1234567, 1234567, 2, 3]),
+        (["not done", "7", "8", "9"], [None, 7, 8, 9]),
     ],
 )
 def test_numbers_are_read_however_they_are_written(cells: list[str], numbers: list[float | None]) -> None:
@@ -61,10 +64,13 @@ def test_numbers_are_read_however_they_are_written(cells: list[str], numbers: li
         ([99, 99, 88, 91, 97], set()),  # ages
         ([-9, -9, -4, 3, -20], set()),  # a difference
         ([-99, 7, 8, 9, 10], set()),  # once
+        ([-9, -9, -999, -999, 9999, 9999, 40, 50], {-9, -999, 9999}),
+        ([9, 9, 9, 1, 2, 3, 1], {9}),
+        ([9, 9, 8, 7, 5, 1, 0], set()),  # an Apgar score
     ],
 )
 def test_codes_for_missing_lie_far_from_every_number(cells: list[float], codes: set[float]) -> None:
-    columns, records, notes = drafted([*cells, *(sorted(set(cells) - {-9, 999, -99}) * 20)[:45]])
+    columns, records, notes = drafted([*cells, *(sorted(set(cells) - {-9, 999, -99, -999, 9999, 9}) * 20)[:45]])
     read = set(records["x"].dropna().astype(float))
     assert not codes & read and set(map(float, cells)) - codes <= read
     assert columns["x"].nullable == bool(codes) and ("read as a code for missing" in notes) == bool(codes)
@@ -80,8 +86,15 @@ def test_cells_beyond_a_limit_get_a_flag() -> None:
     ("cells", "why"),
     [
         ([f"text {row}" for row in range(60)], "free text"),
+        ([*["m"] * 58, "f", "x"], "nearly constant"),
         ([1] * 60, "constant"),
         ([row + 4711 for row in range(60)], "an identifier"),
+        (
+            [["2024-03-01", "1.3.2024", "3/1/2024", "01-Mar-2024 10:15"][row % 4] for row in range(60)],
+            "a date or a time",
+        ),
+        ([19_300_101 + row % 28 for row in range(60)], "a date or a time"),
+        ([f"{60 + row % 25} {'kg' if row % 3 else 'stone'}" for row in range(60)], "in units that do not convert"),
         ([f"{row % 28 + 1:02d}.03.2024" for row in range(60)], "a date"),
         ([row % 7 + 0.5 for row in range(60)], "the same as another column"),
     ],
@@ -153,6 +166,8 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     frames = {"a": hospital(60, 1)}
     frames["a"].assign(died=CANARY).to_csv(tmp_path / "a.csv", index=False)
     (tmp_path / "ragged.csv").write_text(f"a,died\n1,0,{CANARY}\n2,1,{CANARY}\n")
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    (tmp_path / "headless.csv").write_text(f"{CANARY},63,1,0\n{CANARY},41,0,1\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
@@ -161,7 +176,24 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "none.csv"}, "died"), "no records found"),
         (lambda: Federation.from_tables({"a": tmp_path / "bytes.csv"}, "died"), "cannot be read"),
         (lambda: Federation.from_tables({"a": tmp_path / "a.csv"}, "died"), "cannot be the label"),
-        (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "cannot be read"),
+        (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "more cells than the header"),
+        (
+            lambda: Federation.from_tables(frames, "dead", "mrm"),
+            "--label names 'dead', which is no column of the tables.",
+        ),
+        (lambda: Federation.from_tables(frames, "dead", "mrm"), "--patient names 'mrm'"),
+        (
+            lambda: Federation.from_tables({x: tmp_path / f"{x}.csv" for x in ("ragged", "bytes")}, "died"),
+            "bytes.csv: the file",
+        ),
+        (
+            lambda: Federation.from_tables(
+                frames | {"b": frames["a"].rename(columns=str.upper).add_prefix("x")}, "died"
+            ),
+            "No column of a, b is among",
+        ),
+        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds numbers"),
+        (lambda: Federation.from_tables({"a": tmp_path / "a.xlsx"}, "died"), "make a CSV of it, in Excel"),
         (lambda: Federation.from_tables({"a": frames["a"][["died"]]}, "died"), "no column can be learned from"),
         (lambda: Federation.from_tables(frames, "died", workers=2).run(), "worker processes cannot see"),
         (lambda: Federation.from_dataset(str(tmp_path / "a.csv")).run(), "give it as `--data"),
@@ -188,3 +220,113 @@ def test_a_run_over_files_goes_on_in_another_process(tmp_path: Path, command: Ca
     (folder,) = (tmp_path / "runs").iterdir()
     done = command("run", "--resume", str(folder))
     assert done.returncode == 0, done.stderr
+
+
+def test_each_hospital_has_its_own_decimal_mark() -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("ab")}
+    text = frames["b"].astype(str)
+    text["creatinine"] = text["creatinine"].str.replace(".", ",")
+    text["platelets"] = [f"{150 + row * 37 % 80}.000" for row in range(80)]
+    frames["a"]["platelets"] = [(150 + row * 37 % 80) * 1000 for row in range(80)]
+    mixed = tables(frames=hold(frames | {"b": text}), label="died")
+    plain = tables(frames=hold(frames | {"b": frames["b"].assign(platelets=frames["a"]["platelets"])}), label="died")
+    pd.testing.assert_frame_equal(mixed.load(), plain.load())
+    assert (
+        "Read with decimal commas at b: creatinine, platelets." in mixed.notes
+        and mixed.schema.columns == plain.schema.columns
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("no", "yes"), ("alive", "dead"), ("FALSE", "TRUE"), ("N", "Y"), ("0.0", "1.0"), ("nein", "ja"), (False, True)],
+)
+def test_a_label_in_words_is_the_same_label(words: tuple[object, object]) -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("ab")}
+    expected = tables(frames=hold(frames), label="died")
+    frames["b"]["died"] = [words[cell] for cell in frames["b"]["died"]]
+    read = tables(frames=hold(frames), label="died")
+    assert read.schema.columns == expected.schema.columns and read.load()["died"].equals(expected.load()["died"])
+
+
+def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("abc")}
+    expected = tables(frames=hold(frames), label="died").load()
+    frames["b"] = frames["b"][frames["b"].columns[::-1]].rename(columns={"age": " AGE", "creatinine": "Creatinine"})
+    frames["b"]["sex"] = frames["b"]["sex"].str.upper()
+    frames["d"] = hospital(30, 9, "d").drop(columns="died")
+    frames["a"]["lactate"] = np.linspace(1, 4, 80).round(2)
+    dataset = tables(frames=hold(frames), label="died")
+    records = dataset.load()
+    pd.testing.assert_frame_equal(records[expected.columns], expected)
+    notes = " ".join(dataset.notes)
+    for words in (
+        "30 the label",
+        "take no part, for none of their rows is whole: d",
+        "AGE, Creatinine",
+        "lactate (at 1 of 4)",
+    ):
+        assert words in notes
+    assert records["lactate"].notna().sum() == 80 and dataset.natural_sites == ("a", "b", "c")
+
+
+def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> None:
+    frame = hospital(120, 1)
+    frame["discharge"] = np.where(frame["died"] == 1, "home", "morgue")
+    frame["hour of death"] = np.where(frame["died"] == 1, 5.5 + np.arange(120) % 9, np.nan)
+    notes = " ".join(tables(frames=hold({"a": frame}), label="died").notes)
+    assert "Alone, each of 'discharge', 'hour of death' tells the label" in notes and "creatinine' tells" not in notes
+    without = tables(frames=hold({"a": frame}), label="died", leave_out=["discharge", "hour of death"])
+    assert "tells the label" not in " ".join(without.notes)
+    assert [column.name for column in without.schema.features] == ["age", "creatinine", "sex"]
+
+
+def test_a_mark_for_missing_may_be_given_for_columns_of_any_kind(tmp_path: Path) -> None:
+    frame = hospital(90, 1).astype(object)
+    frame.loc[:9, ["sex", "creatinine"]] = ["U", "7.77"]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    records = tables(files=str(tmp_path / "a.csv"), label="died", missing=["U", "7.77"]).load()
+    assert records["sex"].isna().sum() == 10 and records["creatinine"].isna().sum() == 10
+
+
+def test_parquet_with_an_index_lists_times_and_durations(tmp_path: Path) -> None:
+    frame = hospital(60, 1).assign(
+        admitted=pd.date_range("2024-01-01", periods=60, freq="h", tz="Europe/Berlin"), sex=lambda t: t["sex"].astype("category"),
+        stay=pd.to_timedelta(np.arange(60) * 1.5 + 1, "h"), codes=[["I10", "E11"][: row % 3] for row in range(60)],
+    )  # fmt: skip
+    frame.set_index("mrn").to_parquet(tmp_path / "a.parquet")
+    dataset = tables(files=str(tmp_path / "a.parquet"), label="died")
+    kinds = {column.name: column.kind for column in dataset.schema.features}
+    assert kinds["sex"] == "categorical" and kinds["stay"] == "continuous" and kinds["codes"] == "code_set"
+    assert "the patient 'mrn'" in " ".join(dataset.notes) and dataset.load()["stay"].tolist()[:2] == [1.0, 2.5]
+    assert "Left out as a date or a time: admitted." in dataset.notes
+
+
+@pytest.mark.parametrize(
+    ("encoding", "separator"), [("utf-16", "\t"), ("cp1252", ";"), ("utf-8-sig", "|"), ("utf-8", ",")]
+)
+def test_csv_files_of_any_program_are_the_same_table(tmp_path: Path, encoding: str, separator: str) -> None:
+    frame = hospital(60, 1).rename(columns={"age": "Größe, cm"})
+    frame.to_csv(tmp_path / "a.csv", index=False, encoding=encoding, sep=separator)
+    dataset = tables(files=str(tmp_path / "a.csv"), label="died")
+    assert dataset.load().equals(tables(frames=hold({"a": frame}), label="died").load())
+    (tmp_path / "b.xlsx").write_bytes(b"PK")
+    assert "Not read, for they are neither CSV nor Parquet: b.xlsx." in tables(files=str(tmp_path), label="died").notes
+
+
+def test_new_rows_are_read_as_the_tables_were() -> None:
+    frame = hospital(90, 1).assign(weight=[f"{60 + row % 40} kg" for row in range(90)])
+    schema = tables(frames=hold({"a": frame}), label="died").schema
+    new = pd.DataFrame({
+        "AGE": ["40", "-9"], "Creatinine": ["1,5", "n.a."], "sex": ["M", "f"], "weight": ["154.324 lb", "70"],
+        "died": ["no", "yes"],
+    })  # fmt: skip
+    read = read_as(new, schema)
+    assert read["weight"].tolist() == pytest.approx([70, 70]) and read["creatinine"].tolist()[0] == 1.5
+    assert (
+        read["sex"].tolist() == ["m", "f"]
+        and read["died"].tolist() == [0, 1]
+        and read["age"].isna().tolist() == [False, True]
+    )
+    with pytest.raises(DataError, match="lacks columns that the model needs: 'creatinine', 'sex'"):
+        read_as(new.drop(columns=["Creatinine", "sex"]), schema)

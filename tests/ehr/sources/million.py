@@ -17,11 +17,11 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.messages import RECORD, STANDARDISER, Request, StatisticsRequest, TrainRequest
 from polyclinic.models.tabular import initialise
 from polyclinic.programs import program_of
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.wire.messages import RECORD, STANDARDISER, Request, StatisticsRequest, TrainRequest
 from tests.memory import peak_bytes
 
 CONFIG = RunConfig()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from sqlalchemy import create_engine
 
-from polyclinic.client.hospital import _real_hospital
+from polyclinic.client.home.hospital import _real_hospital
 from polyclinic.ehr.encoding import decode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import read_shard

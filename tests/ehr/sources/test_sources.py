@@ -129,7 +129,8 @@ def test_line_with_too_many_cells_is_refused(schema: Schema, csv: Path, every_li
         ("a.csv", b"\xff\xfe\x00secret", "cannot be read"),
         ("a.csv.gz", b"not gzip", "cannot be read"),
         ("a.parquet", b"not parquet", "cannot be read"),
-        ("a.xlsx", b"", "type is not known"),
+        ("a.xlsx", b"", "make a CSV of it, in Excel by Save as"),
+        ("a.xyz", b"", "type is not known"),
     ],
 )
 def test_damaged_files_are_refused(schema: Schema, tmp_path: Path, name: str, content: bytes, sentence: str) -> None:

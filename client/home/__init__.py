@@ -1,0 +1,1 @@
+"""What belongs to a hospital: its policy, identity, journal, records and files."""

@@ -1,0 +1,284 @@
+"""One hospital as the ClientApp sees it: where its records, policy, ledger and random streams come from.
+
+A real hospital is described by the ``hospital.toml`` that its SuperNode's node-config names; whatever a message says,
+its records, policy and ledger are its own and its noise comes from the operating system. A simulated hospital is one
+partition of a dataset; its ledger lies in the run's folder and its streams follow the run's seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common.logger import log
+
+from polyclinic.client.home.own_files import LEDGER, make_private, own_file
+from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.client.home.records import check_files, own_records
+from polyclinic.config import RunConfig
+from polyclinic.ehr.imputation import Imputer, with_indicators
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows, Shard, read_shard
+from polyclinic.ehr.sources import Chunk
+from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
+from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites, with_delta
+from polyclinic.training.preparation import check_imputation, imputed
+from polyclinic.wire.messages import AskRequest, Request, site_home
+
+_typed_here = ContextVar("_typed_here", default=False)
+
+
+@contextmanager
+def typed_here() -> Iterator[None]:
+    """What is asked within it was typed at the hospital, whose installed code answers in this process: no bundle runs.
+
+    No message can say so: it is neither in a message nor in a node's configuration.
+    """
+    before = _typed_here.set(True)
+    try:
+        yield
+    finally:
+        _typed_here.reset(before)
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """A real hospital's records: ``described`` is its file's content as JSON, ``folder`` where the file lies."""
+
+    described: str
+    folder: Path
+    indicators: bool
+
+    @property
+    def words(self) -> str:
+        return ""
+
+    def shard(self, site: str) -> Shard:
+        """Place and kind of a bad cell are the hospital's own business, so its log alone has them."""
+        with own_file("records"):
+            return self.read()
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a value, of which one is kept
+    def read(self) -> Shard:
+        described = HospitalFile.model_validate_json(self.described)
+        schema = _real_schema(self.folder / described.schema_, self.indicators)
+        chunks = _logged(own_records(described, self.folder, schema), described.site)
+        return read_shard(chunks, schema, described.site, source=described.data)
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """``seed`` is None at a real hospital, whose streams cannot be reproduced."""
+
+    site: str
+    schema: Schema
+    policy: Policy
+    home: Path
+    ledger_path: Path
+    seed: int | None
+    records: SimulatedRecords | OwnRecords
+    imputer_file: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        return self.seed is not None
+
+    def stream(self, purpose: str, round: int) -> Stream:
+        """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
+        return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)
+
+    @property
+    def terms(self) -> Terms:
+        """How the hospital's ledger measures its spending."""
+        policy, words = self.policy, self.records.words
+        return Terms(
+            self.site, policy.delta, policy.relation, self.schema.unit, policy.budget, policy.accountant, words
+        )
+
+    @property
+    def held_out_terms(self) -> Terms:
+        """How the held-out patients' own ledger measures: under the same budget, which a simulation does not limit."""
+        return replace(self.terms, budget=None) if self.simulated else self.terms
+
+    @property
+    def held_out_path(self) -> Path:
+        """The held-out patients' own ledger, which lies beside the other."""
+        return self.ledger_path.with_name("held-out.sqlite")
+
+    def shard(self) -> Shard:
+        """The hospital's records, encoded once per process.
+
+        Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy.
+        """
+        shard = self.records.shard(self.site)
+        patients = shard.train.patients
+        if patients < self.policy.smallest_shard:
+            raise ConfigError(
+                f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
+                f"({self.policy.smallest_shard})."
+            )
+        if self.policy.budget is not None and self.policy.delta >= 1 / patients:
+            raise ConfigError(
+                f"{self.site}: delta {self.policy.delta:g} is not below 1/patients of this shard; "
+                "choose a smaller delta (at most a tenth of 1/patients is recommended)."
+            )
+        return shard
+
+
+def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:
+    """The imputer that the imputation needs, None where it needs none; looks at no record.
+
+    Raises BudgetRefused for an imputation that is fitted to the hospital's own records where the policy does not allow work
+    without privacy; ConfigError or DataError where schema or imputer have not what it needs.
+    """
+    if imputation == "mice" and not hospital.policy.allow_without_privacy:
+        raise BudgetRefused(
+            f"{hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds; the policy "
+            "does not allow work without privacy."
+        )
+    imputer = read_imputer(hospital.imputer_file) if imputation == "chained" and hospital.imputer_file else None
+    check_imputation(imputation, hospital.schema, imputer)
+    return imputer
+
+
+def filled_by(hospital: Hospital, imputation: str) -> str:
+    """What tells apart the fillings of the same records: the digest of the imputer, or of the schema with its fills."""
+    imputer = own_imputer(hospital, imputation)
+    return imputer.digest if imputer else hospital.schema.digest() if imputation == "constant" else ""
+
+
+def filled_rows(hospital: Hospital, imputation: str) -> tuple[Rows, Rows]:
+    """The hospital's training and held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
+    imputer = own_imputer(hospital, imputation)
+    if imputation in ("mean", "indicator"):
+        return imputed(hospital.shard(), imputation)
+    return _filled_rows(hospital.shard(), imputation, imputer, hospital.seed or 0)
+
+
+@lru_cache(maxsize=256)
+def _filled_rows(shard: Shard, imputation: str, imputer: Imputer | None, seed: int) -> tuple[Rows, Rows]:
+    return imputed(shard, imputation, imputer, seed)
+
+
+def is_real(context: Context) -> bool:
+    """Whether the node is a hospital's own, with records, a policy and a ledger that no message decides about."""
+    return "hospital" in context.node_config
+
+
+def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
+    """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
+    if is_real(context):
+        return _real_hospital(Path(str(context.node_config["hospital"])), config.data.imputation == "indicator")
+    if "partition-id" not in context.node_config:
+        raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
+    names = simulated_sites(config)
+    if request.site >= len(names):
+        raise ConfigError(f"Message field 'site' is {request.site}; this run has sites 0 to {len(names) - 1}.")
+    if not request.home:
+        raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
+    site, policy, ledger = names[request.site], simulation_policy(config), Path(request.home) / "ledger.sqlite"
+    if isinstance(request, AskRequest):
+        told = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
+                "allow_without_privacy": True}  # fmt: skip
+        policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
+    return Hospital(
+        site, SimulatedDataset.of(config).load().schema, policy, site_home(request.home, site), ledger, config.seed,
+        SimulatedRecords.of(config), config.data.imputer_file,
+    )  # fmt: skip
+
+
+def open_ledgers(hospitals: Sequence[Hospital]) -> list[Ledger]:
+    """The ledgers of hospitals that share a file: a simulation's, or one real hospital's own.
+
+    Raises PolyclinicError, without a path, for a real hospital's file that is no ledger; the hospital's log has the rest.
+    """
+    return _open(hospitals, hospitals[0].ledger_path, [hospital.terms for hospital in hospitals])
+
+
+def open_held_out(hospitals: Sequence[Hospital]) -> list[Ledger]:
+    """As ``open_ledgers``, the ledgers of their held-out patients."""
+    return _open(hospitals, hospitals[0].held_out_path, [hospital.held_out_terms for hospital in hospitals])
+
+
+def _open(hospitals: Sequence[Hospital], path: Path, terms: list[Terms]) -> list[Ledger]:
+    if hospitals[0].simulated:
+        return Ledger.open_all(path, terms)
+    with own_file("ledger"):
+        return [Ledger.open(path, terms[0])]
+
+
+@lru_cache(maxsize=64)
+def simulation_policy(config: RunConfig) -> Policy:
+    """A simulated hospital spends what the run asks and shows the metrics that it asks for: its records are the researcher's."""
+    return Policy(
+        allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
+        allowed_strategies=(config.strategy,),
+        budget=config.privacy.epsilon if config.privacy.dp else None, delta=with_delta(config).privacy.delta,
+        allow_without_privacy=not config.privacy.dp,
+        patients_elsewhere=config.privacy.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
+        most_parameters=None, release_metrics=config.evaluation.metrics == "exact",
+        release_predictions=config.evaluation.metrics == "exact",
+        metrics_epsilon=config.evaluation.epsilon,
+        release_groups=(config.evaluation.groups,) if config.evaluation.groups else (),
+        allow_shared_noise=True,
+    )  # fmt: skip
+
+
+def own_policy(context: Context) -> tuple[str, Policy]:
+    """A real hospital's name and policy. Raises PolyclinicError, without a path, where its file cannot be used."""
+    described, policy = _described(Path(str(context.node_config["hospital"])))
+    return described.site, policy
+
+
+def _described(path: Path) -> tuple[HospitalFile, Policy]:
+    with own_file("settings file"):
+        described = HospitalFile.read(path)
+        return described, Policy.build(described.policy, str(path))
+
+
+def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
+    described, policy = _described(path)
+    folder = path.resolve().parent
+    with own_file("schema"):
+        schema = _real_schema(folder / described.schema_, indicators)
+    own = _typed_here.get() and "installed" in policy.allowed_runs
+    if policy.allowed_runs and not own and "POLYCLINIC_HOSPITAL" not in os.environ:
+        raise ConfigError(
+            "the policy names allowed-runs, which only a node started by `polyclinic hospital start` checks; nothing runs "
+            "(a command typed at the hospital needs 'installed' among them)"
+        )
+    with own_file("mapping or cohort"):
+        check_files(described, folder, schema)
+    records = OwnRecords(described.model_dump_json(by_alias=True), folder, indicators)
+    imputer = str(folder / described.imputer) if described.imputer else ""
+    home = folder / described.home
+    make_private(home)
+    return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
+
+
+def own_hospital(path: Path, indicators: bool = False) -> Hospital:
+    """The real hospital of a ``hospital.toml``, for a command that was typed there. Raises PolyclinicError for a bad file."""
+    with typed_here():
+        return _real_hospital(path, indicators)
+
+
+def _real_schema(path: Path, indicators: bool) -> Schema:
+    schema = Schema.from_toml(path)
+    return with_indicators(schema) if indicators else schema
+
+
+def _logged(chunks: Iterable[Chunk], site: str) -> Iterator[Chunk]:
+    """The chunks; how their cohort was chosen goes to the hospital's own log, and nowhere else."""
+    for chunk in chunks:
+        for stage in chunk.flow.stages if chunk.flow else ():
+            log(INFO, "%s: cohort: %s: %d rows of %d patients", site, stage.name, stage.rows, stage.patients)
+        yield chunk

@@ -1,0 +1,186 @@
+"""The hospital's journal: a line of JSON for every message that comes, and one for its answer before it leaves.
+
+Lines are only ever appended, each on the disk before anything goes on. A line holds a digest of all lines before it, so that
+one that was changed, taken out or put in shows; lines cut off at the end show only to who noted the newest digest. No line has
+a patient's value: it says what was asked, what left, and what the ledger said.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from logging import ERROR, INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.common.logger import log
+
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.errors import DataError, PolyclinicError
+from polyclinic.wire.arrays import bytes_of
+from polyclinic.wire.messages import FAILED, RECORD, REFUSED
+
+NAME = "journal.jsonl"
+_FIRST = "0" * 64
+_LONGEST = 300
+_UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
+
+
+def recorded(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """The answer of a real hospital, with a line before it is worked on and one before it leaves.
+
+    Where a line cannot be written nothing is answered; what was charged stays charged.
+    """
+    try:
+        home = _home(context)
+    except PolyclinicError:
+        return answer(message, context)  # the answer says what is wrong with the hospital's file
+    begun = time.monotonic()
+    try:
+        append(home, {"event": "asked", **_asked(message), "bytes": sum(map(len, bytes_of(message)))})
+        reply = answer(message, context)
+        entry = {
+            **_outcome(reply),
+            **_asked(message),
+            "bytes": sum(map(len, bytes_of(reply))),
+            **_digest(reply),
+            "seconds": round(time.monotonic() - begun, 3),
+        }
+        append(home, entry)
+        # Quoted, so that nobody's words make a second line of the log.
+        told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
+        level = INFO if entry["event"] == "answered" else WARNING
+        log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
+    except OSError as error:
+        log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
+        return Message(Error(FAILED, _UNWRITTEN), reply_to=message)
+    return reply
+
+
+def append(home: Path, entry: dict[str, Any]) -> None:
+    """Write one line, with the time and a digest of all before it, to the disk. Raises OSError."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(home / NAME) as file:
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry, "before": _head(file)}
+        # A line that a crash tore stays as it is, ended here.
+        ended = b"" if _ends(file) else b"\n"
+        written = ended + json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        if os.write(file, written) != len(written):
+            raise OSError("the disk took only a part of the line")
+        os.fsync(file)
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a journal holds. intact: every line follows the one before it; torn: lines that a crash cut short;
+    head: digest of all lines, to be noted elsewhere."""
+
+    entries: tuple[dict[str, Any], ...]
+    intact: bool
+    torn: int
+    head: str
+
+
+def read_journal(home: Path) -> Journal:
+    """The journal of a hospital's home; empty where none was begun. Raises DataError for a file that cannot be read."""
+    try:
+        text = (home / NAME).read_bytes()
+    except FileNotFoundError:
+        return Journal((), True, 0, _FIRST)
+    except OSError as error:
+        raise DataError(f"The journal {home / NAME} cannot be read: {error.strerror}.") from None
+    entries, torn, intact, before = [], 0, True, _FIRST
+    for line in text.removesuffix(b"\n").split(b"\n"):
+        entry = entry_of(line)
+        if entry is None:
+            torn += 1
+        else:
+            intact &= entry.get("before") == before
+            entries.append(entry)
+        before = _follow(before, line)
+    return Journal(tuple(entries), intact, torn, before)
+
+
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """What a line says, None of one that was cut short."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _home(context: Context) -> Path:
+    path = Path(str(context.node_config["hospital"]))
+    return path.resolve().parent / HospitalFile.read(path).home
+
+
+def _asked(message: Message) -> dict[str, Any]:
+    """What the message says of itself, unchecked: it may be anyone's."""
+    told: Any = message.content.get(RECORD, {}) if message.has_content() else {}
+    said: dict[str, Any] = {"kind": message.metadata.message_type[:_LONGEST], "message": message.metadata.message_id}
+    for name in ("run", "round"):
+        value = told.get(name) if hasattr(told, "get") else None
+        if isinstance(value, str | int):
+            said[name] = value[:_LONGEST] if isinstance(value, str) else value
+    return said
+
+
+def _outcome(reply: Message) -> dict[str, Any]:
+    if reply.has_error():
+        event = "refused" if reply.error.code == REFUSED else "failed"
+        return {"event": event, "why": str(reply.error.reason)[:_LONGEST]}
+    told: Any = reply.content.get(RECORD, {})
+    if hasattr(told, "get") and told.get("refusal"):
+        return {"event": "refused", "why": str(told["refusal"])[:_LONGEST]}
+    epsilon = told.get("epsilon") if hasattr(told, "get") else None
+    return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
+
+
+def _digest(reply: Message) -> dict[str, str]:
+    """What tells one answer from another: that the same numbers left again, or that others did."""
+    arrays = bytes_of(reply)
+    return {"digest": hashlib.sha256(b"".join(arrays)).hexdigest()} if arrays else {}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _ends(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size == 0 or os.pread(file, 1, size - 1) == b"\n"
+
+
+def _head(file: int) -> str:
+    """The digest that the next line holds: from the newest whole line on, whatever a crash left after it."""
+    size, length = os.fstat(file).st_size, 4096
+    while size:
+        length = min(size, length)
+        lines = os.pread(file, length, size - length).removesuffix(b"\n").split(b"\n")
+        lines = lines if length == size else lines[1:]
+        whole = max((at for at, line in enumerate(lines) if entry_of(line)), default=None)
+        if whole is not None or length == size:
+            found = entry_of(lines[whole or 0]) or {}
+            return reduce(_follow, lines[whole or 0 :], str(found.get("before", _FIRST)))
+        length *= 4
+    return _FIRST
+
+
+def _follow(digest: str, line: bytes) -> str:
+    return hashlib.sha256(digest.encode() + line).hexdigest()

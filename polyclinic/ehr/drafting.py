@@ -1,0 +1,591 @@
+"""The draft of a schema from tables as they come, and their records as the draft reads them.
+
+It looks at the records, so no epsilon covers it: a simulation of tables that one holds may do so. For a real hospital
+``public_draft`` strips what came from values, and marks each column whose bounds or categories a person must still find in
+public. What is read otherwise than it stands, and what is left out, is a note; no note quotes a cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from polyclinic.ehr.sources.cells import (
+    Numbers,
+    code_separator,
+    count_days,
+    decimal_marks,
+    missing_codes,
+    plain_name,
+    read_numbers,
+    same_spelling,
+    share_of_dates,
+    text_table,
+    usual_name,
+    yes_or_no,
+)  # fmt: skip
+from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, known_unit
+from polyclinic.ehr.sources.files import found_files, whole_table
+from polyclinic.errors import ConfigError, DataError, nearest, several
+
+HEAD = """# A DRAFT, not yet a schema, made by looking at records: keep it inside the hospital until a person has confirmed it.
+# For each column with a line `draft`: give it bounds or categories that are known in public, without looking at the records
+# (a guideline, a device's range, a code book), check its kind and role, and delete the line.
+"""
+MAPPING_HEAD = """# How this hospital's cells are read (docs/records/sources.md): of this hospital alone, and not shared.
+"""
+#: Rows of each file that a draft for a hospital reads.
+ROWS_OF_DRAFT = 100_000
+_PATIENTS = (
+    "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
+    "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
+)  # fmt: skip
+_SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
+_LABELS = ("label", "outcome", "target", "died", "death", "dead", "mortality", "event")
+_PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
+_IDS = re.compile(
+    r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
+)
+_NUMBERED = re.compile(r"(^|[\W_])(no|nr|number|index)$|[a-z]Nr$")
+_DATED = re.compile(r"date|datum|\bdob\b|birthday", re.IGNORECASE)
+#: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
+_MOST_CELLS = 0.9
+#: How many different words may stand among the numbers of a column.
+_MOST_WORDS = 10
+_MOST_CATEGORIES = 20
+FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
+#: Ranges of living people, for columns of these names: to be confirmed, as every bound of a draft.
+PUBLIC_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "age": (0, 120), "sbp": (0, 300), "dbp": (0, 200), "heart_rate": (0, 300), "pulse": (0, 300), "spo2": (0, 100),
+    "bmi": (5, 150), "height_cm": (20, 280), "weight_kg": (0.2, 650), "gcs": (3, 15), "ph": (6, 8),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of columns: of the outcome, the patient and the hospital, "" where there is none, and those that are no features."""
+
+    label: str
+    patient: str
+    site: str
+    leave_out: frozenset[str] = frozenset()
+
+    @classmethod
+    def find(
+        cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = ()
+    ) -> Roles:
+        """The roles of the names given, however they are spelt, or of usual names where none is given (of the site: none).
+
+        Raises ConfigError for names that are no columns, all of them at once.
+        """
+        asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
+        own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
+        wrong = [
+            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names)}"
+            for flag, name in asked
+            if name and not own[name]
+        ]
+        if wrong:
+            raise ConfigError(" ".join(wrong))
+        return cls(
+            own.get(label) or usual_name(names, _LABELS), own.get(patient) or usual_name(names, _PATIENTS), own.get(site, ""),
+            frozenset(own[name] for name in leave_out),
+        )  # fmt: skip
+
+
+@dataclass
+class Draft:
+    """A draft: ``columns`` as ``Schema.from_dict`` takes them, the ``records`` by them, and notes.
+
+    rules: for each column whose cells need more than their name, the keys of a hospital's mapping that read them.
+    """
+
+    columns: list[dict[str, Any]] = field(default_factory=list)
+    records: dict[str, pd.Series] = field(default_factory=dict)
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, values: pd.Series, rules: Mapping[str, Any] | None = None, **column: Any) -> None:
+        """Add a column and its records."""
+        self.columns.append(column)
+        self.records[column["name"]] = values
+        if rules:
+            self.rules[column["name"]] = dict(rules)
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave a column out."""
+        self.left_out.setdefault(why, []).append(name)
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, and one for each reason why columns were left out."""
+        return self.notes + [f"Left out as {why}: {several(names, most=8)}." for why, names in self.left_out.items()]
+
+
+def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Draft:
+    """The draft of a table of trimmed text (``cells.trimmed``), "" where missing.
+
+    Args:
+        cells: The rows of all hospitals.
+        hospitals: (rows,) the hospital of each row: numbers may be written otherwise at each, and what is the same for all of
+            a hospital is no feature.
+        roles: Columns that are no features.
+
+    Raises:
+        DataError: for a label that cannot be one.
+    """
+    draft, decimals = Draft(), _decimals(cells, hospitals)
+    several_hospitals = hospitals.nunique() > 1
+    contents: set[int] = set()
+    for name in cells.columns:
+        if name in roles.leave_out:
+            draft.leave_out(name, "asked for")
+        elif name == roles.label:
+            _add_label(draft, name, cells[name])
+        elif name == roles.patient:
+            draft.add(cells[name], name=name, kind="categorical", role="patient_id")
+        elif name == roles.site:
+            draft.add(cells[name], name=name, kind="categorical", role="site")
+        elif several_hospitals and _names_hospitals(cells[name], hospitals):
+            draft.leave_out(name, "the same for all of a hospital")
+        else:
+            _add(draft, name, cells[name], hospitals, decimals.get(name, {}), contents)
+    if commas := {name: decimals[name] for name in draft.rules if "decimal" in draft.rules[name]}:
+        at = sorted({hospital for hospitals in commas.values() for hospital in hospitals})
+        where = "" if len(at) == hospitals.nunique() else f" at {several(at)}"
+        draft.notes.append(f"Read with decimal commas{where}: {several(commas, most=8)}.")
+    return draft
+
+
+def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Series, list[str]]:
+    """All rows under one spelling of each column's name, the file of each row, and notes.
+
+    Raises DataError for files that share no column with any other, which have no header or another.
+    """
+    commonest: dict[str, str] = {}
+    renamed, joined = set(), {}
+    for name, frame in frames.items():
+        plain = Counter(map(plain_name, frame.columns))
+        new = {
+            column: commonest.setdefault(plain_name(column), column) if plain[plain_name(column)] == 1 else column
+            for column in frame.columns
+        }
+        renamed |= {old for old, now in new.items() if old != now}
+        joined[name] = frame.rename(columns=new)
+    holders = {
+        column: [name for name in joined if column in joined[name]] for frame in joined.values() for column in frame
+    }
+    alone = [name for name, frame in joined.items() if all(len(holders[column]) == 1 for column in frame)]
+    if len(joined) > 1 and alone:
+        raise DataError(
+            f"No column of {several(alone)} is among the others' columns; the first line of a file must name its columns, as the "
+            "others' do."
+        )
+    notes = []
+    if renamed:
+        notes.append(f"Read under the other hospitals' spelling of their names: {several(sorted(renamed), most=8)}.")
+    lacking = [
+        f"{column} (at {len(names)} of {len(joined)})" for column, names in holders.items() if len(names) < len(joined)
+    ]
+    if lacking:
+        notes.append(f"Not at every hospital, and missing at the others: {several(lacking, most=8)}.")
+    cells = pd.concat(list(joined.values()), ignore_index=True).fillna("")
+    files = np.repeat(np.array(list(joined), dtype=object), [len(frame) for frame in joined.values()])
+    return cells, pd.Series(files, dtype=object), notes
+
+
+def _names_hospitals(cells: pd.Series, hospitals: pd.Series) -> bool:
+    first = cells[hospitals == hospitals.iloc[0]]
+    if (first != first.iloc[0]).any():
+        return False
+    return cells.nunique() > 1 and bool((cells.groupby(hospitals).nunique() == 1).all())
+
+
+def usual_site(names: Sequence[str]) -> str:
+    """The column of a usual name for the hospital, or ""."""
+    return usual_name(names, _SITES)
+
+
+def _decimals(cells: pd.DataFrame, hospitals: pd.Series) -> dict[str, dict[str, str]]:
+    """By column and hospital the mark of a decimal point, where it is a comma."""
+    found: dict[str, dict[str, str]] = {}
+    commas = [name for name in cells if cells[name].str.contains(",", regex=False).any()]
+    if not commas:
+        return found
+    for hospital, rows in cells.groupby(hospitals, sort=False):
+        sure = {name: decimal_marks(rows[name]) for name in commas}
+        usual = Counter("".join(marks) for marks in sure.values() if len(marks) == 1)
+        everywhere = usual[","] > usual["."]
+        for name in cells if everywhere else commas:
+            if not rows[name].str.contains("[,.]", regex=True).any():
+                continue
+            marks = sure[name] if name in sure else decimal_marks(rows[name])
+            if marks == {","} or (not marks and everywhere):
+                found.setdefault(name, {})[str(hospital)] = ","
+    return found
+
+
+def _add(
+    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str], contents: set[int]
+) -> None:
+    """Draft one column and add its records, or leave it out and say why. contents: hashes of the columns before."""
+    given, content = cells[cells != ""], hash(tuple(cells))
+    if given.empty or (given == given.iloc[0]).all():
+        draft.leave_out(name, "constant")
+    elif content in contents:
+        draft.leave_out(name, "the same as another column")
+    elif _PLACES.search(name):
+        draft.leave_out(name, "a place of residence")
+    elif not _add_numbers(draft, name, cells, hospitals, commas):
+        if share_of_dates(given) >= _MOST_CELLS:
+            draft.leave_out(name, "a date or a time")
+        elif separator := code_separator(given):
+            _add_codes(draft, name, cells, separator)
+        else:
+            _add_categories(draft, name, cells)
+    contents.add(content)
+
+
+def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
+    if (truth := yes_or_no(cells)) is not None and truth.nunique() > 1:
+        if set(cells.unique()) - {"0", "1"}:
+            draft.notes.append(
+                f"The label {name!r} is read as 1 for yes, true, dead or the like, and 0 for the others."
+            )
+        draft.add(pd.to_numeric(truth).astype("int64"), name=name, kind="binary", role="label")
+        return
+    spelling = same_spelling(cells)
+    values = cells.map(spelling)
+    counts = values.value_counts()
+    if not 2 <= (counts >= FEWEST_ROWS).sum() <= len(counts) <= 10 * _MOST_CATEGORIES or (
+        (counts >= FEWEST_ROWS).sum() > _MOST_CATEGORIES
+    ):
+        raise DataError(
+            f"Column {name!r} cannot be the label: it must hold 0 and 1, or 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
+            "or more rows each."
+        )
+    if rare := int(counts[counts < FEWEST_ROWS].sum()):
+        raise DataError(
+            f"Column {name!r}, the label, has {rare:,} rows of categories that fewer than {FEWEST_ROWS} rows have."
+        )
+    categories = sorted(counts.index)
+    if len(categories) == 2:
+        draft.notes.append(f"The event of the label {name!r} is its second category, {categories[1]!r}.")
+    draft.add(values, name=name, kind="categorical", categories=categories, role="label")
+
+
+def _add_categories(draft: Draft, name: str, cells: pd.Series) -> None:
+    """A column of categories; those of few rows, and those beyond the commonest, are ``other``."""
+    spelling = same_spelling(cells)
+    values = cells.map(lambda cell: spelling.get(cell, cell))
+    counts = values[values != ""].value_counts()
+    common = counts[counts >= FEWEST_ROWS].head(_MOST_CATEGORIES)
+    rules = {"values": changed} if (changed := {old: new for old, new in spelling.items() if old != new}) else {}
+    if set(counts.index) == {"0", "1"}:
+        draft.add(pd.to_numeric(values).astype("Int64"), name=name, kind="binary", nullable=bool((values == "").any()))
+    elif len(common) < 2 and common.sum() >= _MOST_CELLS * counts.sum():
+        draft.leave_out(name, "nearly constant")
+    elif len(common) < 2 or common.sum() < counts.sum() / 2:
+        draft.leave_out(name, "free text or too many categories")
+    else:
+        rest = len(counts) > len(common)
+        categories = sorted(common.index)
+        other = next((category for category in categories if category.casefold() == "other"), "other")
+        if len(common) == _MOST_CATEGORIES and rest:
+            draft.notes.append(f"Column {name!r} has the {len(common)} commonest categories; all others are {other!r}.")
+        draft.add(
+            values.where(values != "", None), rules, name=name, kind="categorical", nullable=bool((values == "").any()),
+            **{"categories": list(dict.fromkeys([*categories, other])), "other": other} if rest else {"categories": categories},
+        )  # fmt: skip
+
+
+def _add_codes(draft: Draft, name: str, cells: pd.Series, separator: str) -> None:
+    """A column of lists of codes, separated by semicolons in its records; codes of few rows are ``other``."""
+    codes = cells.str.split(separator).map(lambda parts: sorted({part.strip() for part in parts} - {""}))
+    rows = Counter(code for several_codes in codes for code in several_codes)
+    common = sorted(code for code, number in rows.most_common(100) if number >= FEWEST_ROWS)
+    if not common:
+        draft.leave_out(name, "free text or too many categories")
+        return
+    categories = list(dict.fromkeys([*common, "other"]))
+    rules = {} if separator == ";" else {"separator": separator}
+    draft.add(codes.map(";".join), rules, name=name, kind="code_set", categories=categories, other="other")
+
+
+def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> bool:
+    """Add a column of numbers, or leave it out as an identifier or a date; False where it holds no numbers, or 0 and 1 alone.
+
+    Cells beyond a limit of measurement get a flag, and there is a note for everything that is read otherwise.
+    """
+    if commas:
+        parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
+        read = Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
+    else:
+        read = read_numbers(cells)
+    values, is_given = read.values, cells != ""
+    words, given = cells[is_given & values.isna()], int(is_given.sum())
+    if values.count() < _MOST_CELLS * given or words.nunique() > _MOST_WORDS:
+        return False
+    notes: list[str] = []
+    beyond = read.beyond
+    if (unit := _one_unit(name, read, notes)) is None:
+        if not known_unit(read.units[read.units != ""].mode().iloc[0]):
+            return False
+        draft.leave_out(name, "in units that do not convert into each other")
+        return True
+    codes = missing_codes(values)
+    for code in codes:
+        notes.append(
+            f"{int((values == code).sum()):,} cells of column {name!r} are {code:g}, read as a code for missing."
+        )
+    values = values.where(~values.isin(codes)) if codes else values
+    known = values.dropna()
+    if len(words):
+        notes.append(f"{len(words):,} cells of column {name!r} are no numbers, and count as missing.")
+    if known.isin([0.0, 1.0]).all():
+        draft.notes += notes
+        if known.nunique() < 2:
+            draft.leave_out(name, "constant")
+        else:
+            nullable = bool(values.isna().any())
+            draft.add(values.astype("Int64"), _missing(codes, words), name=name, kind="binary", nullable=nullable)
+        return True
+    if reason := _no_feature(name, known, values, hospitals):
+        draft.leave_out(name, reason)
+        return True
+    if _IDS.search(name) and _has_few(known.nunique(), len(known)):
+        _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""))
+        return True
+    draft.notes += notes
+    substance = _substance(name) if unit else ""
+    keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
+    rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
+    if (limited := int(beyond.sum())) >= FEWEST_ROWS:
+        flag = f"{name} beyond limit"
+        draft.notes.append(
+            f"{limited:,} cells of column {name!r} are beyond a limit of measurement. They are read as the limit, and the column "
+            f"{flag!r} says which they are."
+        )
+        draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")
+    whole = bool((known % 1 == 0).all())
+    numbers = known.to_numpy()
+    low, high = (float(np.quantile(numbers, share)) for share in (0.005, 0.995))
+    if low == high:
+        low, high = float(numbers.min()), float(numbers.max())
+    if whole:
+        low, high = float(np.floor(low)), float(np.ceil(high))
+    clipped = np.clip(numbers, low, high)
+    draft.add(
+        values.astype("Int64") if whole else values, rules, name=name, kind="integer" if whole else "continuous",
+        **{"unit": unit} if unit else {}, bounds=[low, high], clip=True, centre=float(clipped.mean()),
+        spread=float(clipped.std(ddof=1)), nullable=bool(values.isna().any()),
+    )  # fmt: skip
+    return True
+
+
+def _missing(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
+    """The mapping's rule for cells that are read as missing: codes and, where they are few, words."""
+    common = words.value_counts()
+    marks = [f"{code:g}" for code in codes] + [str(word) for word, rows in common.items() if rows >= FEWEST_ROWS]
+    return {"missing": marks} if marks else {}
+
+
+_PARTS = ("values", "beyond", "units")
+
+
+def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
+    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert."""
+    values, units = read.values, read.units
+    if not read.is_written:
+        return ""
+    counts = units[(units != "") & values.notna()].value_counts()
+    if counts.empty:
+        return ""
+    main = str(counts.index[0])
+    substance = _substance(name)
+    for other in map(str, counts.index[1:]):
+        try:
+            factor, offset = conversion(other, main, substance)
+        except ConfigError:
+            return None
+        here = units == other
+        values[here] = (values[here] * factor + offset).round(4)
+        notes.append(
+            f"{int(here.sum()):,} cells of column {name!r} are in {known_unit(other)}, converted to {known_unit(main)}."
+        )
+    return known_unit(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
+
+
+def _substance(name: str) -> str:
+    """The substance of molar mass that the column's name names, or ""."""
+    return next((known for known in SUBSTANCES if plain_name(known) in plain_name(name)), "")
+
+
+def _has_few(distinct: int, rows: int) -> bool:
+    """Whether numbers by the name of an identifier are rather the codes of a list."""
+    return distinct <= _MOST_CATEGORIES or rows >= 50 * distinct
+
+
+def _no_feature(name: str, known: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
+    """Why numbers are no feature: they name people or rows, or are days; "" where they may be one."""
+    whole = bool((known % 1 == 0).all())
+    if not whole:
+        return ""
+    distinct = known.nunique()
+    if _IDS.search(name) and not _has_few(distinct, len(known)):
+        return "an identifier"
+    if distinct <= _MOST_CATEGORIES:
+        return ""
+    once = not pd.DataFrame({"v": known, "h": hospitals[known.index]}).duplicated().any()
+    if once and (
+        _NUMBERED.search(name) or values.dropna().groupby(hospitals).apply(lambda v: v.is_monotonic_increasing).all()
+    ):
+        return "an identifier"
+    if count_days(known) >= _MOST_CELLS or (_DATED.search(name) and known.between(7_000, 90_000).mean() >= _MOST_CELLS):
+        return "a date or a time"
+    return ""
+
+
+def leaks(draft: Draft, label_name: str) -> list[str]:
+    """Features that alone tell nine in ten of the labels that the commonest class gets wrong: perhaps written after it."""
+    label = draft.records[label_name]
+    if len(label) < 50 or label.nunique() > _MOST_CATEGORIES:
+        return []
+    wrong = len(label) - int(label.value_counts().iloc[0])
+
+    classes = pd.factorize(label)[0]
+
+    def mistakes(groups: np.ndarray) -> int:
+        counts = np.bincount(groups * (classes.max() + 1) + classes, minlength=(groups.max() + 1) * (classes.max() + 1))
+        return len(label) - int(counts.reshape(groups.max() + 1, -1).max(axis=1).sum())
+
+    found = []
+    for column in draft.columns:
+        if "role" in column or column["kind"] == "code_set":
+            continue
+        values = draft.records[column["name"]]
+        if column["kind"] in ("integer", "continuous"):
+            numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            edges = np.unique(np.nanquantile(numbers, np.linspace(0.1, 0.9, 9)))
+            groups = np.where(np.isnan(numbers), 0, 1 + np.searchsorted(edges, numbers))
+        else:
+            groups = pd.factorize(values)[0] + 1
+        if min(mistakes(groups), mistakes(np.minimum(groups, 1))) <= 0.1 * wrong:
+            found.append(column["name"])
+    return found
+
+
+def draft_schema(
+    path: str | Path,
+    label: str = "",
+    patient: str = "",
+    site: str = "",
+    leave_out: Sequence[str] = (),
+    look: bool = False,
+) -> SchemaDraft:
+    """A draft of the schema of one hospital's files at ``path``, and of its mapping, for a person to confirm.
+
+    Args:
+        path: A CSV or Parquet file, a folder of them or a pattern.
+        label, patient, site: Names of these columns; usual names are looked for where they are empty.
+        leave_out: Columns that are no features.
+        look: Take bounds and categories from the records, as a simulation may. Otherwise the draft has only what is known in
+            public of columns of these names, and the kinds and spellings of columns.
+
+    Raises:
+        ConfigError: for names that are no columns. DataError: for files that cannot be read or have no rows.
+    """
+    files = found_files(path)
+    cells, _, notes = join_tables({file.name: text_table(whole_table(file, ROWS_OF_DRAFT)) for file in files})
+    roles = Roles.find(list(cells), label, patient, site or usual_site(list(cells)), leave_out)
+    cells = cells[(cells[[name for name in (roles.label, roles.patient) if name]] != "").all(axis=1)]
+    if cells.empty:
+        raise DataError(f"{path}: there are no records to draft a schema from.")
+    cells = cells.reset_index(drop=True)
+    draft = draft_tables(cells, pd.Series("", index=cells.index), roles)
+    columns = [column | _to_confirm(column) for column in draft.columns] if look else public_draft(draft)
+    if drafts := [column["name"] for column in columns if "draft" in column]:
+        notes.append(f"{len(drafts)} of {len(columns)} columns are drafts: give them public bounds or categories.")
+    if not roles.label:
+        notes.append("No column has role 'label'; give it to the outcome, or name it by --label.")
+    if not roles.patient:
+        notes.append(
+            "No column names the patient: each row would be a unit of privacy of its own; name it by --patient."
+        )
+    ignored = [
+        {"name": name, "kind": "categorical", "role": "ignore", "description": f"left out as {why}"}
+        for why, names in draft.left_out.items()
+        for name in names
+    ]
+    unit = "patient" if roles.patient else "record"
+    values = {"name": Path(path).stem or "draft", "unit": unit, "columns": [*columns, *ignored]}
+    return SchemaDraft(values, {"columns": draft.rules} if draft.rules else {}, len(cells), (*notes, *draft.all_notes))
+
+
+def _to_confirm(column: Mapping[str, Any]) -> dict[str, str]:
+    """What a person must find in public for a column."""
+    numeric = column["kind"] in ("integer", "continuous")
+    return {"draft": "bounds"} if numeric else {"draft": "categories"} if "categories" in column else {}
+
+
+def public_draft(draft: Draft) -> list[dict[str, Any]]:
+    """The columns of a draft without anything that came from values but their kinds, with ``draft`` where a person must find
+    bounds or categories in public."""
+    columns = []
+    bounds = {plain_name(name): list(limits) for name, limits in PUBLIC_BOUNDS.items()}
+    for column in draft.columns:
+        public = {key: column[key] for key in ("name", "kind", "role", "unit", "nullable") if column.get(key)}
+        public |= _to_confirm(column)
+        if public.get("draft") == "bounds":
+            public |= {"bounds": bounds.get(plain_name(column["name"]), []), "clip": True}
+        elif public.get("draft") == "categories":
+            public["categories"] = []
+        columns.append(public)
+    return columns
+
+
+@dataclass(frozen=True)
+class SchemaDraft:
+    """A draft of a schema: values as ``Schema.from_dict`` would take them but for ``draft``; mapping, a hospital's mapping file,
+    empty where cells need none; rows that were read; notes, what a person must still decide."""
+
+    values: dict[str, Any]
+    mapping: dict[str, Any]
+    rows: int
+    notes: tuple[str, ...]
+
+    def write(self, schema: Path, mapping: Path) -> list[Path]:
+        """Write the files. Raises DataError where one exists or cannot be written."""
+        texts = {schema: HEAD + tomli_w.dumps(self.values)}
+        texts |= {mapping: MAPPING_HEAD + tomli_w.dumps(self.mapping)} if self.mapping else {}
+        for path in texts:
+            if path.exists():
+                raise DataError(f"{path}: the file exists; give another name.")
+        for path, text in texts.items():
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise DataError(f"{path}: the draft cannot be written ({type(error).__name__}).") from None
+        return list(texts)
+
+
+__all__ = [
+    "FEWEST_ROWS",
+    "Draft",
+    "Roles",
+    "SchemaDraft",
+    "draft_schema",
+    "draft_tables",
+    "join_tables",
+    "leaks",
+    "usual_site",
+]

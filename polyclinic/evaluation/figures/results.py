@@ -1,0 +1,123 @@
+"""The figures of a run's result by name: those of its report, and those that ``RunResult.plot`` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from polyclinic.errors import ConfigError, nearest
+from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.utility import (
+    plot_calibration,
+    plot_decision,
+    plot_hospitals,
+    plot_posterior,
+    plot_pr,
+    plot_roc,
+)
+from polyclinic.evaluation.formats import Summary, finite, part
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: A function of a summary, its rounds and perhaps axes to draw on; None where the run recorded nothing of the kind.
+Draw = Callable[[Summary, pd.DataFrame, "Axes | None"], "Figure | None"]
+
+
+def _rounds(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
+    return plot_auroc(rounds, finite(floor), ax) if _recorded(summary, rounds, "auroc") else None
+
+
+def _loss(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    return plot_loss(rounds, ax) if _recorded(summary, rounds, "loss") else None
+
+
+def _epsilon(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    sites = part(part(summary, "metrics"), "sites")
+    budgets = {name: finite(site.get("budget")) for name, site in sites.items()}
+    return plot_epsilon(rounds, budgets, ax) if _numbers(rounds, "epsilon").gt(0).any() else None
+
+
+def _posterior(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    posterior = part(summary, "posterior")
+    return plot_posterior(posterior["parameters"], ax) if posterior and posterior["finished"] else None
+
+
+def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    told = _evaluated(summary)
+    estimates = {name: row["auroc"] for name, row in told.get("sites", {}).items()}
+    return plot_hospitals(estimates, told["pooled"]["auroc"]["value"], "AUROC", ax) if estimates else None
+
+
+def _roc(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    told = _evaluated(summary)
+    return plot_roc(told["curves"], told["pooled"]["auroc"], ax) if told.get("curves") else None
+
+
+def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    told = _evaluated(summary)
+    return plot_pr(told["curves"], told["pooled"]["auprc"], ax) if told.get("curves") else None
+
+
+def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    told = _evaluated(summary)
+    return plot_calibration(told["calibration"], ax) if told.get("calibration") else None
+
+
+def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    told = _evaluated(summary)
+    return plot_decision(told["decision"], ax) if told.get("decision") else None
+
+
+#: The figures by section of the report and name.
+SECTIONS: Mapping[str, Mapping[str, Draw]] = {
+    "training": {"posterior": _posterior, "rounds": _rounds, "loss": _loss, "epsilon": _epsilon},
+    "utility": {"sites": _sites, "roc": _roc, "pr": _pr, "calibration": _calibration, "decision": _decision},
+}
+FIGURES: Mapping[str, Draw] = {name: draw for section in SECTIONS.values() for name, draw in section.items()}
+
+
+def result_figures(summary: Summary, rounds: pd.DataFrame, section: str) -> dict[str, Figure]:
+    """The figures of a section by name, of which the run recorded something."""
+    drawn = {name: draw(summary, rounds, None) for name, draw in SECTIONS[section].items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def draw_figure(summary: Summary, rounds: pd.DataFrame, name: str, ax: Axes | None = None) -> Axes:
+    """Draw the figure ``name`` on ``ax``, or on a new figure of pyplot, and return the axes.
+
+    Raises ConfigError for a name that is not in ``FIGURES``, or of which the run recorded nothing.
+    """
+    if name not in FIGURES:
+        raise ConfigError(f"There is no figure {name!r}; the figures are {', '.join(FIGURES)}.{nearest(name, FIGURES)}")
+    if ax is None:
+        from matplotlib import pyplot  # a notebook shows its figures
+
+        figure, axes = pyplot.subplots(layout="compressed", figsize=(7.6, 4.2))
+        try:
+            return draw_figure(summary, rounds, name, axes)
+        except ConfigError:
+            pyplot.close(figure)
+            raise
+    if FIGURES[name](summary, rounds, ax) is None:
+        why = part(summary, "evaluation").get("undefined") if name in SECTIONS["utility"] else None
+        raise ConfigError(f"The run has no figure {name!r}: {why or 'it recorded nothing of the kind'}.")
+    return ax
+
+
+def _evaluated(summary: Summary) -> Summary:
+    """The run's evaluation; empty where there is none, or where it is undefined."""
+    evaluation = part(summary, "evaluation")
+    return {} if evaluation.get("undefined") else evaluation
+
+
+def _recorded(summary: Summary, rounds: pd.DataFrame, metric: str) -> bool:
+    return not part(summary, "posterior") and bool(_numbers(rounds, metric).notna().any())
+
+
+def _numbers(rounds: pd.DataFrame, metric: str) -> pd.Series:
+    return pd.to_numeric(rounds.get(metric, pd.Series()), errors="coerce")

@@ -1,0 +1,316 @@
+"""All attacks that fit a finished simulated run, with what its epsilon allows beside them.
+
+Members are the training patients of all hospitals, non-members the held-out ones; both are rebuilt from the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from polyclinic.config import train_settings
+from polyclinic.ehr.datasets import TEST_FRACTION
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
+from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
+from polyclinic.evaluation.report import render_report
+from polyclinic.files import write_file
+from polyclinic.inspection.audits import subject_of_run
+from polyclinic.plugins import dataset_of
+from polyclinic.privacy.streams import generator, keyed_stream
+from polyclinic.programs import Program, program_of
+from polyclinic.runs.folder import Run
+from polyclinic.runs.simulation import with_delta
+from polyclinic.runs.summary import Summary
+from polyclinic.server.calibration import calibrate
+from polyclinic.training.auditing.canaries import guess
+from polyclinic.training.shadows import train_shadows
+from polyclinic.training.task import SiteWork, Task, TrainSettings
+from polyclinic.types import Arrays
+
+# Where a run claims no delta, the one at which its lower bound is stated.
+_USUAL_DELTA, _CONFIDENCE = 1e-5, 0.95
+ROWS, MOST_PATIENTS = 2000, 5000
+
+
+def attack_run(
+    path: Path, *, seed: int = 0, shadows: int = 16, sensitive: Sequence[str] = (), delta: float | None = None,
+    canaries: int = 300, doing: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Every attack that fits the run; writes ``attacks.json`` into its folder and its report anew, and returns what it wrote.
+
+    shadows: models for LiRA, 0 leaves it out.  sensitive: columns to guess.  delta: of the lower bounds; the run's without.
+    canaries: of the audit, 0 leaves it out.  doing: told what is under way.
+    Raises ConfigError as ``read_target`` and for a column that cannot be guessed.
+    """
+    target = read_target(path, seed, delta, doing)
+    found = _attack_synthetic(target) if target.program.draws else _attack_model(target, shadows, sensitive)
+    doing("canaries")
+    audit, privacy = _audit(target, delta, canaries), target.summary.privacy
+    whole: dict[str, Any] = {
+        "run": str(target.run.path), "dataset": target.program.config.dataset, "seed": seed,
+        "members": target.members.patients, "non_members": target.non_members.patients, "unit": privacy.unit,
+        "claimed": {"epsilon": privacy.epsilon, "delta": privacy.delta, "relation": privacy.relation},
+        "allowed": privacy.risk if privacy.private else None, "audit": audit, "membership": [], "attributes": [],
+        "gradients": None, "closest": None, "identification": [], **found,
+        "left_out": target.left_out,
+    }  # fmt: skip
+    write_file(target.run.attacks_file, json.dumps(whole, indent=2, allow_nan=False))
+    render_report(target.run.path)
+    return whole
+
+
+def _audit(target: Target, delta: float | None, canaries: int) -> dict[str, Any] | None:
+    if not canaries:
+        target.leave_out("audit with canaries", "no canaries were asked for")
+        return None
+    try:
+        subject = subject_of_run(target.run.path, target.seed, delta=delta)
+        found = guess(subject, canaries, (canaries // 3,), _CONFIDENCE, white_box=True)
+    except PolyclinicError as error:
+        target.leave_out("audit with canaries", str(error))
+        return None
+    return asdict(found) | {"epsilon_claimed": subject.epsilon, "delta": subject.delta}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A finished run, and at each hospital its training and its held-out patients, scaled as the model takes them.
+
+    Attributes:
+        delta: Of the lower bounds on epsilon.
+        doing: Told what is under way.
+        left_out: Attacks that were not made, and why.
+    """
+
+    run: Run
+    program: Program
+    summary: Summary
+    hospitals: list[tuple[Rows, Rows]]
+    seed: int
+    delta: float
+    doing: Callable[[str], None]
+    left_out: list[dict[str, str]] = field(default_factory=list)
+
+    def leave_out(self, attack: str, why: str) -> None:
+        self.left_out.append({"attack": attack, "why": why})
+
+    @cached_property
+    def members(self) -> Rows:
+        return Rows.joined([train for train, _ in self.hospitals])
+
+    @cached_property
+    def non_members(self) -> Rows:
+        return Rows.joined([test for _, test in self.hospitals])
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        return self.run.arrays()
+
+    @cached_property
+    def schema(self) -> Schema:
+        return self.run.schema()
+
+    @cached_property
+    def build(self) -> Callable[[], nn.Module]:
+        """Makes an empty module of the run's model."""
+        return self.program.builder(self.schema)
+
+    @cached_property
+    def task(self) -> Task:
+        return self.program.plain_task(self.schema)
+
+    @cached_property
+    def settings(self) -> TrainSettings:
+        """Of the run's training, with the noise and the learning rate that it had."""
+        settings = train_settings(self.program.config, self.summary.privacy.noise_multiplier)
+        return replace(settings, learning_rate=self.summary.learning_rate or 0.1, device="cpu")
+
+    @property
+    def share(self) -> float | None:
+        """With what chance each patient took part, by a coin of its own; None where the split was published."""
+        config, dataset = self.program.config, dataset_of(self.program.config)
+        natural = (config.partitioner or dataset.default_partitioner).startswith("natural")
+        return None if natural and dataset.fixed_split else 1 - TEST_FRACTION
+
+
+def read_target(
+    path: Path, seed: int = 0, delta: float | None = None, doing: Callable[[str], None] = lambda what: None
+) -> Target:
+    """The run in ``path``, its folder or one that holds it alone.
+
+    Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
+    run = Run.open(path)
+    simulation, summary = run.simulation("attack its configuration in a simulation"), run.summary()
+    program = program_of(simulation.config)
+    if not program.judged:
+        raise ConfigError(f"{path} is a run of task {program.config.task}, which none of the attacks is made for.")
+    hospitals = [simulation.rows(site) for site in simulation.shards]
+    claimed = summary.privacy.delta if summary.privacy.private else None
+    return Target(run, program, summary, hospitals, seed, delta or claimed or _USUAL_DELTA, doing)
+
+
+def _attack_model(target: Target, shadows: int, sensitive: Sequence[str]) -> dict[str, Any]:
+    """The keys of ``attacks.json`` that a model has; attacks that do not fit are left out.
+
+    Raises ConfigError for a sensitive column that cannot be guessed.
+    """
+    known, attacked = attributes.split_known(target.non_members.patients, target.seed)
+    # Wrong input is told before any work.
+    secrets = attributes.secrets(target.schema, _one_each(target.non_members, known)[0], sensitive)
+    found: dict[str, Any] = {}
+    if target.program.keeps_arrays:
+        for attack in ("who took part", "secret columns"):
+            target.leave_out(attack, "layers stay at hospitals, and what the server has of them was never trained")
+    else:
+        found["membership"] = _membership(target, shadows)
+        target.doing("secret columns")
+        found["attributes"] = _attributes(target, secrets, known, attacked)
+    target.doing("gradients")
+    return found | {"gradients": _gradients(target)}
+
+
+def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
+    target.doing("membership by losses")
+    losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
+    found = [_judge(target, "loss threshold", -losses[0], -losses[1])]
+    if not shadows:
+        target.leave_out("LiRA", "no shadow models were asked for")
+    elif target.program.config.secure.shared_noise:
+        why = "the noise is in the sum of all hospitals, which shadow models of this kind do not have"
+        target.leave_out("LiRA", why)
+    else:
+        target.doing(f"membership by {shadows} shadow models")
+        scores, inside = _lira(target, shadows)
+        found.append(_judge(target, "LiRA", scores[inside], scores[~inside]))
+    return found
+
+
+def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray) -> dict[str, Any]:
+    """An attack on membership as JSON, whose keys are texts."""
+    judged = asdict(membership.judge(attack, members, others, target.delta, target.share, target.seed))
+    return {key: value for key, value in judged.items() if key != "found"} | {
+        f"tpr_at_{100 * rate:g}_percent_fpr".replace(".", ""): share for rate, share in judged["found"].items()
+    }
+
+
+def _probabilities(target: Target, rows: Rows, arrays: Arrays | None = None) -> np.ndarray:
+    return np.asarray(target.task.evaluate(target.build, target.arrays if arrays is None else arrays, [rows])[0])
+
+
+def _losses(target: Target, rows: Rows) -> np.ndarray:
+    losses = membership.log_losses(_probabilities(target, rows), rows.y)
+    return membership.of_patients(losses, rows.patient, rows.patients)
+
+
+def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) scores of all patients, hospital by hospital, and (n,) who took part."""
+    pools = [Rows.joined(pair) for pair in target.hospitals]
+    rng = generator(target.seed, "attacks", "shadows")
+    share = target.members.patients / (target.members.patients + target.non_members.patients)
+    inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
+    models = train_shadows(
+        target.task, target.build, target.program.first(target.schema), list(zip(pools, inside, strict=True)), target.settings,
+        target.summary.rounds, target.seed,
+    )  # fmt: skip
+    everyone = Rows.joined(pools)
+
+    def score(arrays: Arrays) -> np.ndarray:
+        values = membership.confidences(_probabilities(target, everyone, arrays), everyone.y)
+        return membership.of_patients(values, everyone.patient, everyone.patients)
+
+    ratios = membership.likelihood_ratios(
+        score(target.arrays), np.array([score(model) for model in models]), np.concatenate(inside, axis=1)
+    )
+    return ratios, np.concatenate([np.arange(a.patients + b.patients) < a.patients for a, b in target.hospitals])
+
+
+def _attributes(
+    target: Target, secrets: Sequence[attributes.Secret], known: np.ndarray, attacked: np.ndarray
+) -> list[dict[str, Any]]:
+    def log_likelihood(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return -membership.log_losses(_probabilities(target, Rows(x, y, np.arange(len(y)), len(y))), y)
+
+    some = generator(target.seed, "attacks", "members").permutation(target.members.patients)[: attributes.MOST_PATIENTS]
+    members, classes = _one_each(target.members, some), target.schema.num_classes
+    own, others = (_one_each(target.non_members, part) for part in (known, attacked))
+    found = [attributes.guess_column(one, members, others, own, classes, log_likelihood) for one in secrets]
+    return [asdict(one) for one in found if one is not None]
+
+
+def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
+    """The first row of each of the patients, and its label."""
+    at = first_rows(rows.patient, rows.patients)[patients]
+    return rows.x[at], rows.y[at]
+
+
+def _gradients(target: Target) -> dict[str, Any] | None:
+    """Steps at the model that the run began with; a run without noise is shown what that of its epsilon would do."""
+    layer, arrays = gradients.first_layer(target.build()), target.program.first(target.schema)
+    if target.task.name != "classification" or layer is None:
+        why = "it needs steps of gradients, and a model whose first layer is linear with a bias"
+        target.leave_out("gradient inversion", why)
+        return None
+    noise = target.settings.noise_multiplier
+    if noise is None:
+        noise = calibrate(with_delta(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
+    rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
+    x, y = _one_each(rows, np.arange(rows.patients))
+    step = partial(_step, target.task, target.build, arrays, settings, target.seed)
+    found = gradients.trials(gradients.Attacked(target.build, arrays, layer), np.nan_to_num(x), y, step, target.seed)
+    trials = [asdict(one) | {"median": one.median, "recovered": one.recovered} for one in found]
+    return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
+
+
+def _step(
+    task: Task, build: Callable[[], nn.Module], arrays: Arrays, settings: TrainSettings, seed: int, rows: Rows,
+    private: bool, key: int,
+) -> Arrays:  # fmt: skip
+    """The gradient that one FedSGD step of the hospital's own code shows of a batch."""
+    plain = replace(
+        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        batching="poisson", noise=None, denoise="none", double=True,
+        noise_multiplier=settings.noise_multiplier if private else None,
+    )  # fmt: skip
+    wide = {name: value.astype(np.float64) for name, value in arrays.items()}
+    sampling, noise = (keyed_stream(seed, "attacks", purpose, key) for purpose in ("batches", "noise"))
+    update = task.train(build, wide, [SiteWork(rows, sampling, noise, float(rows.patients))], plain)[0]
+    return {name: value - update.arrays[name] for name, value in wide.items()}
+
+
+def _attack_synthetic(target: Target) -> dict[str, Any]:
+    """The keys of ``attacks.json`` that a generator has, by 2000 rows of it and at most 5000 patients of either side.
+
+    Raises ConfigError where there is none."""
+    synthesizer, seed = target.run.synthesizer(), target.seed
+    target.doing("synthetic patients")
+    drawn = synthesizer.sample(ROWS, generator(seed, "attacks", "synthetic"))
+    synthetic = Table.of(*synthesizer.layout.encoded(drawn), target.schema)
+    members, others = (_table(rows, target) for rows in (target.members, target.non_members))
+    near = [proximity(side, synthetic) for side in (members, others)]
+    target.doing("singling out, linking, inferring")
+    risks = [
+        identification.singling_out(synthetic, members, others, seed),
+        identification.linkability(synthetic, members, others, seed),
+        *identification.inference(synthetic, members, others, seed),
+    ]
+    return {
+        "membership": [_judge(target, "closest synthetic row", near[0], near[1])],
+        "closest": asdict(closest(synthetic, members, others, seed)),
+        "identification": [asdict(one) | {"weak": one.weak} for one in risks],
+    }
+
+
+def _table(rows: Rows, target: Target) -> Table:
+    some = generator(target.seed, "attacks", "patients").permutation(rows.patients)[:MOST_PATIENTS]
+    at = first_rows(rows.patient, rows.patients)[some]
+    return Table.of(rows.x[at], rows.y[at], target.schema)

@@ -1,0 +1,98 @@
+"""What of a configuration or a simulated run is audited: its training at one hospital, and the epsilon that it claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+
+from polyclinic.config import RunConfig, train_settings
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.shard import Rows
+from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_of, strategy_named
+from polyclinic.privacy.accounting import epsilon, usual_delta
+from polyclinic.privacy.streams import generator
+from polyclinic.programs import Program, program_of
+from polyclinic.runs.folder import Run
+from polyclinic.server.calibration import calibrate
+from polyclinic.training.auditing.faults import NO_FAULT, Fault
+from polyclinic.training.auditing.subject import Claim, Subject
+from polyclinic.training.learning_rate import usual_rate
+
+# Made-up patients stand in where no run is given.
+_PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
+# The learning rate of an audit where the run's is left to what its rounds find.
+_USUAL_RATE = 0.1
+
+
+def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
+    """Training as configured, among made-up patients; where statistics are paid for, the training claims less than epsilon.
+
+    Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
+    """
+    if not config.privacy.delta:
+        config = config.changed({"privacy.delta": usual_delta(_PATIENTS)})
+    program = program_of(config)
+    if not config.privacy.dp and not program.published():
+        raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
+    strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
+    draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
+    if program.any_width:
+        classes, steps = _CLASSES, config.rounds * config.training.local_steps
+        x = draw.normal(size=(_PATIENTS, _FEATURES))
+        rate = config.training.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
+    else:
+        schema = dataset_of(config).schema
+        classes = schema.num_classes
+        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
+        rate = config.training.learning_rate or _USUAL_RATE
+    rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
+    return _subject(program, rows, classes, noise, rate, config.rounds, config.privacy.epsilon, seed, fault)
+
+
+def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
+    """A finished simulated run's training at the hospital that spent most, with the noise and rounds that it had there.
+
+    The claimed epsilon is that hospital's, statistics included, which makes it more than the training's own. At another
+    ``delta`` than the run's it is what the accountant says of the training alone.
+    Raises ConfigError when there is no such run, and for one of real hospitals or without privacy.
+    """
+    run = Run.open(path)
+    simulation, summary = run.simulation("audit its configuration in a simulation"), run.summary()
+    noise, program = summary.privacy.noise_multiplier, program_of(simulation.config)
+    if not program.published() and (noise is None or summary.privacy.epsilon is None):
+        raise ConfigError(
+            f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
+        )
+    name, site = max(summary.metrics.sites.items(), key=lambda item: item[1].epsilon or 0.0)
+    if not site.rounds_joined:
+        raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
+    rate = summary.learning_rate or _USUAL_RATE
+    subject = _subject(
+        program, simulation.rows(name)[0], simulation.shards[name].schema.num_classes, noise, rate, site.rounds_joined,
+        site.epsilon or 0.0, seed, fault,
+    )  # fmt: skip
+    return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+
+
+def _claimed(subject: Subject, delta: float) -> float:
+    """What the rounds of training spend at ``delta``."""
+    first, later = (subject.task.event(subject.settings, begun) for begun in (False, True))
+    return epsilon(ComposedDpEvent([first, SelfComposedDpEvent(later, subject.rounds - 1)]), delta)
+
+
+def _subject(
+    program: Program, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
+    rounds: int, epsilon: float, seed: int | None, fault: Fault,
+) -> Subject:  # fmt: skip
+    if program.config.secure.shared_noise:
+        raise ConfigError(
+            "Configuration key 'secure.shared-noise' has the value True: the noise is in the sum of all hospitals and "
+            "not in one's training, which is what an audit attacks; audit a run without it."
+        )
+    settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
+    delta = program.config.privacy.delta
+    return program.subject(Claim(settings, rounds, rows, classes, epsilon, delta, seed, fault))

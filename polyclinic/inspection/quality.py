@@ -1,0 +1,103 @@
+"""How good a finished run's synthetic patients are: in a simulation beside all hospitals' patients, at a hospital beside its own.
+
+What comes out are exact functions of real records. A real hospital judges at home and sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Rows, Shard, read_shard
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.report import render_report
+from polyclinic.evaluation.report.quality import write_quality_page
+from polyclinic.evaluation.synthetic.quality import MOST, MOST_FULL, Sample, judge, one_row_each
+from polyclinic.files import write_file, write_outputs
+from polyclinic.privacy.streams import generator
+from polyclinic.runs.folder import Run
+from polyclinic.synthesis.synthesizer import Synthesizer
+
+
+def judge_run(
+    path: Path, *, full: bool = True, seed: int = 0, doing: Callable[[str], None] = lambda what: None
+) -> dict[str, Any]:
+    """Judge a simulated run; writes ``quality.json`` into its folder and its report anew, and returns what it wrote.
+
+    path: the run's folder, or one that holds it alone.  full: also what takes classifiers, up to a minute or two.
+    doing: told what is under way.
+    Raises ConfigError where there is no finished run of task synthesis, or one of real hospitals.
+    """
+    run = Run.open(path)
+    simulation = run.simulation("each judges at home with --hospital")
+    synthesizer = run.synthesizer()
+    schema, dataset = synthesizer.layout.schema, simulation.config.dataset
+    found = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **found}
+    write_file(run.quality_file, _json(whole))
+    render_report(run.path)
+    return whole
+
+
+def judge_at_home(
+    path: Path, hospital: Path, out: Path, *, full: bool = True, seed: int = 0, force: bool = False,
+    doing: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Judge a run's generator beside one hospital's own patients; writes ``out``, a page, and ``quality.json`` beside it.
+
+    path: the run's folder as the coordinator handed it over.  hospital: its ``hospital.toml``.  Nothing is sent or charged.
+    Raises ConfigError as ``judge_run``, and where the hospital's schema has other columns than the run's.
+    """
+    run = Run.open(path)
+    run.summary()  # raises for a run that has not finished
+    synthesizer = run.synthesizer()
+    described, home = HospitalFile.read(hospital), hospital.resolve().parent
+    schema = Schema.from_toml(home / described.schema_)
+    if schema.columns != synthesizer.layout.schema.columns:
+        raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {run.path}.")
+    doing("reading the hospital's records")
+    shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
+    found = _judged(synthesizer, schema, [shard], full, seed, doing)
+    whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
+    write_outputs(
+        {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
+    )
+    return whole
+
+
+def _judged(
+    synthesizer: Synthesizer,
+    schema: Schema,
+    shards: Sequence[Shard],
+    full: bool,
+    seed: int,
+    doing: Callable[[str], None],
+) -> dict[str, Any]:
+    doing("drawing synthetic patients")
+    most = MOST_FULL if full else MOST
+    held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
+    if not held_out.patients or not training.patients:
+        return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
+    real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]
+    drawn = synthesizer.sample(len(real[1].y), generator(seed, "quality", "synthetic"))
+    if not np.isfinite(drawn).all():
+        return {"undefined": "the generator has diverged, and its rows hold numbers that are not finite"}
+    synthetic = Sample.of(*synthesizer.layout.encoded(drawn), schema)
+    doing("comparing tables" + (", training classifiers" if full else ""))
+    return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}
+
+
+def _sample(rows: Rows, schema: Schema, seed: int, most: int) -> Sample:
+    at = one_row_each(rows.patient, rows.patients, seed, most)
+    return Sample.of(rows.x[at], rows.y[at], schema)
+
+
+def _json(whole: dict[str, Any]) -> str:
+    return json.dumps(whole, indent=1, allow_nan=False)

@@ -1,0 +1,104 @@
+"""Which runs a sweep has: a pure function from configuration keys and their values to configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from polyclinic.config import SECTIONS, RunConfig
+from polyclinic.config.keys import flat_keys
+from polyclinic.errors import ConfigError
+
+Value = bool | int | float | str
+#: Settings of which each run has one: keys and their values, of one key or of several that go together.
+Axis = Sequence[Mapping[str, Any]]
+#: Keys whose values are repetitions of one combination.
+_REPEATED = ("seed",)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep.
+
+    values: The values of the keys that vary, by key, without those by which a combination is repeated.
+    config: The whole configuration, which holds the seed.
+    """
+
+    values: Mapping[str, Value]
+    config: RunConfig
+
+    @property
+    def combination(self) -> str:
+        """The values in words."""
+        return ", ".join(f"{key}={value}" for key, value in self.values.items())
+
+    @property
+    def repetition(self) -> dict[str, Value]:
+        """Which repetition of its combination the run is."""
+        return {key: self.config.value(key) for key in _REPEATED}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in {**self.values, **self.repetition}.items())
+
+
+def plan(given: Mapping[str, Any], axes: Sequence[Axis], seeds: int = 1) -> list[Planned]:
+    """The runs of a sweep: each setting of each axis with each of the others, the last axis changing fastest, and then seeds.
+
+    Args:
+        given: Configuration keys of all runs, as ``RunConfig.build`` takes them.
+        axes: The settings of each key that varies, or of several keys that go together.
+        seeds: Repetitions of each combination, whose seeds count up from the seed of ``given``.
+
+    Raises:
+        ConfigError: A combination is impossible, which the message names; a key varies twice; two runs are the same.
+
+    >>> runs = plan({"rounds": 2}, [[{"privacy.epsilon": 1}, {"privacy.epsilon": 3}]], seeds=2)
+    >>> [str(run) for run in runs][:2]
+    ['privacy.epsilon=1.0, seed=0', 'privacy.epsilon=1.0, seed=1']
+    """
+    if seeds < 1:
+        raise ConfigError(f"The number of seeds is {seeds}; it must be 1 or more.")
+    flat = [[flat_keys(setting, SECTIONS) for setting in axis] for axis in axes]
+    keys = [key for axis in flat for key in dict.fromkeys(key for setting in axis for key in setting)]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ConfigError(f"Configuration key {twice[0]!r} varies twice; give all of its values at once.")
+    if seeds > 1 and "seed" in keys:
+        raise ConfigError("Configuration key 'seed' varies and a number of seeds is given; give one of them.")
+    runs: dict[str, Planned] = {}
+    for settings in product(*flat):
+        chosen = {key: value for setting in settings for key, value in setting.items()}
+        with _named(chosen):
+            config = RunConfig.build(given, chosen)
+        for number in range(seeds):
+            repetition = config.changed({"seed": config.seed + number})
+            run = Planned({key: config.value(key) for key in keys if key not in _REPEATED}, repetition)
+            if runs.setdefault(identity(repetition), run) is not run:
+                raise ConfigError(f"Two runs of the sweep are the same, of {run}; give each value once.")
+    return list(runs.values())
+
+
+def check(runs: Sequence[Planned], checked: Callable[[RunConfig], object]) -> None:
+    """Call ``checked`` with one run of each combination. Raises its ConfigError with the combination before it."""
+    for run in {run.combination: run for run in reversed(runs)}.values():
+        with _named(run.values):
+            checked(run.config)
+
+
+def identity(config: RunConfig) -> str:
+    """What tells runs apart: all keys that decide a result, and how it is judged."""
+    judged = {key: value for key, value in config.flat().items() if key.startswith("evaluation.")}
+    return json.dumps(config.decisive() | judged, sort_keys=True)
+
+
+@contextmanager
+def _named(values: Mapping[str, Any]) -> Iterator[None]:
+    """An impossible configuration is said to be that of these values."""
+    try:
+        yield
+    except ConfigError as error:
+        said = ", ".join(f"{key}={value}" for key, value in values.items())
+        raise ConfigError(f"With {said}: {error}" if said else str(error)) from None

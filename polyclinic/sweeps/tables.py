@@ -1,0 +1,132 @@
+"""The tables of a sweep: a row a run, and what the repetitions of each combination come to, read from the runs' folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from polyclinic.evaluation.intervals import repeated
+from polyclinic.files import NewFile, as_text, write_files
+from polyclinic.runs.folder import Run
+from polyclinic.runs.summary import Metrics
+from polyclinic.sweeps.carrying import Outcome
+from polyclinic.sweeps.plan import Planned, Value
+
+POOLED = "pooled"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What the runs with the same values of the keys that vary come to.
+
+    runs: How many finished.
+    estimates: By hospital (or ``pooled``) and metric what ``intervals.repeated`` makes of them.
+    """
+
+    values: Mapping[str, Value]
+    runs: int
+    estimates: Mapping[tuple[str, str], dict[str, float | None]]
+
+    @property
+    def pooled(self) -> dict[str, dict[str, float | None]]:
+        """By metric the estimates over all hospitals: of ``epsilon`` and ``seconds``, then of what held-out patients measure."""
+        return {metric: estimate for (site, metric), estimate in self.estimates.items() if site == POOLED}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was carried out.
+
+    folder: Of the runs and of the tables.
+    table: A row a run (``results``).
+    combinations: What the repetitions of each combination come to, in their order.
+    """
+
+    folder: Path
+    outcomes: Sequence[Outcome]
+    table: pd.DataFrame
+    combinations: Sequence[Combination]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """A row for each combination, hospital (or ``pooled``) and metric: the values that vary and the estimate."""
+        return pd.DataFrame(
+            {**each.values, "site": site, "metric": metric, **estimate}
+            for each in self.combinations for (site, metric), estimate in each.estimates.items()
+        )  # fmt: skip
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.run is None]
+
+
+def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """A row a run: the values that vary, the seed, ``run`` (its folder's name), ``status``, and as far as it went ``epsilon``,
+    ``seconds``, the pooled metrics by their names and each hospital's as ``auroc@HOSPITAL``."""
+    rows = []
+    for outcome in outcomes:
+        row: dict[str, Any] = {**outcome.planned.values, **outcome.planned.repetition}
+        if outcome.run is None:
+            rows.append(row | {"run": None, "status": f"failed: {outcome.error}"})
+            continue
+        summary, sites = outcome.run.summary(), measured(outcome.run)
+        status = f"stopped: {summary.stopped}" if summary.stopped else "finished"
+        row |= {
+            "run": outcome.run.name,
+            "status": status,
+            "epsilon": summary.privacy.epsilon,
+            "seconds": summary.seconds,
+        }
+        row |= sites.pop(POOLED)
+        rows.append(row | {f"{metric}@{site}": value for site, own in sites.items() for metric, value in own.items()})
+    return pd.DataFrame(rows)
+
+
+def measured(run: Run) -> dict[str, dict[str, float]]:
+    """The last model's metrics by hospital, and of all held-out patients together as ``pooled``; undefined ones are left out."""
+    summary = run.summary()
+    judged = summary.evaluation or {}
+    estimates = {POOLED: judged.get(POOLED) or {}, **(judged.get("sites") or {})}
+    found = {}
+    for site, row in {POOLED: summary.metrics.pooled, **summary.metrics.sites}.items():
+        exact = row.model_dump(include=set(Metrics.model_fields) - {"released"}, exclude_none=True)
+        values = {name: estimate["value"] for name, estimate in estimates.get(site, {}).items()} | exact
+        found[site] = {name: float(value) for name, value in values.items() if value is not None}
+    return found
+
+
+def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
+    """What the repetitions of each combination come to.
+
+    Args:
+        table: Of ``results``.
+        runs: The same runs, in the same order.
+    """
+    metrics = list(table.columns)[list(table.columns).index("status") + 1 :]
+    places: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        places.setdefault(run.combination, []).append(place)
+    found = []
+    for several in places.values():
+        estimates = {}
+        for column in metrics:
+            metric, _, site = column.partition("@")
+            if values := table[column].iloc[several].dropna().tolist():
+                estimates[site or POOLED, metric] = repeated(values)
+        found.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
+    return found
+
+
+def write_tables(sweep: Sweep) -> None:
+    """``sweep.csv`` and ``sweep.parquet`` of the runs, ``sweep-summary.csv`` and ``sweep-summary.parquet`` of the summary."""
+    files = {}
+    for name, frame in (("sweep", sweep.table), ("sweep-summary", sweep.summary)):
+        text = frame.rename(columns=as_text).map(as_text).to_csv(index=False)
+        files[sweep.folder / f"{name}.csv"] = NewFile(text)
+        files[sweep.folder / f"{name}.parquet"] = NewFile(partial(frame.to_parquet, index=False))
+    write_files(files)

@@ -1,0 +1,205 @@
+"""A sweep: which runs it plans, that it goes on where it was killed, and what its tables say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from polyclinic import Federation
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.intervals import repeated
+from polyclinic.sweeps import carry_out, plan
+
+SMALL = ("--rounds", "2", "-c", "privacy.epsilon=1,3", "-c", "strategy=fedavg,fedavgm")
+
+
+def small(out: Path, **options: Any) -> Federation:
+    return Federation.from_dataset("breast-cancer", rounds=1, sites=2, out=str(out), **options)
+
+
+def test_the_plan_is_the_product_of_the_values_and_the_seeds() -> None:
+    runs = plan(
+        {"seed": 5}, [[{"privacy.epsilon": 1}, {"privacy": {"epsilon": 3}}], [{"rounds": 2}, {"rounds": 4}]], seeds=2
+    )
+    found = [(run.values["privacy.epsilon"], run.values["rounds"], run.config.seed) for run in runs]
+    assert found == [(e, r, s) for e in (1.0, 3.0) for r in (2, 4) for s in (5, 6)]
+    assert all((run.config.privacy.epsilon, run.config.rounds) == found[i][:2] for i, run in enumerate(runs))
+    assert str(runs[0]) == "privacy.epsilon=1.0, rounds=2, seed=5"
+    (alone,) = plan({}, [])
+    assert alone.config == RunConfig() and alone.values == {}
+
+
+def test_settings_that_go_together_vary_together_and_leave_others_their_defaults() -> None:
+    runs = plan({}, [[{"strategy": "fedavg"}, {"strategy": "fedavgm", "strategy-options": "server-momentum=0.5"}]])
+    assert [run.values["strategy-options"] for run in runs] == ["", "server-momentum=0.5"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "seeds", "message"),
+    [
+        ([[{"rounds": 2}, {"rounds": 0}]], 1, "With rounds=0: Configuration key 'rounds' has the value 0"),
+        ([[{"rounds": 2}], [{"rounds": 3}]], 1, "'rounds' varies twice"),
+        ([[{"seed": 2}, {"seed": 3}]], 2, "'seed' varies and a number of seeds"),
+        ([[{"rounds": 2}, {"rounds": 2}]], 1, "Two runs of the sweep are the same, of rounds=2, seed=0"),
+        ([[{"round": 2}]], 1, "With round=2: Unknown configuration key 'round'"),
+        ([], 0, "number of seeds is 0"),
+    ],
+)
+def test_an_impossible_plan_is_refused(axes: Any, seeds: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan({}, axes, seeds)
+
+
+def test_an_impossible_combination_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"With participation.min-sites=9: .* must be at most 2, the number of"):
+        small(tmp_path).sweep(participation={"min_sites": [1, 9]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
+    federation = small(tmp_path)
+    table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
+    assert table["privacy.epsilon"].tolist() == [1, 1, 3, 3] and table["seed"].tolist() == [0, 1, 0, 1]
+    assert set(table["status"]) == {"finished"}
+    single = federation.run(privacy={"epsilon": 3}, seed=1, out=str(tmp_path / "single"))
+    row = table.iloc[3]
+    assert row["auroc"] == single.pooled["auroc"] and row["epsilon"] == single.privacy["epsilon"]
+    assert row["auroc@hospital-2"] == single.sites.loc["hospital-2", "auroc"]
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "sweep.parquet"), table)
+    summary = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["privacy.epsilon", "site", "metric"])
+    values = table["auroc@hospital-1"].iloc[:2]
+    found = summary.loc[(1.0, "hospital-1", "auroc")]
+    assert (
+        found["runs"] == 2
+        and found["mean"] == pytest.approx(values.mean())
+        and found["sd"] == pytest.approx(values.std())
+    )
+
+
+def test_a_finished_run_is_not_repeated_and_a_longer_sweep_adds_to_it(tmp_path: Path) -> None:
+    federation = small(tmp_path)
+    first = federation.sweep(seeds=2)
+    again = federation.sweep(seeds=3)
+    assert again["run"].iloc[:2].tolist() == first["run"].tolist()
+    assert len(list(tmp_path.glob("*/report.html"))) == 3
+
+
+def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
+    runs = plan({"out": str(tmp_path), "rounds": 1, "sites": 2, "privacy.delta": 1e-4}, [], seeds=3)
+    calls: list[int] = []
+
+    def execute(config: RunConfig, goes_on: Path | None) -> Path:
+        calls.append(config.seed)
+        if config.seed == 1 and len(calls) < 4:
+            raise ValueError("the lights went out")
+        return Federation(config).run(pictures=False).path
+
+    outcomes = carry_out(runs, tmp_path, execute)
+    assert [outcome.error for outcome in outcomes] == ["", "ValueError: the lights went out", ""]
+    assert all(outcome.run for outcome in carry_out(runs, tmp_path, execute)) and calls == [0, 1, 2, 1]
+
+
+def test_objects_stand_in_lists(tmp_path: Path) -> None:
+    from flwr.serverapp.strategy import FedAdam
+
+    table = small(tmp_path).sweep(strategy=[FedAdam(eta=0.3), "fedavg"])
+    assert table["strategy"].tolist() == ["fedadam", "fedavg"]
+    assert table["strategy-options"].tolist() == ["eta=0.3", ""]
+
+
+def test_two_sweeps_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
+    runs = plan({"out": str(tmp_path)}, [])
+
+    def execute(config: RunConfig, goes_on: Path | None) -> Path:
+        carry_out(runs, tmp_path, execute)
+        raise AssertionError
+
+    (outcome,) = carry_out(runs, tmp_path, execute)
+    assert "Another process carries out a sweep" in outcome.error
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_to_the_same_results(as_json: Callable[..., Any], tmp_path: Path) -> None:
+    arguments = ["sweep", "--rounds", "25", "--sites", "2", "-c", "privacy.epsilon=1,3", "--seeds", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyclinic", *arguments, "--out", str(tmp_path / "killed")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        reports = list((tmp_path / "killed").glob("*/report.html"))
+        checkpoints = list((tmp_path / "killed").glob("*/checkpoint.safetensors"))
+        if reports and len(checkpoints) > len(reports):
+            break
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/report.html")}
+    begun = {path.parent.name for path in (tmp_path / "killed").glob("*/checkpoint.safetensors")}
+    assert finished and len(finished) < 4 and begun > finished.keys()
+    found = as_json(*arguments, "--out", str(tmp_path / "killed"))
+    assert found["failed"] == 0 and len(found["runs"]) == 4
+    assert begun <= {row["run"] for row in found["runs"]}, "a run with a checkpoint went on"
+    for name, written in finished.items():
+        assert (tmp_path / "killed" / name / "report.html").stat().st_mtime_ns == written, "a finished run was repeated"
+    whole = as_json(*arguments, "--out", str(tmp_path / "whole"), "--jobs", "2")
+    for row, expected in zip(found["runs"], whole["runs"], strict=True):
+        assert {k: v for k, v in row.items() if k not in ("run", "seconds")} == {
+            k: v for k, v in expected.items() if k not in ("run", "seconds")
+        }
+
+
+def test_the_command_says_which_run_failed_and_ends_with_1(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fails.py").write_text(
+        "from flwr.serverapp.strategy import FedAvg\n"
+        "class Fails(FedAvg):\n"
+        "    def aggregate_train(self, server_round, replies):\n"
+        "        raise ValueError('the lights went out')\n"
+    )
+    done = command("sweep", "-c", "strategy=fails:Fails,fedavg", "--rounds", "1")
+    assert done.returncode == 1
+    assert "1 of 2 runs failed, of strategy=fails:Fails, seed=0; the same command tries them again." in done.stderr
+    table = pd.read_csv(tmp_path / "runs/sweep.csv")
+    assert table["status"].str.startswith("failed: ").tolist() == [True, False]
+    assert "the lights went out" in table["status"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "varies"),
+    [
+        ("hidden=64,32", None),
+        ("hidden=['64,32', '16']", ["64,32", "16"]),
+        ("model=mlp,logistic", ["mlp", "logistic"]),
+        ("privacy.dp=true,false", [True, False]),
+        ("data.schema-file='a,b'", None),
+    ],
+)
+def test_commas_part_values_where_no_value_holds_them(text: str, varies: list[Any] | None) -> None:
+    from polyclinic.cli.runs.sweep import _values
+
+    key, _, value = text.partition("=")
+    assert _values(key, value) == (varies if varies is not None else value.strip("'"))
+
+
+def test_repetitions_have_the_interval_of_students_t() -> None:
+    # Nine values with mean 10 and sd 2: 10 ± 2.306 · 2/3 (Student's table, 8 degrees of freedom).
+    values = [10 + 2 * x for x in (-1.5, -1, -0.5, 0, 0, 0, 0.5, 1, 1.5)]
+    found = repeated(values)
+    sd = pd.Series(values).std()
+    assert found["runs"] == 9 and found["mean"] == pytest.approx(10) and found["sd"] == pytest.approx(sd)
+    assert found["high"] - 10 == pytest.approx(2.306 * sd / 3, rel=1e-3)
+    assert repeated(values, share=1 / 3)["se"] == pytest.approx(sd * (1 / 9 + 1 / 3) ** 0.5)
+    assert repeated([1.0]) == {"runs": 1, "mean": 1.0, "sd": None, "se": None, "low": None, "high": None}
+    assert json.dumps(found)

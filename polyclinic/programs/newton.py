@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
+from polyclinic.programs.building import Model
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.sums import Sums
-from polyclinic.programs.supervised import build_for
+from polyclinic.training import classification
 from polyclinic.training.newton import Newton, NewtonTask, Table
 from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.training.task import Task
 from polyclinic.types import Arrays, Builder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,14 @@ class NewtonSteps(Sums):
         return np.ones(1)
 
     def builder(self, schema: Schema) -> Builder:
-        return build_for(self.config, self.width(schema), schema.num_classes)
+        return Model(self.config).builder(self.width(schema), schema.num_classes, schema)
+
+    def converging_task(self, schema: Schema) -> Task:
+        task: Task = classification
+        return task
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return classification.probabilities(outputs)
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
         return Program.first(self, schema)

@@ -312,7 +312,7 @@ class Newton:
 class NewtonTask(SumsTask):
     """A round of ``Newton`` at a hospital, which is sent the model beside the question."""
 
-    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for arrays that are not the model's."""
         if arrays:
             load(build, arrays)

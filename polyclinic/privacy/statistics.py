@@ -25,8 +25,9 @@ USUAL = (0.0, 0.5)
 _SMALLEST_STD = 1e-3
 # A column must have this many times more patients than a count has noise.
 _LEAST_SIGNAL = 10.0
-# The interval holds between the first two shares of the patients, in between so many standard deviations of noise less than all.
-_LEAST_SHARE, _MOST_SHARE, _ROOM = 0.8, 0.98, 20.0
+# The interval holds between the first two shares of the patients, in between so many standard deviations of noise less than all,
+# and so many standard deviations of its own noise more.
+_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 20.0, 2.5
 # A bin with more than the first share of the patients is of one value where the bins beside it have less than the second.
 _ONE_VALUE, _SPREADS = 0.4, 0.1
 # Values outside of it count as far as they are so many standard deviations above the noise, and at most for so many times more.
@@ -95,7 +96,7 @@ def noisy_total(exact: PatientTotal, noise_multiplier: float | None, stream: Str
 def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Floats, Floats]:
     """Mean and standard deviation, (d,) each, from a total (of several sites, added up) in the layout of ``binned_patients``.
 
-    They are those of a normal distribution that is alike in the narrowest interval that holds 80 % to 98 % of the patients; the
+    They are those of a normal distribution that is alike in the narrowest interval that holds 60 % to 98 % of the patients; the
     deviation is larger where values outside of the interval show that it must be. A column of which the noise hides too much has
     mean 0 and standard deviation 1/2. noise: standard deviation of the noise in each number of the total. Pure post-processing.
     """
@@ -114,10 +115,12 @@ def _usual_values(counts: Floats, patients: float, noise: float) -> tuple[float,
     share = min(max(1 - _ROOM * noise / patients, _LEAST_SHARE), _MOST_SHARE)
     below = np.concatenate([[0.0], np.cumsum(counts)])
     first, last = np.triu_indices(BINS + 1, 1)
-    holds = below[last] - below[first] >= share * patients
+    held = below[last] - below[first]
+    holds = held - _SURE * noise * np.sqrt(last - first) >= share * patients
     if not holds.any():
         return USUAL
     narrowest = np.flatnonzero(holds)[np.argmin((EDGES[last] - EDGES[first])[holds])]
+    share = min(max(held[narrowest] / patients, share), _MOST_SHARE)
     inside = slice(first[narrowest], last[narrowest])
     weight = np.maximum(counts[inside], 0.0)
     weight = weight / weight.sum()

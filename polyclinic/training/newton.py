@@ -37,7 +37,7 @@ _RAREST, _LEAST_LEVEL = 0.002, 0.3
 # The usual variance of a feature that is 0 or 1. Variances are as usual, give or take a share of it, and within these shares.
 _OF_YES_OR_NO, _USUALLY, _LEAST_VARIANCE, _MOST_VARIANCE = 0.2, 0.5, 0.02, 2.0
 # However noisy, products of features count for so much, and a direction has so much of the variance that is assumed of it.
-_LEAST_TRUST, _LEAST_SEEN = 0.5, 0.5
+_LEAST_TRUST, _LEAST_SEEN = 1e-3, 0.5
 # Standard deviation of the mean logit around that of the first round's shares, and how much of a gradient's mean square counts as
 # error of the linear approximation.
 _MEAN, _CURVED = 1.5, 0.5
@@ -63,8 +63,8 @@ class Newton:
     rounds: 1 or more. recalibrates: Whether the last of three rounds or more shifts and stretches the logits.
 
     A question holds ``basis`` (q, q), whose columns are the coordinates, the intercept's first and then one for each feature;
-    ``weights`` (q, K-1), the coefficients of every class but the first; and ``radius`` (1,), from which length on rows are
-    shortened in these coordinates. The last one also has ``centre`` (K-1,) and ``spread`` (1,) of the patients' logits.
+    ``weights`` (q, K-1), coefficients of orthonormal contrasts of the K classes' logits; and ``radius`` (1,), from which length
+    on rows are shortened in these coordinates. The last one also has ``centre`` (K-1,) and ``spread`` (1,) of the contrasts.
     Neighbouring relation: add or remove one patient, who moves a sum by at most 1.
     """
 
@@ -99,7 +99,7 @@ class Newton:
             if "spread" in question:
                 given = self._calibration(question, logits, outcome)
             else:
-                given = self._gradients(question, features, outcome - _chances(logits))
+                given = self._gradients(question, features, (outcome - self._chances(logits)) @ self._contrasts)
         return mean_of_rows(given, patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
@@ -118,8 +118,7 @@ class Newton:
         """The model as the two arrays, weight and bias, of ``models.tabular.logistic``; those of ``like`` before there is one."""
         if "weights" not in state:
             return like
-        every = np.concatenate([np.zeros((1, self._width)), state["weights"].T])
-        every -= every.mean(axis=0)
+        every = self._contrasts @ state["weights"].T
         parts = {2: every[:, 1:], 1: every[:, 0]}
         return {name: np.ascontiguousarray(parts[value.ndim]).astype(value.dtype) for name, value in like.items()}
 
@@ -132,9 +131,22 @@ class Newton:
         return self.layout.classes - 1
 
     @property
+    def _contrasts(self) -> Floats:
+        """(K, K-1) orthonormal columns that add up to 0, each class beside those before it (Helmert)."""
+        found = np.triu(np.ones((self._logits + 1, self._logits)))
+        found[np.arange(1, self._logits + 1), np.arange(self._logits)] = -np.arange(1.0, self._logits + 1)
+        return -found / np.linalg.norm(found, axis=0)
+
+    def _chances(self, logits: Floats) -> Floats:
+        """(n, K) probabilities of the classes by (n, K-1) contrasts of their logits."""
+        grown = logits @ self._contrasts.T
+        grown = np.exp(grown - grown.max(axis=1, keepdims=True))
+        return grown / grown.sum(axis=1, keepdims=True)
+
+    @property
     def _longest(self) -> float:
-        """The longest that outcomes less probabilities, without the first class, can be."""
-        return 1.0 if self._logits == 1 else math.sqrt(2.0)
+        """The longest that outcomes less probabilities are: of two classes at all, of more usually, so that few are clipped."""
+        return math.sqrt(2.0) if self._logits == 1 else 1.0
 
     @property
     def _radius(self) -> float:
@@ -167,13 +179,13 @@ class Newton:
                 raise ConfigError(f"The question's {name!r} is {question[name][0]:g}; allowed are numbers above 0.")
 
     def _split(self, z: Floats) -> tuple[Floats, Floats]:
-        """(n, q) features behind a 1, and (n, K-1) outcomes."""
+        """(n, q) features behind a 1, and (n, K) outcomes."""
         features = np.concatenate([np.ones((len(z), 1)), z[:, : self.layout.features]], axis=1)
-        return features, z[:, self.layout.label][:, 1:]
+        return features, z[:, self.layout.label]
 
     def _moments(self, features: Floats, outcome: Floats) -> Floats:
         short = _shortened(features, self._radius) / self._radius
-        crossed = (short[:, :, None] * outcome[:, None, :]).reshape(len(short), -1)
+        crossed = (short[:, :, None] * (outcome @ self._contrasts)[:, None, :]).reshape(len(short), -1)
         parts = zip(_SHARES, (crossed, short, self._products(short[:, 1:])), strict=True)
         return np.concatenate([math.sqrt(share) * part for share, part in parts], axis=1)
 
@@ -198,7 +210,8 @@ class Newton:
     def _calibration(self, question: Arrays, logits: Floats, outcome: Floats) -> Floats:
         """The score of a shift of each logit and a stretch of all."""
         slopes, chances = self._slopes(question, logits)
-        scores: Floats = np.einsum("nkj,nk->nj", slopes, outcome - chances) / self._longest_scores
+        residual = (outcome - chances) @ self._contrasts
+        scores: Floats = np.einsum("nkj,nk->nj", slopes, residual) / self._longest_scores
         return scores
 
     def _slopes(self, question: Arrays, logits: Floats) -> tuple[Floats, Floats]:
@@ -206,7 +219,7 @@ class Newton:
         scaled = (logits - question["centre"]) / question["spread"]
         scaled = _shortened(scaled, _FARTHEST)
         shifts = np.broadcast_to(np.eye(self._logits), (len(logits), self._logits, self._logits))
-        return np.concatenate([shifts, scaled[:, :, None]], axis=2), _chances(
+        return np.concatenate([shifts, scaled[:, :, None]], axis=2), self._chances(
             question["centre"] + question["spread"] * scaled
         )
 
@@ -237,15 +250,16 @@ class Newton:
         basis[1:, 1:] = vectors / np.sqrt(floored)
         basis[0, 1:] = -centre @ basis[1:, 1:]
         crossed = crossed.reshape(q, k)
-        share = _shares(crossed[0] / level, noise * scales[0] / level)
-        usual = np.log(share / max(1 - share.sum(), _RAREST))
+        seen = crossed[0] / level @ self._contrasts.T + 1 / (k + 1)
+        share = _shares(seen, noise * scales[0] / level)
+        usual = np.log(share) @ self._contrasts
         begun = {
             **state, "basis": basis, "weights": np.concatenate([usual[None], np.zeros((q - 1, k))]), "usual": usual,
             "radius": np.array([math.sqrt(1 + max(float((np.clip(values, 0.0, None) / floored).sum()), 1.0))]),
             "seen": np.concatenate([[1.0], np.clip(values / floored, _LEAST_SEEN, 1.0)]),
             "precision": np.zeros((k, k)), "informed": np.zeros((q, k)), "total": np.trace(moments)[None],
         }  # fmt: skip
-        gradient = basis.T @ (crossed - np.outer(np.concatenate([[1.0], centre]), level * share))
+        gradient = basis.T @ (crossed - np.outer(np.concatenate([[1.0], centre]), level * share @ self._contrasts))
         error = noise * math.hypot(scales[0], scales[1] * float(share.max())) * math.sqrt(float((basis**2).sum()) / q)
         return self._step(begun, gradient, error, patients)
 
@@ -285,15 +299,17 @@ class Newton:
 
     def _curvature(self, state: Arrays, here: Floats) -> Floats:
         """(K-1, K-1) mean covariance of the outcome."""
-        chances = _chances(self._typical_logits(state, here))
-        found: Floats = np.diag(chances.mean(axis=0)) - chances.T @ chances / len(chances)
-        return found + 1e-3 * np.eye(self._logits)
+        chances = self._chances(self._typical_logits(state, here))
+        whole = np.diag(chances.mean(axis=0)) - chances.T @ chances / len(chances)
+        found: Floats = self._contrasts.T @ whole @ self._contrasts + 1e-3 * np.eye(self._logits)
+        return found
 
     def _calibrated(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """The model after one noisy Newton step of shift and stretch, drawn towards none by their priors."""
         score, errors = mean * self._longest_scores, noise * self._longest_scores
         typical = self._typical_logits(state, np.linalg.solve(state["basis"], state["weights"]))
         slopes, chances = self._slopes(state, typical)
+        slopes = np.einsum("kc,ncj->nkj", self._contrasts, slopes)
         along = np.einsum("nkj,nk->nj", slopes, chances)
         information = np.einsum("nki,nk,nkj->ij", slopes, chances, slopes) - along.T @ along
         information = information / len(typical) + 1e-3 * np.eye(len(score))
@@ -319,26 +335,18 @@ class NewtonTask(SumsTask):
 
 
 def _shares(noisy: Floats, error: float) -> Floats:
-    """(K-1,) shares of the classes but the first: the mean of each under a uniform prior, of one that was seen with ``error``."""
+    """(K,) shares of the classes: of each the mean under a uniform prior, where it was seen with ``error``."""
     grid = np.linspace(_RAREST, 1 - _RAREST, 999)
     far = (grid - noisy[:, None]) ** 2 / (2 * max(error, 1e-6) ** 2)
     weight = np.exp(far.min(axis=1, keepdims=True) - far)
     found: Floats = (weight @ grid) / weight.sum(axis=1)
-    return found * min(1.0, (1 - _RAREST) / float(found.sum()))
+    return found / float(found.sum())
 
 
 def _shortened(rows: Floats, radius: float) -> Floats:
     """Rows that are longer than ``radius``, scaled to that length."""
     with np.errstate(over="ignore", invalid="ignore"):
         found: Floats = rows * np.minimum(1.0, radius / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
-    return found
-
-
-def _chances(logits: Floats) -> Floats:
-    """(n, K-1) probabilities of every class but the first, whose logit is 0."""
-    top = np.maximum(logits.max(axis=1, keepdims=True), 0.0)
-    grown = np.exp(logits - top)
-    found: Floats = grown / (np.exp(-top) + grown.sum(axis=1, keepdims=True))
     return found
 
 

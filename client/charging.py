@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import ERROR
 from typing import Generic
 
@@ -37,7 +37,8 @@ class Release(Generic[R]):
         once: Also a simulated hospital sends what it sent before, and refuses another question of the purpose and round.
         account: The ledgers that are charged.
         everyone: A real hospital's held-out patients are asked too, and their ledger is charged first: where it refuses,
-            nothing else is charged.
+            nothing else is charged. So it is with every release where a run chose who is held out, since a patient of either
+            ledger may then be on the side that is asked.
         plan: All charges that the run will make (``ledger.Charge``).
     """
 
@@ -93,8 +94,8 @@ def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
             check_plan(release.plan(call), call.hospital.policy.relation)
             check_same_records(call)
             kept = release.kept(call) if release.once or real else None
-            if release.everyone and kept is None and real:
-                _charge_held_out(call, Charge(release.event(call), release.purpose, call.request.run, release.round))
+            if (release.everyone or call.hospital.moves_patients) and kept is None and real:
+                _charge_others(call, release)
         except PolyclinicError as error:
             answers[index] = error
             continue
@@ -134,11 +135,15 @@ def check_same_records(call: Call[R]) -> None:
         check_records(hospital.home, call.request.run, hospital.site, contents, not hospital.simulated)
 
 
-def _charge_held_out(call: Call[R], charge: Charge) -> None:
-    """Raises BudgetRefused, which says whose budget it is, where the held-out patients' ledger refuses."""
-    after = charge_all([(open_held_out([call.hospital])[0], charge)])[0]
+def _charge_others(call: Call[R], release: Release[R]) -> None:
+    """Charge the ledger of the patients on the other side; raises BudgetRefused, which says whose it is, where that refuses."""
+    others, whose = (open_ledgers, "Training") if release.account is open_held_out else (open_held_out, "Held-out")
+    charge = release.charge(call)
+    if not call.hospital.moves_patients:
+        charge = replace(charge, plan="")
+    after = charge_all([(others([call.hospital])[0], charge)])[0]
     if isinstance(after, BudgetRefused):
-        raise BudgetRefused(f"Held-out patients: {after}")
+        raise BudgetRefused(f"{whose} patients: {after}")
 
 
 def behind(hospital: Hospital, what: str) -> PolyclinicError:

@@ -106,7 +106,8 @@ def _check_run(call: Call[EnrolRequest]) -> None:
         first: list[DpEvent] = [program_of(config).price(settings)]
         if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
             first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
-        check_affordable(hospital.ledger_path, hospital.terms, call.request.run, first, call.request.plan)
+        for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
+            check_affordable(path, hospital.terms, call.request.run, first, call.request.plan)
 
 
 def _empty_model(call: Call[EnrolRequest]) -> Arrays:

@@ -65,7 +65,8 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
 
 def _kind(call: Call[EvaluateRequest]) -> Kind:
     policy, wanted = call.hospital.policy, call.config.evaluation.metrics
-    if wanted == "exact" and policy.release_metrics:
+    # Exact metrics of sides that a run chose would tell of the few patients in whom two of them differ.
+    if wanted == "exact" and policy.release_metrics and not call.hospital.moves_patients:
         return "exact"
     private = wanted != "none" and policy.metrics_epsilon and call.request.private_evaluations
     return "private" if private else "none"
@@ -250,7 +251,7 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
     run under another schema or without a classifier.
     """
     config = run.config()
-    hospital = own_hospital(path, config.data.imputation == "indicator")
+    hospital = own_hospital(path, config)
     check_names(hospital, config)
     check_predicts(run)
     if run.schema().digest() != hospital.schema.digest():
@@ -269,6 +270,10 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
             )
         arrays |= own
     rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
+    if not len(rows.y):
+        raise ConfigError(
+            f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."
+        )
     (scores,) = program.scores(hospital.schema, arrays, [rows])
     return hospital.site, Predictions(rows.y, scores, rows.patient)
 

@@ -10,9 +10,9 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -75,19 +75,24 @@ class Target:
         return LocalGrid(_CLIENT, len(simulated_sites(self.config)), self.config.flat())
 
     def cost(self, epsilon: float | None = None, share: float | None = None, exact: bool = False) -> float | None:
-        """What a question may cost each hospital: ``epsilon``, or the part ``share`` of its budget; None is ``exact``.
+        """As the function ``cost``, of the target's budget."""
+        return cost(epsilon, share, exact, self.budget)
 
-        Raises ConfigError unless exactly one is given, and a share is of a budget.
-        """
-        if (epsilon is not None) + (share is not None) + exact != 1:
-            raise ConfigError("Give exactly one of epsilon, share (of the budget) and exact (without privacy).")
-        if share is not None:
-            if not 0 < share <= 1:
-                raise ConfigError(f"share must lie above 0 and at most at 1, got {share}.")
-            if self.budget is None:
-                raise ConfigError("share is of a budget, and there is none; give budget, or epsilon instead of share.")
-            epsilon = share * self.budget
-        return epsilon
+
+def cost(epsilon: float | None, share: float | None, exact: bool, budget: float | None) -> float | None:
+    """What a question may cost each hospital: ``epsilon``, or the part ``share`` of ``budget``; None is ``exact``.
+
+    Raises ConfigError unless exactly one is given, and a share is of a budget.
+    """
+    if (epsilon is not None) + (share is not None) + exact != 1:
+        raise ConfigError("Give exactly one of epsilon, share (of the budget) and exact (without privacy).")
+    if share is not None:
+        if not 0 < share <= 1:
+            raise ConfigError(f"share must lie above 0 and at most at 1, got {share}.")
+        if budget is None:
+            raise ConfigError("share is of a budget, and there is none; give budget, or epsilon instead of share.")
+        epsilon = share * budget
+    return epsilon
 
 
 def simulated(
@@ -133,7 +138,14 @@ def real(path: Path) -> Target:
     return Target(schema, home / described.home / LEDGER, pricing, own.budget, RunConfig(), path)
 
 
-def ask(target: Target | Grid, question: Question) -> dict[str, Any]:
+class Askable(Protocol):
+    """Hospitals that are asked elsewhere, as ``deployment.asking.Coordinated``."""
+
+    def ask(self, question: Question) -> dict[str, Any]:
+        """Their answer, as ``ask`` gives it."""
+
+
+def ask(target: Target | Grid | Askable, question: Question) -> dict[str, Any]:
     """The answer of the target's hospitals, as plain values (docs/reference/json.md), with the ``ledger`` of a ``Target``.
 
     A survey's answer has the prepared ``Schema`` under "schema", that of ``Relations`` an ``Imputer`` under "imputer". A
@@ -142,6 +154,8 @@ def ask(target: Target | Grid, question: Question) -> dict[str, Any]:
     Raises ConfigError, of a ``Target`` before a hospital is asked, so that its journal has no line; BudgetRefused when every
     hospital's policy or budget refuses.
     """
+    if not isinstance(target, Target | Grid):
+        return target.ask(question)
     if not isinstance(target, Target):
         name = question.purpose.partition("-")[0]
         request = AskRequest(run=_fresh_run(name), site=0, question=write_question(question))
@@ -155,7 +169,7 @@ def ask(target: Target | Grid, question: Question) -> dict[str, Any]:
 _PREPARED = {"schema": ("prepared.toml", "preparation.json"), "imputer": ("imputer.json", "imputer-statement.json")}
 
 
-def prepare(out: Path, target: Target, question: Survey | Relations) -> dict[str, Any]:
+def prepare(out: Path, target: Target | Grid | Askable, question: Survey | Relations) -> dict[str, Any]:
     """Write what a survey or relations make, and its statement, into the folder ``out``; returns the statement, with the path.
 
     A survey, of all features where it names no columns, makes ``prepared.toml`` and ``preparation.json``. Relations make
@@ -165,9 +179,9 @@ def prepare(out: Path, target: Target, question: Survey | Relations) -> dict[str
         ConfigError: Before anything is charged, also where ``out`` holds what was prepared before or cannot be written.
         BudgetRefused: Every hospital's budget refuses. Nothing is written then, but the folder may be made.
     """
-    if isinstance(question, Survey) and not question.columns:
-        question = replace(question, columns=tuple(column.name for column in target.schema.features))
-    question.plan(target.schema, target.pricing)
+    if isinstance(target, Target):
+        question = question.of(target.schema) if isinstance(question, Survey) else question
+        question.plan(target.schema, target.pricing)
     made = "schema" if isinstance(question, Survey) else "imputer"
     name, statement_name = _PREPARED[made]
     _reserve(out, name, statement_name)

@@ -26,22 +26,6 @@ class DataError(PolyclinicError):
     exit_code = 2
 
 
-class CellRefused(DataError):
-    """One cell does not have the declared form; ``row`` counts from 1."""
-
-    def __init__(self, source: str, column: str, row: int, problem: str) -> None:
-        super().__init__(source, column, row, problem)
-
-    def __str__(self) -> str:
-        source, column, row, problem = self.args
-        return f"{source}: column {column!r}, data row {row}: {problem}."
-
-    def after(self, rows: int) -> CellRefused:
-        """The same, where so many rows lie before those that were counted."""
-        source, column, row, problem = self.args
-        return CellRefused(source, column, row + rows, problem)
-
-
 class BudgetRefused(PolyclinicError):
     """A charge would exceed a hospital's privacy budget; nothing was spent and no data was read."""
 

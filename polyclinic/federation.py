@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.config import EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
+from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
@@ -401,7 +401,7 @@ class Federation:
             config = with_delta(config)
         program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
-        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, *EFFECTS))
+        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
@@ -415,11 +415,16 @@ class Federation:
             central_plan(config, simulated_sites(config))
         return config
 
-    def sweep(self, *, seeds: int = 1, jobs: int = 1, watch: Watch | None = None, **options: Any) -> pd.DataFrame:
+    def sweep(
+        self, *, seeds: int = 1, folds: int = 0, same_split: bool = False, jobs: int = 1, watch: Watch | None = None,
+        **options: Any,
+    ) -> pd.DataFrame:  # fmt: skip
         """Run each combination of the values that ``options`` list, and return a table with a row a run.
 
         Args:
             seeds: Repetitions of each combination, whose seeds count up from ``seed``.
+            folds: With 2 or more, each repetition is a run for each fold: every patient is held out in exactly one.
+            same_split: All seeds hold out the same patients; otherwise each draws its own, unless ``split.seed`` is given.
             jobs: Runs at once, each in a process of its own.
             watch: Who watches.
             options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
@@ -427,7 +432,8 @@ class Federation:
                 ``sweep.html``.
 
         Returns:
-            The values that vary, ``seed``, ``run`` (its folder's name), ``status``, ``epsilon``, ``seconds``, the pooled metrics
+            The values that vary, ``seed``, ``split.seed``, ``split.fold``, ``run`` (its folder's name), ``status``, ``epsilon``,
+            ``seconds``, the pooled metrics
             and each hospital's as ``auroc@HOSPITAL``.
 
         Raises:
@@ -447,7 +453,7 @@ class Federation:
         fixed = named({key: value for key, value in flat.items() if key not in lists})
         # An object in a list may become settings of several keys: its name, and its arguments.
         axes = [[named({key: value}) for value in values] for key, values in lists.items()]
-        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds), jobs, watch).table
+        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds, folds, same_split), jobs, watch).table
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:

@@ -28,6 +28,7 @@ from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.phases.enrolment import agree_on_delta
 from polyclinic.server.progress import Progress, figures
+from polyclinic.server.questions import answer_run
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
 from polyclinic.server.tracking import Tracked
@@ -131,6 +132,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.from_flower(context.run_config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
+        if config.question:
+            folder = Run.create(config)
+            folder.add_flower_run(context.run_id)
+            answer_run(PromptGrid(grid, simulates(os.environ)), config, folder)
+            return
         begun = Run.to_resume(config) if config.resume else None
         hospitals = PromptGrid(grid, simulates(os.environ))
         delta = (begun.config() if begun else agree_on_delta(hospitals, config)).privacy.delta

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from logging import INFO
 from typing import Any, cast
 
 from flwr.app import Message
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, whose
+from polyclinic.files import write_file
 from polyclinic.privacy.accounting import Accountant, Relation, event_from_json
+from polyclinic.releases.kinds import answer_as_json, question_of_key, write_question
 from polyclinic.releases.question import Answer, HospitalAnswer, Pricing, Question, statement
+from polyclinic.releases.survey import Survey
+from polyclinic.runs.folder import RESULTS, Run
+from polyclinic.runs.json_text import json_text
 from polyclinic.server.exchange.sites import Site, put
 from polyclinic.server.phases.enrolment import enrol, enrol_request
 from polyclinic.wire.arrays import from_record
@@ -30,6 +38,9 @@ def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
     sites, absent = enrol(grid, enrol_request(request.run, request.home, trains=False), 1, timeout)
     _check_alike(sites)
     schema = sites[0].schema
+    if isinstance(question, Survey) and not question.columns:
+        question = question.of(schema)
+        request = request.model_copy(update={"question": write_question(question)})
     for pricing in {_pricing(site, request) for site in sites}:
         question.plan(schema, pricing)
     exchange = put(grid, sites, ASK, request, timeout)
@@ -40,6 +51,19 @@ def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
     return statement(question, schema, [_read(site, reply) for site, reply in exchange.replies]) | {
         "dropouts": [{"site": site, "reason": reason} for site, reason in dropped]
     }
+
+
+def answer_run(grid: Grid, config: RunConfig, folder: Run) -> None:
+    """Ask the hospitals behind ``grid`` the question that ``config`` holds, and write the answer into the run's folder.
+
+    Raises ConfigError as ``ask``, and for a configuration that holds none.
+    """
+    question = question_of_key(config.question)
+    request = AskRequest(run=folder.name, site=0, home=str(folder.sites), question=write_question(question))
+    with folder.held():
+        log(INFO, "%s%s", RESULTS, folder.path)
+        answer = ask(grid, question, request, config.timeout)
+        write_file(folder.answer_file, json_text(answer_as_json(answer)))
 
 
 def _pricing(site: Site, request: AskRequest) -> Pricing:

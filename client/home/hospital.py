@@ -23,10 +23,12 @@ from polyclinic.client.home.own_files import LEDGER, make_private, own_file
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.client.home.records import check_files, own_records
 from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.shard import Rows, Shard, read_shard
+from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, divided, split_shard
 from polyclinic.ehr.sources import Chunk
+from polyclinic.ehr.split import Split
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
@@ -57,22 +59,38 @@ class OwnRecords:
     described: str
     folder: Path
     indicators: bool
+    split: Split = OWN_SPLIT
 
     @property
     def words(self) -> str:
         return ""
 
+    @property
+    def own(self) -> OwnRecords:
+        """The same under the hospital's own split, which holds for life."""
+        return replace(self, split=OWN_SPLIT)
+
     def shard(self, site: str) -> Shard:
         """Place and kind of a bad cell are the hospital's own business, so its log alone has them."""
         with own_file("records"):
-            return self.read()
+            return _shard_of(*self.own.read(), self.split)
 
     @lru_cache(maxsize=1)  # noqa: B019 - a value, of which one is kept
-    def read(self) -> Shard:
+    def read(self) -> tuple[Checked, Schema, str, str]:
+        """The checked records, their schema, the hospital's name, and where the records lie."""
         described = HospitalFile.model_validate_json(self.described)
         schema = _real_schema(self.folder / described.schema_, self.indicators)
         chunks = _logged(own_records(described, self.folder, schema), described.site)
-        return read_shard(chunks, schema, described.site, source=described.data)
+        return check_chunks(chunks, schema, described.data), schema, described.site, described.data
+
+
+@lru_cache(maxsize=2)
+def _shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Split) -> Shard:
+    """The hospital's own split may be refused. Whether a side that a run chose is empty, or lacks a class, must not be heard."""
+    test_rows = checked.test_rows(split, source)
+    if split == OWN_SPLIT:
+        return split_shard(checked, schema, site, source, test_rows)
+    return divided(checked, schema, site, test_rows)
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,11 @@ class Hospital:
     @property
     def simulated(self) -> bool:
         return self.seed is not None
+
+    @property
+    def moves_patients(self) -> bool:
+        """Whether a run chose who is held out, so that each ledger's patients may be on either side."""
+        return not self.simulated and self.records.split != OWN_SPLIT
 
     def stream(self, purpose: str, round: int) -> Stream:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
@@ -117,10 +140,10 @@ class Hospital:
     def shard(self) -> Shard:
         """The hospital's records, encoded once per process.
 
-        Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy.
+        Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy, which is asked of the
+        hospital's own split: otherwise the splits that a run may have would tell how many patients there are.
         """
-        shard = self.records.shard(self.site)
-        patients = shard.train.patients
+        patients = self.records.own.shard(self.site).train.patients
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
@@ -131,7 +154,7 @@ class Hospital:
                 f"{self.site}: delta {self.policy.delta:g} is not below 1/patients of this shard; "
                 "choose a smaller delta (at most a tenth of 1/patients is recommended)."
             )
-        return shard
+        return self.records.shard(self.site)
 
 
 def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:
@@ -177,7 +200,8 @@ def is_real(context: Context) -> bool:
 def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
     """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
     if is_real(context):
-        return _real_hospital(Path(str(context.node_config["hospital"])), config.data.imputation == "indicator")
+        indicators = config.data.imputation == "indicator"
+        return _real_hospital(Path(str(context.node_config["hospital"])), indicators, config.split.rule)
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
     names = simulated_sites(config)
@@ -245,7 +269,7 @@ def _described(path: Path) -> tuple[HospitalFile, Policy]:
         return described, Policy.build(described.policy, str(path))
 
 
-def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
+def _real_hospital(path: Path, indicators: bool = False, split: Split = OWN_SPLIT) -> Hospital:
     described, policy = _described(path)
     folder = path.resolve().parent
     with own_file("schema"):
@@ -258,17 +282,25 @@ def _real_hospital(path: Path, indicators: bool = False) -> Hospital:
         )
     with own_file("mapping or cohort"):
         check_files(described, folder, schema)
-    records = OwnRecords(described.model_dump_json(by_alias=True), folder, indicators)
+    if split != OWN_SPLIT and not policy.allow_splits:
+        raise BudgetRefused(
+            f"{described.site}: the policy does not let a run choose who is held out; leave the keys of [split] out, or "
+            "allow-splits at true would."
+        )
+    records = OwnRecords(described.model_dump_json(by_alias=True), folder, indicators, split)
     imputer = str(folder / described.imputer) if described.imputer else ""
     home = folder / described.home
     make_private(home)
     return Hospital(described.site, schema, policy, home, home / LEDGER, None, records, imputer)
 
 
-def own_hospital(path: Path, indicators: bool = False) -> Hospital:
-    """The real hospital of a ``hospital.toml``, for a command that was typed there. Raises PolyclinicError for a bad file."""
+def own_hospital(path: Path, config: RunConfig) -> Hospital:
+    """The real hospital of a ``hospital.toml``, as it takes part in the run of ``config``, for a command that was typed there.
+
+    Raises PolyclinicError for a bad file, and for a run that chooses who is held out where the policy does not let it.
+    """
     with typed_here():
-        return _real_hospital(path, indicators)
+        return _real_hospital(path, config.data.imputation == "indicator", config.split.rule)
 
 
 def _real_schema(path: Path, indicators: bool) -> Schema:

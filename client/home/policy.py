@@ -30,6 +30,8 @@ class Policy(BaseModel):
     ``only_secure_aggregation``: no update may leave but under a secure sum's masks.
     ``known_hospitals``: public keys, in hexadecimal, of the hospitals with which it sums; others' are refused. Empty takes
     whatever keys the server passes on.
+    ``allow_splits``: a run may choose who is held out (its keys ``split``). What it asks is then charged to the ledgers of both
+    training and held-out patients, and no exact metrics leave.
     ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum whose epsilon needs the other
     hospitals' shares and, without ``known_hospitals``, a server that keeps to the protocol.
     ``release_predictions``: scores and labels of held-out patients may leave, row by row, for intervals and pooled curves.
@@ -60,6 +62,7 @@ class Policy(BaseModel):
     only_secure_aggregation: bool = False
     known_hospitals: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
     allow_shared_noise: bool = False
+    allow_splits: bool = False
     release_metrics: bool = False
     most_evaluations_per_run: int = Field(50, ge=0)
     most_evaluations: int = Field(500, ge=0)

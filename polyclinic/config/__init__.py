@@ -1,9 +1,9 @@
 """The configuration of a run, how it is read, and what follows from it."""
 
 from polyclinic.config.derived import compression, noise_named, secure_terms, train_settings
-from polyclinic.config.effects import EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
+from polyclinic.config.effects import AT_COORDINATORS, EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
-from polyclinic.config.learning import Data, Participation, Training, Upload
+from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
@@ -12,6 +12,7 @@ from polyclinic.config.reading import parse_assignments, parse_value
 from polyclinic.config.run import SECTIONS, RunConfig
 
 __all__ = [
+    "AT_COORDINATORS",
     "EFFECTS",
     "NOT_UNDER_FLOWER",
     "SECTIONS",
@@ -27,6 +28,7 @@ __all__ = [
     "RunConfig",
     "Secure",
     "Simulation",
+    "Split",
     "Synthesis",
     "Tracking",
     "Training",

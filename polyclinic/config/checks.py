@@ -14,6 +14,7 @@ def check_together(config: RunConfig) -> None:
     """Raises ValueError for keys that are each possible and not together."""
     for check in (
         _imputation,
+        _nobody_held_out,
         _statistics,
         _secure_sum,
         _shared_noise,
@@ -31,6 +32,15 @@ def _imputation(config: RunConfig) -> None:
             "data.imputation is 'mice' but privacy.dp is true: chained equations fitted to a hospital's own patients "
             "make one patient's row depend on others', so that no epsilon holds; set data.imputation to 'chained', "
             "'constant', 'indicator' or 'mean'"
+        )
+
+
+def _nobody_held_out(config: RunConfig) -> None:
+    judged = "evaluation" in config.kind.reads and config.evaluation.metrics != "none"
+    if config.split.fraction == 0 and not config.split.folds and not config.split.time and judged:
+        raise ValueError(
+            f"split.fraction is 0 but evaluation.metrics is {config.evaluation.metrics!r}: nobody is held out on whom the result "
+            "could be judged; set evaluation.metrics to 'none', or split.fraction above 0"
         )
 
 

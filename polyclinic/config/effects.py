@@ -56,6 +56,8 @@ EFFECTS = (
         lambda c: c.partitioner in ("", *_SKEWED) or "+bias" in c.partitioner or _others(c),
     ),
     Effect(("partitioner-options",), "a partitioner that another package brings", lambda c: _others(c)),
+    Effect(("split.fraction", "split.seed"), "split.time empty", lambda c: c.split.time == ""),
+    Effect(("split.fraction",), "split.folds at 0", lambda c: c.split.folds == 0),
     *map(_read_by, READ_BY),
     Effect(
         ("evaluation.epsilon", "evaluation.releases"), "evaluation.metrics other than none",
@@ -115,6 +117,8 @@ NOT_UNDER_FLOWER = Effect(
 )
 #: Of no effect where the run's folder is given instead.
 UNDER_FLOWER = Effect(("resume",), "Flower's runtime, as `polyclinic run --resume RUN` has here", lambda c: False)
+#: Of no effect in a simulation of this process, which `polyclinic prepare --dataset` asks.
+AT_COORDINATORS = Effect(("question",), "`polyclinic prepare --coordinator`", lambda c: False)
 
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:

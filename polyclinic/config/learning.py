@@ -1,12 +1,16 @@
-"""The sections of what is learned from, by whom, and in which steps: data, participation, training, upload."""
+"""The sections of what is learned from, by whom, and in which steps: data, split, participation, training, upload."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from polyclinic.config.keys import Keys, Rate, Written, noise_known
+from polyclinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyclinic.ehr import split
 
 
 class Data(Keys):
@@ -41,6 +45,60 @@ class Data(Keys):
                 "data.imputation is 'chained' but data.imputer-file is empty; name what `polyclinic prepare --imputer` wrote"
             )
         return self
+
+
+class Split(Keys):
+    """Which patients are held out, to judge the result on."""
+
+    fraction: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="Held-out share of each hospital's patients; at 0 all train, and nothing is judged.",
+    )
+    seed: Written = Field(
+        "", description="Number that draws another split; empty takes the one that all runs share, whatever their seed."
+    )
+    folds: int = Field(
+        0,
+        ge=0,
+        description="With 2 folds or more each patient is held out in exactly one of them; 0 holds out a share.",
+    )
+    fold: int = Field(0, ge=0, description="The fold that is held out, from 0.")
+    time: str = Field(
+        "",
+        description="COLUMN:DATE or COLUMN:NUMBER: patients with a record at or after it are held out, so that no record that is "
+        "trained on is later; empty: no split by time.",
+    )
+
+    @field_validator("seed")
+    @classmethod
+    def _seed(cls, value: str) -> str:
+        if not (value == "" or value.isdecimal()):
+            raise ValueError("must be a whole number of at least 0, or empty")
+        return value
+
+    @model_validator(mode="after")
+    def _rule(self) -> Self:
+        if self.folds == 1 or self.fold >= max(self.folds, 1):
+            raise ValueError(
+                f"split.fold is {self.fold} and split.folds {self.folds}: folds are 2 or more (0: none), and count from 0"
+            )
+        if self.folds and self.time:
+            raise ValueError("split.folds and split.time are both given: patients are held out by one of them")
+        if self.time:
+            try:
+                self.rule.check()
+            except ConfigError as error:
+                raise ValueError(str(error).removesuffix(".")) from None
+        return self
+
+    @property
+    def rule(self) -> split.Split:
+        """The rule by which patients are held out."""
+        from polyclinic.ehr.split import Split as Rule  # takes pandas, which --help does without
+
+        return Rule(**self.model_dump())
 
 
 class Participation(Keys):

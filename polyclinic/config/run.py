@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
-from polyclinic.config.learning import Data, Participation, Training, Upload
+from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs import convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
@@ -154,12 +154,17 @@ class RunConfig(Keys):
     )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")
+    question: str = Field(
+        "",
+        description="Question that hospitals answer in place of training, as `polyclinic prepare --coordinator` writes it.",
+    )
     resume: str = Field(
         "",
         description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
         "result must be as it was.",
     )
     data: Data = Data()
+    split: Split = Split()
     participation: Participation = Participation()
     training: Training = Training()
     privacy: Privacy = Privacy()

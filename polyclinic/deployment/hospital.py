@@ -194,6 +194,7 @@ _MEANINGS = {
     "allow_without_privacy": "Whether anything may be computed without noise.",
     "only_secure_aggregation": "Whether updates may leave in secure sums only.",
     "known_hospitals": "Keys of the hospitals to sum with (`polyclinic identity`); [] takes those that the server passes on.",
+    "allow_splits": "Whether a run may choose who is held out; each release is then charged to both ledgers, none is exact.",
     "allow_shared_noise": "Whether updates may leave with a share of the noise alone, in a secure sum that has the rest.",
     "release_metrics": "Whether exact metrics of held-out patients, and their exact number, may leave in place of private ones.",
     "most_evaluations_per_run": "Exact evaluations of one run, at most.",

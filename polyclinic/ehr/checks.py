@@ -1,17 +1,20 @@
-"""Cells checked against a column of a schema and turned into numbers; every refusal is one sentence.
+"""Cells checked against a column of a schema and turned into numbers.
 
-A message names the source, the column and the data row (counted from 1), and never the cell: cells are patients' data.
+A refusal has one sentence for each kind of fault. It names the source, the column, the first data row (counted from 1) and how
+many cells more, and never a cell: cells are patients' data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.faults import CellsRefused, Fault
 from polyclinic.ehr.schema import Column
-from polyclinic.errors import CellRefused, DataError
+from polyclinic.errors import DataError, several
 from polyclinic.types import Bools, Floats, Ints
 
 _SHOWN_CATEGORIES = 8
@@ -22,26 +25,37 @@ def require_columns(records: pd.DataFrame, columns: tuple[Column, ...], source: 
     require_names(records.columns.tolist(), [name for column in columns for name in column.record_names], source)
 
 
-def require_names(present: Sequence[str], names: Iterable[str], source: str) -> None:
+def require_names(present: Sequence[str], names: Sequence[str], source: str) -> None:
     """Raise DataError unless each of the names is ``present`` exactly once."""
-    for name in names:
-        if (count := present.count(name)) != 1:
-            # The header is not quoted: in a file without one its place is taken by a patient's row.
-            what = "is missing" if count == 0 else "appears more than once"
-            raise DataError(f"{source}: column {name!r} {what}; the header must hold once each column that is read.")
+    # The header is not quoted: in a file without one its place is taken by a patient's row.
+    problems = []
+    counts = Counter(present)
+    for what, wrong in (
+        (("is", "are", "missing"), [name for name in names if not counts[name]]),
+        (("appears", "appear", "more than once"), [name for name in names if counts[name] > 1]),
+    ):
+        if wrong:
+            column, verb = ("columns", what[1]) if wrong[1:] else ("column", what[0])
+            problems.append(f"{column} {several(map(repr, wrong), most=12)} {verb} {what[2]}")
+    if problems:
+        raise DataError(f"{source}: {', and '.join(problems)}; the header must hold once each column that is read.")
 
 
-def _refuse_first(bad: Bools, source: str, name: str, problem: str) -> None:
-    if bad.any():
-        raise CellRefused(source, name, int(np.argmax(bad)) + 1, problem)
+def _refuse(source: str, name: str, kinds: Iterable[tuple[Bools, str]]) -> None:
+    """Raise CellsRefused unless no cell is bad in any way. kinds: which cells are, and the problem."""
+    faults = [
+        Fault(source, name, problem, int(np.argmax(bad)) + 1, int(bad.sum())) for bad, problem in kinds if bad.any()
+    ]
+    if faults:
+        raise CellsRefused(faults)
 
 
-def _refuse_missing(missing: Bools, column: Column, source: str, name: str) -> None:
+def _missing(missing: Bools, column: Column) -> Iterator[tuple[Bools, str]]:
     if column.role == "label":
-        _refuse_first(missing, source, name, "the label is missing; complete the record or leave the row out")
+        yield missing, "the label is missing; complete the record or leave the row out"
     elif not column.nullable:
         remedy = "complete the record or set nullable = true in the schema"
-        _refuse_first(missing, source, name, f"the cell is empty but the column is not nullable; {remedy}")
+        yield missing, f"the cell is empty but the column is not nullable; {remedy}"
 
 
 def _range_text(column: Column) -> str:
@@ -72,22 +86,24 @@ def numbers(values: pd.Series, column: Column, source: str) -> Floats:
     """
     name = str(values.name)
     out, missing = _parsed(values, column)
-    text = np.isnan(out) & ~missing
-    _refuse_first(text, source, name, "the cell is not a number; correct it, or leave it empty if it is missing")
-    _refuse_first(np.isinf(out), source, name, "the cell is infinite; correct it, or leave it empty if it is missing")
-    _refuse_missing(missing, column, source, name)
-    known = np.where(missing, 0.0 if column.bounds is None else column.bounds[0], out)
+    infinite = np.isinf(out)
+    known = np.where(missing | infinite, 0.0 if column.bounds is None else column.bounds[0], out)
+    low, high = column.bounds or (-np.inf, np.inf)
+    kinds = [
+        (np.isnan(out) & ~missing, "the cell is not a number; correct it, or leave it empty if it is missing"),
+        (infinite, "the cell is infinite; correct it, or leave it empty if it is missing"),
+        *_missing(missing, column),
+    ]
     if column.kind == "binary":
-        _refuse_first((known != 0) & (known != 1), source, name, "the cell must be 0 or 1; correct the record")
+        kinds.append(((known != 0) & (known != 1) & ~np.isnan(known), "the cell must be 0 or 1; correct the record"))
     else:
-        low, high = column.bounds or (-np.inf, np.inf)
-        remedy = "correct the record or widen the bounds in the schema"
         outside = ((known < low) | (known > high)) & (not column.clip)
-        problem = f"the cell is outside the public bounds {_range_text(column)}; {remedy}"
-        _refuse_first(outside, source, name, problem)
+        remedy = "correct the record or widen the bounds in the schema"
+        kinds.append((outside, f"the cell is outside the public bounds {_range_text(column)}; {remedy}"))
     if column.kind == "integer":
-        fractional = ~missing & (known != np.round(known))
-        _refuse_first(fractional, source, name, "the cell is not a whole number; correct it or use kind 'continuous'")
+        fractional = (known != np.round(known)) & ~np.isnan(known)
+        kinds.append((fractional, "the cell is not a whole number; correct it or use kind 'continuous'"))
+    _refuse(source, name, kinds)
     return np.clip(out, low, high) if column.clip else out
 
 
@@ -112,8 +128,8 @@ def codes(values: pd.Series, column: Column, source: str) -> Ints:
     shown = ", ".join(column.categories[:_SHOWN_CATEGORIES])
     if (more := len(column.categories) - _SHOWN_CATEGORIES) > 0:
         shown += f" and {more} more"
-    _refuse_first(out == -2, source, name, f"the category is unknown; the schema allows {shown}")
-    _refuse_missing(out == -1, column, source, name)
+    unknown_text = f"the category is unknown; the schema allows {shown}"
+    _refuse(source, name, [(out == -2, unknown_text), *_missing(out == -1, column)])
     return out
 
 
@@ -125,13 +141,13 @@ def code_sets(values: pd.Series, column: Column, source: str) -> Floats:
     name = str(values.name)
     lookup = {code: index for index, code in enumerate(column.categories)}
     unknown = lookup.get(column.other, -1)
-    out = np.zeros((len(values), len(lookup)))
+    out, strange = np.zeros((len(values), len(lookup))), np.zeros(len(values), dtype=bool)
     for row, cell in enumerate(texts(values)):
-        found = [lookup.get(code.strip(), unknown) for code in cell.split(";") if code.strip()]
-        if -1 in found:
-            problem = f"a code is not in the schema's vocabulary of {len(lookup)} codes"
-            raise CellRefused(source, name, row + 1, f"{problem}; correct the record or extend the vocabulary")
-        out[row, found] = 1.0
+        places = [lookup.get(code.strip(), unknown) for code in cell.split(";") if code.strip()]
+        strange[row] = -1 in places
+        out[row, places] = 1.0
+    problem = f"a code is not in the schema's vocabulary of {len(lookup)} codes"
+    _refuse(source, name, [(strange, f"{problem}; correct the record or extend the vocabulary")])
     return out
 
 
@@ -139,7 +155,7 @@ def identifiers(values: pd.Series, source: str) -> list[str]:
     """Cells of a patient_id or site column as text; raises DataError where one is missing."""
     out = texts(values)
     missing = np.array([cell == "" for cell in out], dtype=bool)
-    _refuse_first(missing, source, str(values.name), "the identifier is missing; complete the record")
+    _refuse(source, str(values.name), [(missing, "the identifier is missing; complete the record")])
     return out
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, numbers, require_columns
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
@@ -33,20 +35,21 @@ class Encoded:
 def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
     """The features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
 
-    Raises DataError, naming ``source``, column and data row, for any cell that the schema does not allow.
+    Raises CellsRefused, naming ``source``, columns and data rows, for the cells that the schema does not allow.
     """
     require_columns(records, schema.features, source)
-    blocks = []
-    for column in schema.features:
-        blocks.append(_encode_column(records, column, source))
-        if column.indicator:
-            blocks.append(np.isnan(blocks[-1]).astype(np.float64))
+    blocks = all_or_faults(partial(_encode_column, records, column, source) for column in schema.features)
     x = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(records), 0))
     y = class_numbers(records, schema.label, source) if schema.label.name in records.columns else None
     return Encoded(x, y)
 
 
 def _encode_column(records: pd.DataFrame, column: Column, source: str) -> Floats:
+    cells = _encoded_cells(records, column, source)
+    return np.concatenate([cells, np.isnan(cells)], axis=1) if column.indicator else cells
+
+
+def _encoded_cells(records: pd.DataFrame, column: Column, source: str) -> Floats:
     cells = [records[name] for name in column.record_names]
     if column.kind == "code_set":
         return code_sets(cells[0], column, source)

@@ -124,8 +124,11 @@ class Imputer:
 
     def write(self, path: str | Path) -> None:
         """The imputer as JSON, which ``read`` reads back."""
-        told = {"features": self.features, "mean": self.mean.tolist(), "covariance": self.covariance.tolist()}
-        Path(path).write_text(json.dumps(told), encoding="utf-8")
+        Path(path).write_text(json.dumps(self.as_dict()), encoding="utf-8")
+
+    def as_dict(self) -> dict[str, Any]:
+        """``features``, ``mean`` and ``covariance`` as lists."""
+        return {"features": list(self.features), "mean": self.mean.tolist(), "covariance": self.covariance.tolist()}
 
     @classmethod
     def read(cls, path: str | Path) -> Imputer:

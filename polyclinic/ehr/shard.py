@@ -1,17 +1,17 @@
 """One hospital's records under a schema, checked, encoded and split by patient.
 
-The patient is the unit of privacy: rows carry the index of their patient, and a patient is wholly train or wholly test:
-by a hash of the id, so that nobody's side moves when rows or patients are added.
+The patient is the unit of privacy: rows carry the index of their patient, and a patient is wholly train or wholly test
+(``split``).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import blake2b, sha256
+from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,12 @@ from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.ehr.split import Split
+from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints
-
-
-def split_position(patient_id: str, salt: str = "polyclinic") -> float:
-    """A number in [0, 1) fixed by the patient's id and the salt; blake2b keyed by the salt."""
-    key = blake2b(salt.encode(), digest_size=32).digest()
-    return int.from_bytes(blake2b(patient_id.encode(), digest_size=8, key=key).digest(), "big") / 2.0**64
-
-
-def is_test_patient(patient_id: str, fraction: float, salt: str = "polyclinic") -> bool:
-    """Whether a patient belongs to the test side, which holds about ``fraction`` of all patients."""
-    return split_position(patient_id, salt) < fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,18 +119,20 @@ def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]
 class Checked:
     """Records that fit a schema: x and y as in a Shard, and ids (rows,), each row's patient as text.
 
-    ids is None where the schema has no patient_id column: each row is then a patient. cells: as in a Shard.
+    ids is None where the schema has no patient_id column: each row is then a patient. cells: as in a Shard. times: (rows,) the
+    cells of each column with role "time", by which patients may be split.
     """
 
     x: Floats
     y: Ints
     ids: NDArray[np.object_] | None
     cells: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
+    times: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
 
     def at(self, rows: Ints) -> Checked:
         """The records of these rows."""
-        cells = {name: cell[rows] for name, cell in self.cells.items()}
-        return Checked(self.x[rows], self.y[rows], None if self.ids is None else self.ids[rows], cells)
+        cells, times = ({name: cell[rows] for name, cell in held.items()} for held in (self.cells, self.times))
+        return Checked(self.x[rows], self.y[rows], None if self.ids is None else self.ids[rows], cells, times)
 
     @property
     def patients(self) -> NDArray[np.object_]:
@@ -147,6 +140,15 @@ class Checked:
         if self.ids is None:
             return np.array([str(row + 1) for row in range(len(self.y))], dtype=object)
         return self.ids
+
+    def test_rows(self, split: Split, source: str) -> Bools:
+        """(rows,) True for the rows of patients whom the split holds out. Raises ConfigError where its column is lacking."""
+        if split.time and split.column not in self.times:
+            known = f"; the schema's columns of role 'time' are {several(self.times) or 'none'}"
+            raise ConfigError(
+                f"{source}: the split's time names the column {split.column!r}, which holds no moments{known}."
+            )
+        return split.test_rows(self.patients, self.times.get(split.column))
 
 
 def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked:
@@ -159,21 +161,34 @@ def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked
         raise DataError(f"{source}: the label column {schema.label.name!r} is missing.")
     ids = None if schema.patient_id is None else np.array(patient_ids(records, schema, source), dtype=object)
     cells = {c.name: np.array(texts(records[c.name]), dtype=object) for c in schema.features if c.is_open}
-    return Checked(encoded.x, encoded.y, ids, cells)
+    times = {c.name: records[c.name].to_numpy(object) for c in schema.columns if c.role == "time" and c.name in records}
+    return Checked(encoded.x, encoded.y, ids, cells, times)
 
 
-def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str) -> Checked:
+def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: Counter[str] | None = None) -> Checked:
     """``check_records`` of records that come in chunks; only a chunk and the encoded rows are in memory at once.
 
-    The result equals, bit for bit, that of all rows read at once. Raises DataError that names the row within its file.
+    missing: counts the missing cells of each column.
+    The result equals, bit for bit, that of all rows read at once. Raises CellsRefused with the faults of all chunks, which names
+    rows within their files.
     """
-    parts = [check_records(typed(chunk, schema), schema, chunk.source) for chunk in chunks if not chunk.records.empty]
+
+    def checked(chunk: Chunk) -> Checked:
+        records = typed(chunk, schema)
+        if missing is not None:
+            missing.update(records.isna().sum().to_dict())
+        return check_records(records, schema, chunk.source)
+
+    parts = all_or_faults(partial(checked, chunk) for chunk in chunks if not chunk.records.empty)
     if not parts:
         raise DataError(f"{source}: there are no records; give at least one row.")
     rows = sum(len(part.y) for part in parts)
     x, y = np.empty((rows, parts[0].x.shape[1])), np.empty(rows, dtype=np.int64)
     ids = None if parts[0].ids is None else np.empty(rows, dtype=object)
-    cells = {name: np.concatenate([part.cells[name] for part in parts]) for name in parts[0].cells}
+    cells, times = (
+        {name: np.concatenate([getattr(part, held)[name] for part in parts]) for name in getattr(parts[0], held)}
+        for held in ("cells", "times")
+    )
     parts.reverse()
     start = 0
     while parts:  # each part is given back as soon as it is copied
@@ -182,7 +197,7 @@ def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str) -> Checke
         x[here], y[here] = part.x, part.y
         if ids is not None:
             ids[here] = part.ids
-    return Checked(x, y, ids, cells)
+    return Checked(x, y, ids, cells, times)
 
 
 def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[str, Any]:
@@ -191,14 +206,7 @@ def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[
     The counts are exact and not private. Raises DataError as ``check_chunks`` does.
     """
     missing: Counter[str] = Counter()
-
-    def counted() -> Iterator[Chunk]:
-        for chunk in chunks:
-            records = typed(chunk, schema)
-            missing.update(records.isna().sum().to_dict())
-            yield Chunk(records, chunk.source, chunk.start)
-
-    checked = check_chunks(counted(), schema, source)
+    checked = check_chunks(chunks, schema, source, missing)
     return {"rows": len(checked.y), "patients": len(set(checked.patients)), "missing": dict(missing)}
 
 
@@ -246,16 +254,15 @@ def _check_fraction(test_fraction: float) -> None:
 def _split_by_patient(
     checked: Checked, schema: Schema, site: str, source: str, test_fraction: float, allow_small: bool = False
 ) -> Shard:
-    split = np.array([is_test_patient(patient, test_fraction) for patient in checked.patients], dtype=bool)
-    return split_shard(checked, schema, site, source, split, allow_small)
+    test_rows = checked.test_rows(Split(test_fraction), source)
+    return split_shard(checked, schema, site, source, test_rows, allow_small)
 
 
 def split_shard(
     checked: Checked, schema: Schema, site: str, source: str, test_rows: Bools, allow_small: bool = False
 ) -> Shard:
     """``build_shard`` of records that were checked before. Raises DataError for a split that it would refuse."""
-    rows = len(checked.y)
-    if test_rows.shape != (rows,):
+    if test_rows.shape != (len(checked.y),):
         raise DataError(f"{source}: the split has shape {test_rows.shape}; it must have one entry for each row.")
     person = pd.factorize(checked.patients)[0].astype(np.int64)
     _check_split(test_rows, person, source, allow_small)
@@ -264,7 +271,18 @@ def split_shard(
             f"{source}: all training rows have the same label, so nothing can be learned here; "
             "give records of at least two classes."
         )
-    patient = np.arange(rows, dtype=np.int64) if schema.unit == "record" else person
+    return divided(checked, schema, site, test_rows, person)
+
+
+def divided(checked: Checked, schema: Schema, site: str, test_rows: Bools, person: Ints | None = None) -> Shard:
+    """The shard with patients on the sides that ``test_rows`` says, even where a side is empty: so that what a hospital answers
+    does not tell how many patients there are.
+
+    person: (rows,) the number of each row's patient, if it is known.
+    """
+    if person is None:
+        person = pd.factorize(checked.patients)[0].astype(np.int64)
+    patient = np.arange(len(checked.y), dtype=np.int64) if schema.unit == "record" else person
     is_test = np.zeros(int(patient.max()) + 1, dtype=bool)
     is_test[patient[test_rows]] = True
     return Shard(site, schema, checked.x, checked.y, patient, is_test, checked.cells)

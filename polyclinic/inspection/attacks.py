@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from polyclinic.config import train_settings
-from polyclinic.ehr.datasets import TEST_FRACTION
+from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -137,10 +137,12 @@ class Target:
 
     @property
     def share(self) -> float | None:
-        """With what chance each patient took part, by a coin of its own; None where the split was published."""
+        """With what chance each patient took part, by a coin of its own; None where the split was published, or by time."""
         config, dataset = self.program.config, dataset_of(self.program.config)
         natural = (config.partitioner or dataset.default_partitioner).startswith("natural")
-        return None if natural and dataset.fixed_split else 1 - TEST_FRACTION
+        split = config.split.rule
+        published = natural and dataset.fixed_split and split == OWN_SPLIT
+        return None if published or split.time else 1 - split.share
 
 
 def read_target(

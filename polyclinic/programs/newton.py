@@ -14,7 +14,7 @@ from polyclinic.programs.building import Model
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.sums import Sums
 from polyclinic.training import classification
-from polyclinic.training.newton import Newton, NewtonTask, Table
+from polyclinic.training.logistic.newton import Newton, NewtonTask, Table
 from polyclinic.training.synthesis import ROUND, SUM
 from polyclinic.training.task import Task
 from polyclinic.types import Arrays, Builder

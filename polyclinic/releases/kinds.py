@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
+from urllib.parse import quote, unquote
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from polyclinic.ehr.imputation import Imputer
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.releases.question import Question
 from polyclinic.releases.relations import Relations
@@ -31,6 +38,37 @@ def read_question(text: str) -> Question:
         first = error.errors()[0]
         place = ".".join(map(str, ("question", *first["loc"])))
         raise ConfigError(f"Message field {place!r}: {first['msg']}.") from None
+
+
+def question_as_key(question: Question) -> str:
+    """The question as a configuration key's text, with what hospitals are not sent: percent-encoded JSON, without quotes."""
+    return quote(json.dumps(dataclasses.asdict(cast(Any, question))))
+
+
+def question_of_key(text: str) -> Question:
+    """The question that ``question_as_key`` wrote. Raises ConfigError as ``read_question`` does."""
+    return read_question(unquote(text))
+
+
+def answer_as_json(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer with the schema or the imputer that it made as plain values."""
+    plain = dict(answer)
+    if schema := plain.get("schema"):
+        plain["schema"] = schema.as_dict()
+    if imputer := plain.get("imputer"):
+        plain["imputer"] = imputer.as_dict()
+    return plain
+
+
+def answer_of_json(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer that ``answer_as_json`` wrote."""
+    answer = dict(plain)
+    if schema := answer.get("schema"):
+        answer["schema"] = Schema.from_dict(schema)
+    if imputer := answer.get("imputer"):
+        moments = np.array(imputer["mean"]), np.array(imputer["covariance"])
+        answer["imputer"] = Imputer.checked(tuple(imputer["features"]), *moments)
+    return answer
 
 
 def decisive(question: Question) -> dict[str, Any]:

@@ -66,6 +66,11 @@ class Survey:
     rules: Annotated[Rules, Field(exclude=True)] = Rules()
     kind: Literal["survey"] = field(default="survey", kw_only=True)
 
+    def of(self, schema: Schema) -> Survey:
+        """The survey of all of the schema's features where it names no columns."""
+        every = tuple(column.name for column in schema.features)
+        return self if self.columns else dataclasses.replace(self, columns=every)
+
     def check(self, schema: Schema) -> None:
         """Raises ConfigError naming what is wrong and what is allowed."""
         check_columns(schema, self.columns)

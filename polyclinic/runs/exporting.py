@@ -128,14 +128,14 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
     # As tensors: of a plain number ONNX holds 32 bits, between which and the 64 of a cell lies a bound.
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in column.bounds or (0.0, 1.0))
     fits = ~values.isinf()
-    if column.clip:
-        values, whole = values.clamp(low, high), values
-    else:
-        fits, whole = fits & ~((values < low) | (values > high)), values
+    if not column.clip:
+        fits = fits & ~((values < low) | (values > high))
     if column.kind in ("integer", "binary"):
-        fits = fits & (missing | (whole == whole.round()))
+        fits = fits & (missing | (values == values.round()))
     if not column.nullable:
         fits = fits & ~missing
+    if column.clip:
+        values = values.clamp(low, high)
     scaled = values if column.kind == "binary" else 2.0 * (values - low) / (high - low) - 1.0
     return scaled, fits.all(1)
 
@@ -164,7 +164,8 @@ def export(run: Run, path: Path) -> dict[str, Any]:
         The description, whose keys docs/reference/json.md has.
 
     Raises:
-        ConfigError: for another suffix, a run whose predictions no function of one row gives, and a package that is missing.
+        ConfigError: for another suffix, a folder that does not exist, a package that is missing, and a run whose predictions no
+            function of one row gives.
         PolyclinicError: for a model that torch cannot export.
     """
     write = _FORMATS.get(path.suffix)
@@ -173,6 +174,8 @@ def export(run: Run, path: Path) -> dict[str, Any]:
             f"{path} ends in {path.suffix!r}, which is no format of a model; end it in .onnx, in .pt for TorchScript or in "
             ".pt2 for torch.export."
         )
+    if not path.parent.is_dir():
+        raise ConfigError(f"The folder of {path} does not exist.")
     scorer = scorer_of(run)
     described = description(run, path.suffix)
     try:
@@ -266,7 +269,9 @@ def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
         )
     coded = {c.name: c for c in scorer.schema.features if c.categories and c.kind != "code_set"}
     names = [f"{name} code" if name in coded else name for name in _examples(scorer.schema)]
-    made = torch.onnx.export(_exported(scorer), input_names=names, output_names=["probabilities"], verbose=False)
+    made = torch.onnx.export(
+        _exported(scorer), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+    )
     assert made is not None
     model = made.model_proto
     graph, rows = model.graph, model.graph.output[0].type.tensor_type.shape.dim[0].dim_param

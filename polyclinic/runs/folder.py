@@ -96,6 +96,8 @@ class Run:
     quality_file = _Place("quality.json")
     #: What attacks on the run reached, where it was attacked.
     attacks_file = _Place("attacks.json")
+    #: What hospitals answered, where they were asked a question in place of training.
+    answer_file = _Place("answer.json")
     report = _Place("report.html")
     #: What the model is, what it was made of, how good it is, and its limits.
     card_file = _Place("model_card.md")

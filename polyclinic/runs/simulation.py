@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic.config import RunConfig
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.ehr.datasets import Dataset, load_shards
+from polyclinic.ehr.datasets import OWN_SPLIT, Dataset, load_shards
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.shard import Rows, Shard
+from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, dealer_named
 from polyclinic.privacy.accounting import usual_delta
@@ -88,11 +89,19 @@ class SimulatedRecords:
     seed: int
     alpha: float
     partitioner_options: str
+    split: Split
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedRecords:
-        dataset = SimulatedDataset.of(config)
-        return cls(dataset, config.sites, config.partitioner, config.seed, config.alpha, config.partitioner_options)
+        return cls(
+            SimulatedDataset.of(config), config.sites, config.partitioner, config.seed, config.alpha,
+            config.partitioner_options, config.split.rule,
+        )  # fmt: skip
+
+    @property
+    def own(self) -> SimulatedRecords:
+        """The same: a run chooses the split of a simulation."""
+        return self
 
     @property
     def words(self) -> str:
@@ -102,7 +111,8 @@ class SimulatedRecords:
         if self.partitioner_options:
             by += f" ({self.partitioner_options})"
         dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
-        return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}"
+        split = "" if self.split == OWN_SPLIT else f", {self.split}"
+        return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}{split}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def shards(self) -> dict[str, Shard]:
@@ -110,7 +120,7 @@ class SimulatedRecords:
         found = self.dataset.load()
         name = self.partitioner or found.default_partitioner
         dealer = dealer_named(name, keyword_arguments(self.partitioner_options))
-        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer)
+        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer, self.split)
         return {shard.site: shard for shard in shards}
 
     def shard(self, site: str) -> Shard:

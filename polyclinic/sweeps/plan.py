@@ -17,7 +17,7 @@ Value = bool | int | float | str
 #: Settings of which each run has one: keys and their values, of one key or of several that go together.
 Axis = Sequence[Mapping[str, Any]]
 #: Keys whose values are repetitions of one combination.
-_REPEATED = ("seed",)
+REPEATED = ("seed", "split.seed", "split.fold")
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,26 @@ class Planned:
     @property
     def repetition(self) -> dict[str, Value]:
         """Which repetition of its combination the run is."""
-        return {key: self.config.value(key) for key in _REPEATED}
+        return {key: self.config.value(key) for key in REPEATED}
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in {**self.values, **self.repetition}.items())
+        fold = {"split.fold": self.config.split.fold} if self.config.split.folds else {}
+        return ", ".join(f"{key}={value}" for key, value in {**self.values, "seed": self.config.seed, **fold}.items())
 
 
-def plan(given: Mapping[str, Any], axes: Sequence[Axis], seeds: int = 1) -> list[Planned]:
-    """The runs of a sweep: each setting of each axis with each of the others, the last axis changing fastest, and then seeds.
+def plan(
+    given: Mapping[str, Any], axes: Sequence[Axis], seeds: int = 1, folds: int = 0, same_split: bool = False
+) -> list[Planned]:
+    """The runs of a sweep: each setting of each axis with each of the others, the last axis changing fastest, then seeds, then
+    folds.
 
     Args:
         given: Configuration keys of all runs, as ``RunConfig.build`` takes them.
         axes: The settings of each key that varies, or of several keys that go together.
         seeds: Repetitions of each combination, whose seeds count up from the seed of ``given``.
+        folds: With 2 or more, each repetition is a run for each fold.
+        same_split: All seeds hold out the same patients. Otherwise each of several seeds is the seed of the split too, unless
+            ``split.seed`` is given or patients are split by time.
 
     Raises:
         ConfigError: A combination is impossible, which the message names; a key varies twice; two runs are the same.
@@ -62,21 +69,28 @@ def plan(given: Mapping[str, Any], axes: Sequence[Axis], seeds: int = 1) -> list
     """
     if seeds < 1:
         raise ConfigError(f"The number of seeds is {seeds}; it must be 1 or more.")
+    if folds:
+        given = {**flat_keys(given, SECTIONS), "split.folds": folds}
     flat = [[flat_keys(setting, SECTIONS) for setting in axis] for axis in axes]
     keys = [key for axis in flat for key in dict.fromkeys(key for setting in axis for key in setting)]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"Configuration key {twice[0]!r} varies twice; give all of its values at once.")
-    if seeds > 1 and "seed" in keys:
-        raise ConfigError("Configuration key 'seed' varies and a number of seeds is given; give one of them.")
+    for key, is_repeated in (("seed", seeds > 1), ("split.fold", folds > 0)):
+        if is_repeated and key in keys:
+            raise ConfigError(
+                f"Configuration key {key!r} varies, and a number of seeds or folds says so too; give one."
+            )
     runs: dict[str, Planned] = {}
     for settings in product(*flat):
         chosen = {key: value for setting in settings for key, value in setting.items()}
         with _named(chosen):
             config = RunConfig.build(given, chosen)
-        for number in range(seeds):
-            repetition = config.changed({"seed": config.seed + number})
-            run = Planned({key: config.value(key) for key in keys if key not in _REPEATED}, repetition)
-            if runs.setdefault(identity(repetition), run) is not run:
+        values = {key: config.value(key) for key in keys if key not in REPEATED}
+        draws_splits = seeds > 1 and not same_split and config.split.seed == config.split.time == ""
+        for seed, fold in product(range(config.seed, config.seed + seeds), range(folds) or [config.split.fold]):
+            split_seed = str(seed) if draws_splits else config.split.seed
+            run = Planned(values, config.changed({"seed": seed, "split.seed": split_seed, "split.fold": fold}))
+            if runs.setdefault(identity(run.config), run) is not run:
                 raise ConfigError(f"Two runs of the sweep are the same, of {run}; give each value once.")
     return list(runs.values())
 

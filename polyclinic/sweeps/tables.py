@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from polyclinic.config import Split
 from polyclinic.evaluation.intervals import repeated
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
@@ -66,7 +67,8 @@ class Sweep:
 
 
 def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """A row a run: the values that vary, the seed, ``run`` (its folder's name), ``status``, and as far as it went ``epsilon``,
+    """A row a run: the values that vary, the seeds and the fold, ``run`` (its folder's name), ``status``, and as far as it went
+    ``epsilon``,
     ``seconds``, the pooled metrics by their names and each hospital's as ``auroc@HOSPITAL``."""
     rows = []
     for outcome in outcomes:
@@ -113,13 +115,19 @@ def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
         places.setdefault(run.combination, []).append(place)
     found = []
     for several in places.values():
-        estimates = {}
+        estimates, share = {}, _held_out_share([runs[place].config.split for place in several])
         for column in metrics:
             metric, _, site = column.partition("@")
             if values := table[column].iloc[several].dropna().tolist():
-                estimates[site or POOLED, metric] = repeated(values)
+                estimates[site or POOLED, metric] = repeated(values, share)
         found.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
     return found
+
+
+def _held_out_share(splits: Sequence[Split]) -> float:
+    """Held-out patients for each training patient, on average, where repetitions hold out other patients; 0 where they do not."""
+    share = splits[0].rule.share
+    return share / (1 - share) if len(set(splits)) > 1 else 0.0
 
 
 def write_tables(sweep: Sweep) -> None:

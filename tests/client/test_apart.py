@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from polyclinic.client.app import app
 from polyclinic.client.home import hospital as hospital_module
 from polyclinic.config import RunConfig
-from polyclinic.ehr.shard import is_test_patient
+from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError
 from polyclinic.programs import program_of
 from polyclinic.types import Floats

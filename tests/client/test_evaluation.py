@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
-from polyclinic.ehr.shard import is_test_patient
+from polyclinic.ehr.split import is_test_patient
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.releases.kinds import write_question

@@ -229,6 +229,6 @@ def test_a_cell_that_is_no_date_is_named_by_its_row_and_not_shown() -> None:
 
 
 def test_a_cell_outside_its_categories_is_refused_and_not_shown() -> None:
-    with pytest.raises(DataError, match="data row 1: the category is unknown") as refused:
+    with pytest.raises(DataError, match="data row 1 and 3 more: the category is unknown") as refused:
         coarsen(RECORDS.assign(zip="99999"), SCHEMA, Coarsening((Zip(column="zip"),)))
     assert "99999" not in str(refused.value)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.ehr import Schema, build_shard
-from polyclinic.ehr.shard import Shard, is_test_patient
+from polyclinic.ehr.shard import Shard
+from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError
 
 GOLDEN = "000001001000011110000011"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,6 +18,7 @@ from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.intervals import repeated
+from polyclinic.runs.folder import Run
 from polyclinic.sweeps import carry_out, plan
 
 SMALL = ("--rounds", "2", "-c", "privacy.epsilon=1,3", "-c", "strategy=fedavg,fedavgm")
@@ -48,7 +50,7 @@ def test_settings_that_go_together_vary_together_and_leave_others_their_defaults
     [
         ([[{"rounds": 2}, {"rounds": 0}]], 1, "With rounds=0: Configuration key 'rounds' has the value 0"),
         ([[{"rounds": 2}], [{"rounds": 3}]], 1, "'rounds' varies twice"),
-        ([[{"seed": 2}, {"seed": 3}]], 2, "'seed' varies and a number of seeds"),
+        ([[{"seed": 2}, {"seed": 3}]], 2, "'seed' varies, and a number of seeds"),
         ([[{"rounds": 2}, {"rounds": 2}]], 1, "Two runs of the sweep are the same, of rounds=2, seed=0"),
         ([[{"round": 2}]], 1, "With round=2: Unknown configuration key 'round'"),
         ([], 0, "number of seeds is 0"),
@@ -57,6 +59,33 @@ def test_settings_that_go_together_vary_together_and_leave_others_their_defaults
 def test_an_impossible_plan_is_refused(axes: Any, seeds: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan({}, axes, seeds)
+
+
+def test_seeds_draw_splits_and_folds_are_repeated_for_each() -> None:
+    def splits(**options: Any) -> list[tuple[int, str, int, int]]:
+        runs = plan({"seed": 3} | options.pop("given", {}), [], **options)
+        return [
+            (run.config.seed, *run.config.split.model_dump(include={"seed", "folds", "fold"}).values()) for run in runs
+        ]
+
+    assert splits(seeds=2) == [(3, "3", 0, 0), (4, "4", 0, 0)]
+    assert splits(seeds=2, same_split=True) == [(3, "", 0, 0), (4, "", 0, 0)]
+    assert splits(seeds=2, given={"split": {"seed": 9}}) == [(3, "9", 0, 0), (4, "9", 0, 0)]
+    assert splits(seeds=2, given={"split.time": "seen:2024-01-01"}) == [(3, "", 0, 0), (4, "", 0, 0)]
+    assert splits(seeds=1, folds=3) == [(3, "", 3, fold) for fold in range(3)]
+    assert splits(seeds=2, folds=2) == [(seed, str(seed), 2, fold) for seed in (3, 4) for fold in (0, 1)]
+    with pytest.raises(ConfigError, match="split.folds 1"):
+        plan({}, [], folds=1)
+
+
+def test_folds_judge_every_patient_once_and_their_interval_counts_shared_patients(tmp_path: Path) -> None:
+    table = small(tmp_path).sweep(folds=3)
+    assert table["split.fold"].tolist() == [0, 1, 2]
+    shards = [Run.open(tmp_path / name).simulation("").shards.values() for name in table["run"]]
+    held_out = [np.concatenate([shard.is_test for shard in several]) for several in shards]
+    assert np.sum(held_out, axis=0).tolist() == [1] * 569
+    row = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["site", "metric"]).loc[("pooled", "auroc")]
+    assert row["se"] == pytest.approx(table["auroc"].std() * (1 / 3 + 1 / 2) ** 0.5)
 
 
 def test_an_impossible_combination_is_refused_before_the_first_run(tmp_path: Path) -> None:
@@ -70,7 +99,7 @@ def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
     table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
     assert table["privacy.epsilon"].tolist() == [1, 1, 3, 3] and table["seed"].tolist() == [0, 1, 0, 1]
     assert set(table["status"]) == {"finished"}
-    single = federation.run(privacy={"epsilon": 3}, seed=1, out=str(tmp_path / "single"))
+    single = federation.run(privacy={"epsilon": 3}, seed=1, split={"seed": 1}, out=str(tmp_path / "single"))
     row = table.iloc[3]
     assert row["auroc"] == single.pooled["auroc"] and row["epsilon"] == single.privacy["epsilon"]
     assert row["auroc@hospital-2"] == single.sites.loc["hospital-2", "auroc"]

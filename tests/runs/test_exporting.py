@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,16 @@ def test_torchscript_holds_it_all_and_refuses_what_the_schema_does(
     assert bare.tolist() == [True, True, True, True, False]
 
 
-def test_what_cannot_be_exported_is_one_sentence(trained: Callable[..., RunResult], tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_one_sentence(
+    trained: Callable[..., RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match=r"ends in '.pkl', which is no format of a model; end it in .onnx"):
         trained().export(tmp_path / "model.pkl")
+    with pytest.raises(ConfigError, match=r"The folder of .*none/model.pt does not exist"):
+        trained().export(tmp_path / "none/model.pt")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"needs the packages onnx and onnxscript: pip install 'polyclinic\[onnx\]'"):
+        trained().export(tmp_path / "model.onnx")
     drawn = Federation.from_dataset("trial", out=str(tmp_path)).run(
         task="synthesis", synthesis={"rows": 50, "quality": False}, pictures=False
     )

@@ -132,6 +132,9 @@ def test_a_hospital_scores_no_model_that_its_policy_or_schema_does_not_allow(hos
     result.folder.config_file.write_text(re.sub("(?m)^model = .*", 'model = "made.up:Code"', told))
     with pytest.raises(BudgetRefused, match="allows the models .* not 'made.up:Code'"):
         own_predictions(hospital, result.folder)
+    result.folder.config_file.write_text(re.sub("(?m)^folds = 0", "folds = 3", told))
+    with pytest.raises(BudgetRefused, match="does not let a run choose who is held out"):
+        own_predictions(hospital, result.folder)
     result.folder.config_file.write_text(told)
     result.folder.schema().model_copy(update={"name": "other"}).to_toml(hospital.parent / "schema.toml")
     with pytest.raises(ConfigError, match="under another schema"):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from polyclinic.cli.options import with_options
 from polyclinic.cli.records.target import TargetOptions, print_dropouts
-from polyclinic.cli.terminal import Json, console, loading, print_json, significant
+from polyclinic.cli.terminal import Json, console, loading, print_json, say, significant
+from polyclinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.asking import Coordinated
 
 
 @with_options(TargetOptions)
@@ -38,19 +43,27 @@ def prepare(
     fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
     most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
+    coordinator: Annotated[
+        Path | None,
+        typer.Option(help="Ask all hospitals of the coordinator of this folder, on its machine.", show_default=False),
+    ] = None,
     as_json: Json = False,
     *,
     options: TargetOptions,
 ) -> None:  # fmt: skip
     """Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."""
-    target = options.target(lambda: out / "ledger.sqlite", {})
+    target = (
+        options.target(lambda: out / "ledger.sqlite", {})
+        if coordinator is None
+        else _federation(coordinator, options, as_json)
+    )
     with loading():
         from polyclinic import asking
         from polyclinic.ehr.prepared import Rules
         from polyclinic.releases.relations import Relations
         from polyclinic.releases.survey import Survey
 
-    cost = target.cost(epsilon, share, exact)
+    cost = asking.cost(epsilon, share, exact, target.budget if isinstance(target, asking.Target) else None)
     rules = Rules(low, high, fewest, most_categories, most_missing)
     survey = Survey(tuple(column or ()), cost, bins, codes, rules)
     result = asking.prepare(out, target, Relations(cost) if imputer else survey)
@@ -58,6 +71,19 @@ def prepare(
         print_json(result)
     else:
         _print(result)
+
+
+def _federation(folder: Path, options: TargetOptions, as_json: bool) -> Coordinated:
+    """All hospitals of a coordinator. Raises ConfigError for an option that names others, or is a simulation's."""
+    if given := [name for name, value in asdict(options).items() if value not in (None, 0, "")]:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} goes with --dataset or --hospital; --coordinator asks hospitals by their policies."
+        )
+    with loading():
+        from polyclinic.deployment.asking import Coordinated
+        from polyclinic.deployment.coordinator import Coordinator
+
+    return Coordinated(Coordinator.read(folder), lambda line: say(line, errors=as_json))
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -79,7 +105,8 @@ def _print(result: dict[str, Any]) -> None:
             f"{privacy['delta']:g} ({privacy['relation']}).",
             soft_wrap=True,
         )
-    screen.print(f"{what.capitalize()}: {result[what]}\nLedger: {result['ledger']}", soft_wrap=True)
+    ledger = f"\nLedger: {result['ledger']}" if "ledger" in result else ""
+    screen.print(f"{what.capitalize()}: {result[what]}{ledger}", soft_wrap=True)
     print_dropouts(screen, result)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
+from polyclinic.errors import ConfigError
 
 Names = list[str] | None
 Records = Annotated[Path, typer.Argument(help="CSV or Parquet file of records.")]
@@ -75,6 +76,13 @@ def link(
     unit: Annotated[
         str | None, typer.Option(help="Column that tells patients apart; without it each row is a patient.")
     ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=NUMBER",
+            help="How far a column's numbers may lie apart and still match, as age=1; repeatable.",
+        ),
+    ] = None,
     hierarchies: Hierarchies = None,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +94,7 @@ def link(
     shared, wanted = names(on), names(sensitive)
     found = exposure.attack(
         anonymity.read_table(records), anonymity.read_table(outside), anonymity.read_table(after) if after else None,
-        shared, wanted, unit, anonymity.read_hierarchies(hierarchies) if hierarchies else {},
+        shared, wanted, unit, anonymity.read_hierarchies(hierarchies) if hierarchies else {}, _tolerances(tolerance or []),
     )  # fmt: skip
     found["notes"] = [INSIDE, GUARANTEE, *found["notes"]]
     attacks = {"before": found["before"], **({"after": found["after"]} if after else {})}
@@ -101,6 +109,18 @@ def link(
     ]
     linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
     answer(as_json, {"on": shared, **found}, linked, *styled("dim", *found["notes"]))
+
+
+def _tolerances(given: list[str]) -> dict[str, float]:
+    """By column the number of each ``COLUMN=NUMBER``. Raises ConfigError for what is none."""
+    found = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            found[name.strip()] = float(number)
+        except ValueError:
+            raise ConfigError(f"--tolerance is {text!r}; give a column and a number, as age=1.") from None
+    return found
 
 
 def names(given: Names) -> list[str]:

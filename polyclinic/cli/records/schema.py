@@ -37,7 +37,7 @@ def draft(
     Bounds and categories are left for a person to find in public; until then every command refuses the file.
     """
     with loading():
-        from polyclinic.ehr.drafting import draft_schema
+        from polyclinic.ehr.sources.drafting import draft_schema
 
     drafted = draft_schema(file, label, patient, site, leave_out or (), look)
     written = drafted.write(out, mapping)
@@ -69,7 +69,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a schema and, with it, records: exit code 2 and one sentence for the first thing that is wrong.
+    """Check a schema and, with it, records: exit code 2 and a sentence for each kind of fault.
 
     The counts of rows, patients and missing cells are exact and NOT private: they are for the hospital alone.
     """

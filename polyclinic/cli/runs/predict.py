@@ -35,6 +35,8 @@ def predict(
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as probabilities
 
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
     scores, _ = probabilities(Run.open(run), whole_table(records), str(records))
     write_file(out, scores.rename_axis("row").to_csv())
     value = {"predictions": str(out), "rows": len(scores), "classes": list(scores.columns)}

@@ -33,6 +33,14 @@ def sweep(
     *,
     options: Flags,
     seeds: Annotated[int, typer.Option(help="Repetitions of each combination; seeds count up from --seed.")] = 1,
+    folds: Annotated[
+        int,
+        typer.Option(help="Each repetition is a run for each of so many folds, in one of which a patient is held out."),
+    ] = 0,
+    same_split: Annotated[
+        bool,
+        typer.Option("--same-split", help="All seeds hold out the same patients; without it, each seed draws its own."),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +65,7 @@ def sweep(
         from polyclinic.sweeps import plan
     # With --json, what plug-ins print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), SweepProgress(screen) as watch:
-        found = run_sweep(plan(given, axes, seeds), jobs, watch)
+        found = run_sweep(plan(given, axes, seeds, folds, same_split), jobs, watch)
     if as_json:
         print_json(_json(found))
     else:

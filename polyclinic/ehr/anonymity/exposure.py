@@ -27,8 +27,8 @@ from polyclinic.ehr.anonymity.release import Release
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.labels import midpoint
 from polyclinic.ehr.schema import Role, Schema
-from polyclinic.ehr.shard import is_test_patient
 from polyclinic.ehr.sources import files, read_records
+from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints
 
@@ -102,20 +102,24 @@ def attack(
     sensitive: Sequence[str],
     unit: str | None,
     hierarchies: Mapping[str, Hierarchy],
+    tolerances: Mapping[str, float],
 ) -> dict[str, Any]:
     """``{"before", "after", "notes"}``: the summary of ``link`` for the records and, if given, for their release.
 
     Raises DataError for columns that are not there.
     """
     notes = []
-    found: dict[str, Any] = {"before": link(before, outside, on, sensitive, unit).summary(), "after": None}
+    found: dict[str, Any] = {
+        "before": link(before, outside, on, sensitive, unit, tolerances=tolerances).summary(),
+        "after": None,
+    }
     if after is not None:
         known = unit if unit in after.columns else None
         if unit != known:
             notes.append(
                 f"After: without the column {unit!r} each row counts as a patient, which may hide who is alone."
             )
-        found["after"] = link(after, outside, on, sensitive, known, hierarchies).summary()
+        found["after"] = link(after, outside, on, sensitive, known, hierarchies, tolerances).summary()
     return found | {"notes": notes}
 
 

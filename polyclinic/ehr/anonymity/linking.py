@@ -16,7 +16,7 @@ from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_num
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.labels import ISO_DATE, bounds_of
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Ints
 
 _AT_ONCE = 20_000_000  # cells of a (people, classes) block
@@ -64,13 +64,22 @@ def link(
     sensitive: Sequence[str] = (),
     unit: str | None = None,
     hierarchies: Mapping[str, Hierarchy] | None = None,
+    tolerances: Mapping[str, float] | None = None,
 ) -> Linked:
     """Which patients of ``records`` each person of ``outside`` may be, by the columns ``on`` of both tables.
 
     A raw cell matches itself, every interval that holds it, masks and dates of its form, and the labels of its hierarchy
     where one is given; a missing cell matches nothing. A person is a row of ``outside``. unit: the column of ``records``
-    that tells patients apart. Raises DataError for a column that is not there and for a table without rows.
+    that tells patients apart. tolerances: by column, how far a person's number may lie from one of ``records``, or outside an
+    interval, and still match, in the column's unit. Raises DataError for a column that is not there and for a table without
+    rows, ConfigError for a tolerance that is negative or of a column that is not among ``on``.
     """
+    tolerances = tolerances or {}
+    for name, tolerance in tolerances.items():
+        if name not in on:
+            raise ConfigError(f"tolerance names {name!r}, which is not among the columns that link: {several(on)}.")
+        if not 0 <= tolerance < np.inf:
+            raise ConfigError(f"The tolerance of {name!r} is {tolerance:g}; it must be a finite number of at least 0.")
     if not on:
         raise DataError("on: no column is named; give the columns that both tables hold.")
     require(records, [*on, *sensitive], "records")
@@ -81,7 +90,8 @@ def link(
     of_row, row = _distinct(inside)
     of_person, person = _distinct(asked)
     fits = _fits(
-        [_column([cells[i] for i in row], [known[i] for i in person], (hierarchies or {}).get(name))
+        [_column([cells[i] for i in row], [known[i] for i in person], (hierarchies or {}).get(name),
+                 tolerances.get(name))
          for name, cells, known in zip(on, inside, asked, strict=True)]
     )  # fmt: skip
     patient = patient_numbers(records, unit)
@@ -98,7 +108,9 @@ def _distinct(columns: Sequence[Sequence[str]]) -> tuple[Ints, Ints]:
     return number, np.unique(number, return_index=True)[1].astype(np.int64)
 
 
-def _column(labels: Sequence[str], cells: Sequence[str], hierarchy: Hierarchy | None) -> tuple[Any, Ints, Ints]:
+def _column(
+    labels: Sequence[str], cells: Sequence[str], hierarchy: Hierarchy | None, tolerance: float | None
+) -> tuple[Any, Ints, Ints]:
     """Which distinct label may hide which distinct raw cell, (cells, labels) sparse; the numbers of both."""
     from scipy.sparse import coo_array
 
@@ -111,6 +123,14 @@ def _column(labels: Sequence[str], cells: Sequence[str], hierarchy: Hierarchy | 
             behind = {cell, *_disguises(cell), *(hierarchy.labels(cell) if hierarchy else ())}
             pairs |= {(row, place[label]) for label in behind if label in place}
     ends = [(number, found) for name, number in place.items() if (found := bounds_of(name)) is not None]
+    if tolerance is not None:
+        numbers = pd.to_numeric(pd.Series(list(place)), errors="coerce")
+        ends += [(place[name], (at, at, True)) for name, at in zip(place, numbers, strict=True) if np.isfinite(at)]
+        # Beside the tolerance as much as sums of decimal numbers are rounded by.
+        ends = [
+            (number, (low - tolerance - 1e-9 * abs(low), high + tolerance + 1e-9 * abs(high), True))
+            for number, (low, high, _) in ends
+        ]
     number_of = pd.to_numeric(pd.Series(known), errors="coerce").to_numpy(dtype=np.float64)
     for number, (low, high, closed) in ends:
         held = (number_of >= low) & ((number_of < high) | (closed & (number_of == high)))

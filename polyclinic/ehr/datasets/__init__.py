@@ -5,19 +5,22 @@ A dataset's own module is loaded when it is asked for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
-from polyclinic.ehr.shard import Checked, Shard, check_records, split_position, split_shard
-from polyclinic.errors import ConfigError
+from polyclinic.ehr.shard import Checked, Shard, check_records, divided, split_shard
+from polyclinic.ehr.split import Split
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools
 
-__all__ = ["BUILT_IN", "TEST_FRACTION", "Dataset", "builtin", "hash_split", "load_shards"]
+__all__ = ["BUILT_IN", "OWN_SPLIT", "Dataset", "builtin", "hash_split", "load_shards"]
 
-TEST_FRACTION = 0.25
+#: The split of all runs that ask for no other.
+OWN_SPLIT = Split()
 #: Where each dataset that comes with Polyclinic is, by name; loaded when it is asked for.
 BUILT_IN = {
     name: f"polyclinic.ehr.datasets.{place}"
@@ -46,17 +49,20 @@ def builtin() -> dict[str, Dataset]:
 
 
 def load_shards(
-    dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float, dealer: Dealer | None = None
-) -> list[Shard]:
+    dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float, dealer: Dealer | None = None,
+    split: Split = OWN_SPLIT,
+) -> list[Shard]:  # fmt: skip
     """One shard for each site, sorted by site name; the same for the same arguments.
 
     sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
     means the dataset's default number or, for "column:NAME" and where small sites are pooled, all. A fixed split of the
-    dataset holds with its natural sites; otherwise patients are split by the hash of their ids, and where a small site
-    would be left without a test patient, or without a class in train, the patient nearest to the threshold changes
-    sides. A site that is in the data may have one class only, or one patient, who then trains. dealer: what the name of the
-    partitioner stands for where it is not ours.
-    Raises ConfigError for an unknown partitioner, sites that cannot be had, or alpha; DataError for absent files.
+    dataset holds with its natural sites unless ``split`` asks for another. Where a share of the patients is held out and a small
+    site would be left without a test patient, or without a class in train, the patient nearest to the threshold changes
+    sides. A site that is in the data may have one class only, or one patient, who then trains. With folds and by time a site may
+    have nobody held out, and each patient is on the side that the rule says. dealer: what the name of the partitioner stands for
+    where it is not ours.
+    Raises ConfigError for an unknown partitioner, sites that cannot be had, alpha, or a column that the split lacks; DataError
+    for absent files, and for a site that is left without training patients.
     """
     plan = check_partitioner(partitioner)
     natural = plan.base == "natural"
@@ -84,20 +90,30 @@ def load_shards(
     records = measured(records, schema, partitioner, rows_of, seed, alpha)
     # All at once: checking and encoding a table takes about as long for one row as for a thousand.
     checked = check_records(records, schema, dataset.name)
-    fixed = (records[dataset.fixed_split] == "test").to_numpy(dtype=bool) if natural and dataset.fixed_split else None
+    if split.column in records:
+        checked = replace(checked, times={split.column: records[split.column].to_numpy(object)})
+    published = natural and dataset.fixed_split and split == OWN_SPLIT
+    fixed = (records[dataset.fixed_split] == "test").to_numpy(dtype=bool) if published else None
     shards = []
     for site, rows in rows_of.items():
         own = checked.at(rows)
-        split = hash_split(own) if fixed is None else fixed[rows]
+        if fixed is None and not split.by_share:
+            shards.append(divided(own, schema, site, own.test_rows(split, dataset.name)))
+            if not shards[-1].train.patients:
+                raise DataError(
+                    f"{site}: the split leaves no patient to train on; pool small sites, or split otherwise."
+                )
+            continue
+        test_rows = hash_split(own, split) if fixed is None else fixed[rows]
         # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
-        shards.append(split_shard(own, schema, site, site, split, allow_small=plan.may_lack_classes))
+        shards.append(split_shard(own, schema, site, site, test_rows, allow_small=plan.may_lack_classes))
     return shards
 
 
-def hash_split(checked: Checked, fraction: float = TEST_FRACTION) -> Bools:
-    """(rows,) True for test rows: the split of ``build_shard``, repaired where it leaves a tiny site unusable."""
-    position = np.array([split_position(patient) for patient in checked.patients])
-    test = position < fraction
+def hash_split(checked: Checked, split: Split = OWN_SPLIT) -> Bools:
+    """(rows,) True for test rows: a share of the patients, repaired where it leaves a tiny site unusable."""
+    position = split.positions(checked.patients)
+    test = position < split.fraction
     if len(np.unique(position)) == 1:
         return np.zeros(len(position), dtype=bool)
     for label in np.unique(checked.y):

@@ -1,7 +1,7 @@
 """Anyone's own tables as a dataset for a simulation: hospitals' files or data frames, read as they come, under a drafted schema.
 
-The draft (``ehr.drafting``) looks at the records, which a simulation may do and a real hospital's schema may not: no epsilon
-covers it, and the run's notes say so.
+The draft (``ehr.sources.drafting``) looks at the records, which a simulation may do and a real hospital's schema may not: no
+epsilon covers it, and the run's notes say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pandas as pd
 
 from polyclinic.digests import digest
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.drafting import Roles, draft_tables, join_tables, leaks, usual_site
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.cells import (
     CODES,
@@ -29,6 +28,7 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
+from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
@@ -171,7 +171,8 @@ def _dataset(
         draft.records[roles.patient] = sites + "/" + draft.records[roles.patient]
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
-    records = pd.DataFrame(draft.records)
+    # Columns that are no features may split the patients by time.
+    records = pd.DataFrame({**draft.records, **{name: cells[name] for name in cells if name not in draft.records}})
     hospitals = tuple(dict.fromkeys(sites)) if several_sites else ()
     head = [
         "The schema was drafted from the records themselves, which no epsilon covers: a simulation may look; real hospitals need "

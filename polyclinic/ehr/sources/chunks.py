@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, identifiers, numbers, require_columns, texts
 from polyclinic.ehr.cohorts import Cohort, Flow
+from polyclinic.ehr.faults import CellsRefused, all_or_faults
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.errors import CellRefused, ConfigError, nearest
+from polyclinic.errors import ConfigError, nearest
 
 #: Rows of a chunk: at most so many are in memory as text.
 ROWS = 20_000
@@ -100,19 +102,18 @@ def of_cohort(
 def typed(chunk: Chunk, schema: Schema) -> pd.DataFrame:
     """The chunk's records with exactly the schema's columns (role "ignore" left out), typed by their kinds.
 
-    Raises DataError naming source, column and row of the source, never a cell.
+    Raises CellsRefused with all faults, naming source, column and row of the source, never a cell.
     """
     columns = [column for column in schema.columns if column.is_read]
     require_columns(chunk.records, tuple(columns), chunk.source)
+    names = [(name, column) for column in columns for name in column.record_names]
     try:
-        cells = {
-            name: _typed_cells(chunk.records[name], column, chunk.source)
-            for column in columns
-            for name in column.record_names
-        }
-    except CellRefused as error:
+        cells = all_or_faults(
+            partial(_typed_cells, chunk.records[name], column, chunk.source) for name, column in names
+        )
+    except CellsRefused as error:
         raise error.after(chunk.start) from None
-    return pd.DataFrame(cells)
+    return pd.DataFrame({name: cell for (name, _), cell in zip(names, cells, strict=True)})
 
 
 def _typed_cells(values: pd.Series, column: Column, source: str) -> pd.Series:

@@ -90,9 +90,9 @@ class ColumnMapping(Declared):
         except ValidationError as problems:
             key, words = first_problem(problems, cls)
             raise ConfigError(f"{_place(path, key)}: {words}") from None
-        for name, origin in mapping.columns.items():
-            if (problem := _problem(name, origin, schema)) is not None:
-                raise ConfigError(f"{_place(path, ('columns', name, *problem[0]))}: {problem[1]}")
+        found = [(name, _problem(name, origin, schema)) for name, origin in mapping.columns.items()]
+        if wrong := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in found if at is not None]:
+            raise ConfigError("\n".join(wrong))
         own_schema(mapping, schema)
         return mapping
 

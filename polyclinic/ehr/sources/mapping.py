@@ -126,11 +126,14 @@ class Mapping(_Named):
         names = [column.name for column in (*found.columns, *found.helpers)]
         wanted = [column.name for column in schema.columns if column.is_read]
         own = [column.name for column in found.columns]
+        problems = []
         for name in dict.fromkeys([*wanted, *names]):
-            if names.count(name) != 1 or (name in own and name not in wanted):
-                unread = name in own and name not in wanted
-                what = "is not read by the schema" if unread else "must be mapped exactly once"
-                raise DataError(f"{path}: column {name!r} {what}.{nearest(name, wanted) if unread else ''}")
+            if name in own and name not in wanted:
+                problems.append(f"{path}: column {name!r} is not read by the schema.{nearest(name, wanted)}")
+            elif names.count(name) != 1:
+                problems.append(f"{path}: column {name!r} must be mapped exactly once.")
+        if problems:
+            raise DataError("\n".join(problems))
         if found.rows.index and "index" in names:
             raise DataError(f"{path}: a column is named 'index', as the index of [rows]; give it another name.")
         found.cohort(schema, str(path))

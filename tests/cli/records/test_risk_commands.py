@@ -238,8 +238,8 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_written(
         ("risk", "t.csv", "--quasi", "canary-471"),
         ("anonymize", "t.csv", "--quasi", "canary-471", "--out", "out.csv"),
         ("link", "t.csv", "t.csv", "--on", "canary-471"),
-        ("schema", "infer", "t.csv", "--label", "canary-471"),
-        ("schema", "infer", "t.csv", "--patient", "canary-471"),
+        ("schema", "draft", "t.csv", "--label", "canary-471"),
+        ("schema", "draft", "t.csv", "--patient", "canary-471"),
     ],
 )
 def test_a_first_row_in_a_headers_place_is_not_printed(
@@ -247,7 +247,7 @@ def test_a_first_row_in_a_headers_place_is_not_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("canary-4711,67,m,0\ncanary-4712,45,f,1\n")
-    with pytest.raises(PolyclinicError, match="no column 'canary-471'") as refused:
+    with pytest.raises(PolyclinicError, match="no column 'canary-471'|first line holds numbers") as refused:
         printed(*arguments)
     assert "canary-4711" not in str(refused.value) and "67" not in str(refused.value)
 

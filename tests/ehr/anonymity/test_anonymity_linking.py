@@ -16,7 +16,7 @@ from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.methods import Target
 from polyclinic.ehr.anonymity.release import anonymise
 from polyclinic.ehr.labels import bounds_of, midpoint
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError
 
 SALARIES = pd.DataFrame(
     [("1964-03-11", "f", "02139", 71_000), ("1964-03-11", "m", "02139", 54_000), ("1971-09-02", "f", "02141", 88_000),
@@ -156,3 +156,27 @@ def test_tables_that_cannot_be_linked_are_refused() -> None:
     with pytest.raises(DataError, match="without rows"):
         link(SALARIES.head(0), VOTERS, ["sex"])
     assert equivalence_classes(SALARIES, ["sex"]).k == 3
+
+
+def test_numbers_within_a_tolerance_match() -> None:
+    records = pd.DataFrame({"age": [60, 61, 70], "creatinine": ["0.8", "1.20", "2"], "sex": ["f", "f", "m"]})
+    outside = pd.DataFrame({"age": [61, 71, 40], "creatinine": [0.7, 2.0, 9.0], "sex": ["f", "m", "m"]})
+    on = ["age", "creatinine", "sex"]
+    assert link(records, outside, on).candidates.tolist() == [0, 0, 0]
+    near = link(
+        records, outside, on, tolerances={"age": 1, "creatinine": 0.1}
+    )  # 0.8 and 0.7 lie 0.1 apart, rounding apart
+    assert near.candidates.tolist() == [1, 1, 0] and near.re_identified.tolist() == [True, True, False]
+    wide = link(records, outside, on, tolerances={"age": 1, "creatinine": 0.5})
+    assert wide.candidates.tolist() == [2, 1, 0]
+    assert link(records, outside, ["creatinine"], tolerances={"creatinine": 0}).candidates.tolist() == [0, 1, 0]
+    intervals = pd.DataFrame({"age": ["50-59", "60-69", "[70, 80)"]})
+    assert link(intervals, outside, ["age"], tolerances={"age": 2}).candidates.tolist() == [2, 2, 0]
+    half = pd.DataFrame({"age": ["below 60", "70 or more"]})
+    assert link(half, outside, ["age"], tolerances={"age": 1}).candidates.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("tolerances", "words"), [({"weight": 1.0}, "not among"), ({"age": -1.0}, "at least 0")])
+def test_a_tolerance_that_cannot_be_is_refused(tolerances: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        link(PATIENTS, PATIENTS, ["age"], tolerances=tolerances)

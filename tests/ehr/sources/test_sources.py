@@ -11,6 +11,9 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from polyclinic.ehr import Schema, build_shard, encode, read_records
+from polyclinic.ehr.faults import CellsRefused
+from polyclinic.ehr.shard import check_chunks
+from polyclinic.ehr.sources import file_chunks
 from polyclinic.errors import DataError
 
 
@@ -105,9 +108,31 @@ def test_repeated_header_is_refused(schema: Schema, csv: Path) -> None:
         read_records(csv, schema)
 
 
+def test_all_faults_are_told_at_once_with_their_first_rows_and_counts(
+    schema: Schema, records: pd.DataFrame, tmp_path: Path
+) -> None:
+    many = pd.concat([records.astype(object)] * 3, ignore_index=True)
+    rows = len(many)
+    many.loc[[1, rows - 1], "age"] = "secret"
+    many.loc[2, "age"] = 4711
+    many.loc[[3, 4, 5], "pain"] = "secret"
+    many.loc[rows - 2, "id"] = None
+    many.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(CellsRefused) as caught:
+        check_chunks(file_chunks(tmp_path / "a.csv", schema, rows=4), schema, "north")
+    lines = [line.split("; ")[0].removeprefix(f"{tmp_path / 'a.csv'}: ") for line in str(caught.value).splitlines()]
+    assert [line.split(" allows")[0] for line in lines] == [
+        "column 'age', data row 2 and 1 more: the cell is not a number",
+        "column 'age', data row 3: the cell is outside the public bounds 0 to 120 years",
+        "column 'pain', data row 4 and 2 more: the category is unknown",
+        f"column 'id', data row {rows - 1}: the identifier is missing",
+    ]
+    assert "secret" not in str(caught.value)
+
+
 def test_file_without_header_does_not_leak_its_first_row(schema: Schema, records: pd.DataFrame, tmp_path: Path) -> None:
     records.assign(id="secret").to_csv(tmp_path / "a.csv", index=False, header=False)
-    with pytest.raises(DataError, match="column 'id' is missing") as caught:
+    with pytest.raises(DataError, match="columns 'id', .* are missing") as caught:
         read_records(tmp_path / "a.csv", schema)
     assert "secret" not in str(caught.value)
 

@@ -16,7 +16,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import generator
-from polyclinic.training.newton import Newton, Table
+from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.types import Arrays, Floats, Ints
 
 Quick = Callable[..., RunResult]

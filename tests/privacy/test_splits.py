@@ -1,0 +1,104 @@
+"""A run that chooses who is held out at a real hospital: only where the policy lets it, charged to both ledgers, and unheard."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from flwr.app import Message
+
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
+from polyclinic.privacy.ledger import Ledger
+from polyclinic.wire.messages import RECORD, EvaluateRequest, StatisticsRequest
+from tests.client.test_enrolment import enrol
+from tests.client.test_hospital import CONFIG, SCHEMA, context, make_hospital, message, model, train
+
+OPEN = "budget = 8.0\ndelta = 1e-3\nallow-splits = true\nrelease-metrics = true\nmetrics-epsilon = 1.0\n"
+
+
+def chosen(**split: Any) -> RunConfig:
+    return RunConfig.build(CONFIG.given(), {"split": split, "privacy.delta": 1e-3})
+
+
+def charges(folder: Path, name: str) -> list[tuple[str, int, str]]:
+    path = folder / "home" / name
+    if not path.exists():
+        return []
+    (ledger,) = Ledger.read_all(path).values()
+    return [(row.purpose, row.round, row.event) for row in ledger.recorded().rows]
+
+
+def evaluate(hospital: Path, config: RunConfig, run: str = "r") -> Message:
+    request = EvaluateRequest(run=run, site=0, round=1, private_evaluations=1)
+    return app(message(request, "evaluate", model()), context(hospital, config))
+
+
+@pytest.mark.parametrize("split", [{"seed": 1}, {"fraction": 0.2}, {"folds": 5}, {"time": "age:60"}])
+def test_a_run_chooses_no_split_unless_the_policy_lets_it(tmp_path: Path, split: dict[str, Any]) -> None:
+    hospital = make_hospital(tmp_path)
+    for reply in (
+        train(hospital, config=chosen(**split)),
+        evaluate(hospital, chosen(**split)),
+        enrol(hospital, chosen(**split)),
+    ):
+        assert "the policy does not let a run choose who is held out" in str(reply.error.reason)
+    assert not (tmp_path / "home").exists() or not list((tmp_path / "home").glob("*.sqlite"))
+
+
+def test_every_release_is_charged_to_both_ledgers(tmp_path: Path) -> None:
+    hospital, config = make_hospital(tmp_path, OPEN), chosen(folds=3, fold=1)
+    statistics = StatisticsRequest(run="r", site=0, noise_multiplier=2.0)
+    assert app(message(statistics, "query.statistics"), context(hospital, config)).has_content()
+    assert train(hospital, config=config).has_content()
+    assert evaluate(hospital, config).has_content()
+    both = charges(tmp_path, "ledger.sqlite")
+    assert [purpose for purpose, _, _ in both] == ["statistics", "train", "private-metrics"]
+    assert charges(tmp_path, "held-out.sqlite") == both
+
+
+def test_a_patient_who_moves_is_charged_for_both_runs(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, OPEN)
+    for run, config in (("first", chosen(folds=2, fold=0)), ("second", chosen(folds=2, fold=1)), ("third", CONFIG)):
+        assert train(hospital, config=config, run=run).has_content()
+    assert len(charges(tmp_path, "ledger.sqlite")) == 3
+    assert len(charges(tmp_path, "held-out.sqlite")) == 2, (
+        "under the hospital's own split held-out patients do not train"
+    )
+
+
+def test_exact_metrics_leave_under_the_hospitals_own_split_alone(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, OPEN)
+    assert train(hospital).has_content() and "auroc" in evaluate(hospital, CONFIG).content["metrics"]
+    moved = evaluate(hospital, chosen(seed=4), "second").content
+    assert "auroc" not in moved.get("metrics", {}) and "held-out-epsilon" in moved[RECORD]
+
+
+def test_what_the_held_out_patients_ledger_refuses_is_charged_to_neither(tmp_path: Path) -> None:
+    """Private metrics under the own split spend from held-out patients alone, whose ledger then has no room for training."""
+    hospital = make_hospital(tmp_path, OPEN.replace("release-metrics = true", "release-metrics = false"))
+    assert "held-out-epsilon" in evaluate(hospital, CONFIG).content[RECORD]
+    spent = charges(tmp_path, "held-out.sqlite")
+    hospital.write_text(hospital.read_text().replace("budget = 8.0", "budget = 2.2"))
+    refused = train(hospital, config=chosen(seed=1), run="second")
+    assert "Held-out patients: " in refused.error.reason
+    assert charges(tmp_path, "ledger.sqlite") == [] and charges(tmp_path, "held-out.sqlite") == spent
+    assert train(hospital, run="third").has_content(), "training patients have room"
+
+
+@pytest.mark.parametrize("moment", ["0001", "9999"])
+def test_an_empty_side_is_not_heard(tmp_path: Path, moment: str) -> None:
+    """From year 1 on everybody is held out; from 9999 on nobody. Both hospitals answer, with noise and a charge."""
+    hospital = make_hospital(tmp_path, OPEN)
+    schema = {**SCHEMA, "columns": [*SCHEMA["columns"], {"name": "seen", "kind": "integer", "role": "time"}]}  # type: ignore[misc]
+    Schema.from_dict(schema).to_toml(tmp_path / "schema.toml")
+    records = pd.read_csv(tmp_path / "records.csv").assign(seen=2024)
+    records.to_csv(tmp_path / "records.csv", index=False)
+    config = chosen(time=f"seen:{moment}")
+    statistics = StatisticsRequest(run="r", site=0, noise_multiplier=2.0)
+    assert app(message(statistics, "query.statistics"), context(hospital, config)).has_content()
+    assert train(hospital, config=config).has_content()
+    told = evaluate(hospital, config)
+    assert told.has_content() and "held-out-epsilon" in told.content[RECORD]
+    assert len(charges(tmp_path, "ledger.sqlite")) == 3

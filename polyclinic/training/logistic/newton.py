@@ -135,13 +135,15 @@ class Newton:
         """(K, K-1) orthonormal columns that add up to 0, each class beside those before it (Helmert)."""
         found = np.triu(np.ones((self._logits + 1, self._logits)))
         found[np.arange(1, self._logits + 1), np.arange(self._logits)] = -np.arange(1.0, self._logits + 1)
-        return -found / np.linalg.norm(found, axis=0)
+        contrasts: Floats = -found / np.linalg.norm(found, axis=0)
+        return contrasts
 
     def _chances(self, logits: Floats) -> Floats:
         """(n, K) probabilities of the classes by (n, K-1) contrasts of their logits."""
         grown = logits @ self._contrasts.T
         grown = np.exp(grown - grown.max(axis=1, keepdims=True))
-        return grown / grown.sum(axis=1, keepdims=True)
+        chances: Floats = grown / grown.sum(axis=1, keepdims=True)
+        return chances
 
     @property
     def _longest(self) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Column, Schema
 
 _VITALS = {"bmi": (27.0, 5.0, (10.0, 80.0)), "pressure": (125.0, 20.0, (40.0, 260.0)), "heart_rate": (82.0, 16.0, (20.0, 220.0)),
@@ -111,3 +112,25 @@ def _intercept(logit: np.ndarray, rate: float) -> float:
 #: Rare events at sixteen hospitals, and common ones at eight.
 RARE = Cohort(40_000, 16, 0.07, 1.5)
 COMMON = Cohort(9_000, 8, 0.26, 2.2)
+
+
+def dataset(cohort: Cohort, seed: int) -> Dataset:
+    """One draw of the cohort as a dataset."""
+    names = tuple(f"hospital-{number + 1:02d}" for number in range(cohort.sites))
+    return Dataset(
+        name=f"cohort-{cohort.patients}", title="Made-up cohort", description=__doc__ or "", schema=cohort.schema,
+        licence="Apache-2.0 (simulated, no real person)", citation=__name__, patients=cohort.patients, rows=cohort.patients,
+        default_sites=cohort.sites, default_partitioner="natural", natural_sites=names, simulated=True,
+        load=lambda: cohort.records(seed), available=lambda: True,
+    )  # fmt: skip
+
+
+def __getattr__(name: str) -> Dataset:
+    """``rare_3``, ``common_3``: a draw of a cohort by its seed, so that configurations can name it."""
+    cohort, _, seed = name.partition("_")
+    if cohort not in _COHORTS or not seed.isdigit():
+        raise AttributeError(f"There is no cohort {name!r} here; take {', '.join(_COHORTS)} with _ and a seed.")
+    return dataset(_COHORTS[cohort], int(seed))
+
+
+_COHORTS = {"rare": RARE, "common": COMMON}

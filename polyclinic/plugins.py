@@ -56,7 +56,13 @@ TABLES = "tables"
 BUILT_IN: dict[str, Mapping[str, str]] = {
     "datasets": {**datasets.BUILT_IN, TABLES: "polyclinic.ehr.datasets.tables:tables"},
     "partitioners": dict.fromkeys(OURS, "polyclinic.ehr.partition:partition_rows"),
-    "models": {"logistic": "polyclinic.models.tabular:logistic", "mlp": "polyclinic.models.tabular:mlp"},
+    "models": {
+        "logistic": "polyclinic.models.tabular:logistic",
+        "mlp": "polyclinic.models.tabular:mlp",
+        "tabular-resnet": "polyclinic.models.resnet:tabular_resnet",
+        "gru": "polyclinic.models.sequences:gru",
+        "transformer": "polyclinic.models.sequences:transformer",
+    },
     "methods": {
         "moments": "polyclinic.synthesis.methods.moments:Moments",
         "independent": "polyclinic.synthesis.methods.independent:Independent",
@@ -205,7 +211,7 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
 
 
 def _is_table(name: str) -> bool:
-    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx")) or (
+    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx", ".xls")) or (
         os.sep in name and Path(name).exists()
     )
 

@@ -49,7 +49,7 @@ class Policy(BaseModel):
     accountant: Literal["pld", "rdp"] = "pld"
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
-    allowed_models: tuple[str, ...] = ("logistic", "mlp")
+    allowed_models: tuple[str, ...] = ("logistic", "mlp", "tabular-resnet", "gru", "transformer")
     allowed_strategies: tuple[str, ...] = tuple(BUILT_IN)
     allowed_mods: tuple[str, ...] = tuple(MODS)
     allowed_runs: tuple[Annotated[str, Field(pattern="^(installed|[0-9a-f]{64})$")], ...] = ()

@@ -48,6 +48,8 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
 }
+#: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen.
+_MODEL_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(("gru", "transformer"), {"data.imputation": "indicator"})
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"training.momentum": 0.0}}
 #: What a sum with shared noise takes where nothing is given: the server gives its steps their momentum.
@@ -60,7 +62,8 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     strategy, kind = str(given.get("strategy", "")), _kind(given)
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
-    defaults = {**defaults, **by_strategy, **kind.defaults}
+    by_model = _MODEL_DEFAULTS.get(str(given.get("model")), {}) if kind.steps else {}
+    defaults = {**defaults, **by_strategy, **by_model, **kind.defaults}
     if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
     return defaults
@@ -395,7 +398,7 @@ _KEYS = tuple(RunConfig().flat())
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
     *convex.DEFAULTS.values(), newton.DEFAULTS, *synthesis.DEFAULTS, posterior.DEFAULTS, *_OPTIMIZER_DEFAULTS.values(),
-    _SHARED_DEFAULTS, _SHARED_OPTIONS,
+    *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
 

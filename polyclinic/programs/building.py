@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, nearest, why
+from polyclinic.errors import ConfigError, PolyclinicError, nearest, why
 from polyclinic.plugins import model_named
 from polyclinic.types import Builder
 
@@ -74,6 +74,8 @@ class Model:
         def build() -> nn.Module:
             try:
                 module = made_by(**arguments)
+            except PolyclinicError:
+                raise
             except Exception as error:
                 shown = ", ".join(arguments)
                 raise self._refused(f"does not build a torch module from ({shown}): {why(error)}") from error

@@ -167,6 +167,13 @@ def export(run: Run, path: Path) -> dict[str, Any]:
         ConfigError: for another suffix, a folder that does not exist, a package that is missing, and a run whose predictions no
             function of one row gives.
         PolyclinicError: for a model that torch cannot export.
+
+    >>> import tempfile
+    >>> from polyclinic import Federation
+    >>> result = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp()).run(rounds=1, pictures=False)
+    >>> described = export(result.folder, result.path / "model.pt")
+    >>> len(described["inputs"]), described["inputs"][0]["name"], described["output"]["classes"]
+    (30, 'mean_radius', ['0', '1'])
     """
     write = _FORMATS.get(path.suffix)
     if write is None:

@@ -102,8 +102,8 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
     },
     "tasks": {
         "classification": "polyclinic.training.classification:",
-        "output-perturbation": "polyclinic.training.convex:OUTPUT",
-        "objective-perturbation": "polyclinic.training.convex:OBJECTIVE",
+        "output-perturbation": "polyclinic.training.logistic.convex:OUTPUT",
+        "objective-perturbation": "polyclinic.training.logistic.convex:OBJECTIVE",
         "synthesis": "polyclinic.training.synthesis:SumsTask",
         "posterior": "polyclinic.training.synthesis:SumsTask",
     },

@@ -111,7 +111,7 @@ class SimulatedRecords:
         if self.partitioner_options:
             by += f" ({self.partitioner_options})"
         dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
-        split = "" if self.split == OWN_SPLIT else f", {self.split}"
+        split = "" if self.split == OWN_SPLIT else f", held out {self.split.words}"
         return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}{split}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept

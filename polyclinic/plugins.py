@@ -211,7 +211,7 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
 
 
 def _is_table(name: str) -> bool:
-    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx")) or (
+    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx", ".xls")) or (
         os.sep in name and Path(name).exists()
     )
 

@@ -33,7 +33,8 @@ class Flags:
         list[str] | None,
         typer.Option(
             metavar="PLACE",
-            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; repeatable.",
+            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; or a hospital.toml for "
+            "each hospital; repeatable.",
         ),
     ] = None
     label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
@@ -71,10 +72,19 @@ class Flags:
             from polyclinic.ehr.datasets.tables import absolute  # takes pandas, which --help does without
 
             files = absolute(data[0]) if len(data) == 1 else [absolute(place) for place in data]
-            values |= {"dataset": "tables", "dataset-options": {"files": files, **columns}}
+            described = [place.endswith(".toml") for place in data]
+            if any(described) and (columns or not all(described)):
+                raise ConfigError(
+                    "--data names a hospital.toml, whose schema says what the columns are; give such files alone."
+                )
+            values |= {
+                "dataset": _HOSPITALS if any(described) else "tables",
+                "dataset-options": {"files": files, **columns},
+            }
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 
 
+_HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 _COLUMNS = ("label", "patient", "site", "leave_out", "missing")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 

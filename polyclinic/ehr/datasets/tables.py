@@ -167,8 +167,9 @@ def _dataset(
         column = SITE if SITE not in draft.records else f"{SITE} of the table"
         draft.add(sites, name=column, kind="categorical", role="site")
     if roles.patient and several_sites:
-        draft.notes += _shared(roles.patient, draft.records[roles.patient], sites)
-        draft.records[roles.patient] = sites + "/" + draft.records[roles.patient]
+        patients, shared = own_patients(roles.patient, draft.records[roles.patient], sites)
+        draft.records[roles.patient] = patients
+        draft.notes += shared
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
     # Columns that are no features may split the patients by time.
@@ -212,11 +213,12 @@ def _whole(cells: pd.DataFrame, sites: pd.Series, roles: Roles) -> tuple[pd.Data
     return cells[whole].reset_index(drop=True), sites[whole].reset_index(drop=True), notes
 
 
-def _shared(patient: str, cells: pd.Series, sites: pd.Series) -> list[str]:
-    hospitals_of = sites.groupby(cells).nunique()
+def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.Series, list[str]]:
+    """(rows,) patients with the hospital's name before the number, and a note where numbers are at several hospitals."""
+    own, hospitals_of = sites + "/" + cells, sites.groupby(cells).nunique()
     if not (shared := int((hospitals_of > 1).sum())):
-        return []
-    return [
+        return own, []
+    return own, [
         f"{shared:,} values of {patient!r} occur at several hospitals and are taken for different patients. If they are the same "
         f"people, set privacy.overlap to {hospitals_of.max()}, so that epsilon covers all their hospitals."
     ]

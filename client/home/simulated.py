@@ -15,30 +15,47 @@ import pandas as pd
 from polyclinic.client.home.policy import HospitalFile
 from polyclinic.client.home.records import own_records
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.datasets.tables import SITE, own_patients
+from polyclinic.ehr.datasets.tables import SITE, hospital_files, own_patients
 from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import typed
 from polyclinic.errors import ConfigError, DataError, several
 
 
-def hospitals(files: str | Sequence[str] = "") -> Dataset:
+def hospitals(files: str | Sequence[str] = "", schema: str = "", mapping: str = "", cohort: str = "") -> Dataset:
     """The dataset of the hospitals that ``files``, one ``hospital.toml`` or several, describe.
+
+    Args:
+        files: With ``schema`` they are tables, one for each hospital, as ``tables`` takes them.
+        schema, mapping, cohort: Files that hold for all hospitals' tables, as the keys of a ``hospital.toml``.
 
     Raises:
         ConfigError: for a file that is wrong or not there, two of one site, and files of unlike schemas.
         DataError: for records that cannot be read, and with all faults for those that the schema does not allow.
     """
-    described = [(Path(text), HospitalFile.read(Path(text))) for text in ([files] if isinstance(files, str) else files)]
-    used = [path for path, hospital in described] + [path.parent / hospital.data for path, hospital in described]
+    if schema:
+        common = {"schema": schema, "mapping": mapping, "cohort": cohort, "home": ".", "policy": {}}
+        described = [
+            (path, HospitalFile.model_validate({"site": site, "data": str(path), **common}))
+            for site, path in hospital_files(files)
+        ]
+    else:
+        described = [
+            (Path(text), HospitalFile.read(Path(text))) for text in ([files] if isinstance(files, str) else files)
+        ]
+    used = [
+        path.parent / name
+        for path, hospital in described
+        for name in (path.name, hospital.data, hospital.schema_, hospital.mapping, hospital.cohort)
+    ]
     # A database has no time of its last change: within a process it is read once.
     stamps = tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in used)
-    return _dataset(tuple(str(path) for path, _ in described), stamps)
+    return _dataset(tuple((str(path), hospital.model_dump_json(by_alias=True)) for path, hospital in described), stamps)
 
 
 @lru_cache(maxsize=4)
-def _dataset(files: tuple[str, ...], stamps: tuple[int, ...]) -> Dataset:
-    described = {Path(file): HospitalFile.read(Path(file)) for file in files}
+def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Dataset:
+    described = {Path(path): HospitalFile.model_validate_json(text) for path, text in files}
     sites = [hospital.site for hospital in described.values()]
     if len(set(sites)) < len(files):
         raise ConfigError(f"Two files are of one hospital, of {several(sites)}; each must have a 'site' of its own.")
@@ -62,7 +79,7 @@ def _dataset(files: tuple[str, ...], stamps: tuple[int, ...]) -> Dataset:
     site = schema.site.name if schema.site else SITE if SITE not in records else f"{SITE} of the file"
     records[site] = names
     notes = [
-        "Hospitals are read by their hospital.toml files under their public schema. The simulation has a policy and ledgers of "
+        "Hospitals are read by their files under their public schema. The simulation has a policy and ledgers of "
         "its own; those of the files are not used."
     ]
     if schema.patient_id:

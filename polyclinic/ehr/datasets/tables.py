@@ -62,7 +62,7 @@ def tables(
                 "them to files and give Federation.from_tables their paths."
             )
         return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing))
-    places = _places(files)
+    places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
     names = tuple(name for name, _ in places)
@@ -88,8 +88,8 @@ def absolute(place: str) -> str:
     return f"{name}{equals}{Path(path).expanduser().resolve()}"
 
 
-def _places(files: str | Sequence[str]) -> list[tuple[str, Path]]:
-    """Each hospital's name and file."""
+def hospital_files(files: str | Sequence[str]) -> list[tuple[str, Path]]:
+    """Each hospital's name and file, as ``tables`` takes them. Raises ConfigError where there are none, or two of a name."""
     given = _several(files)
     if not any(given):
         raise ConfigError(
@@ -161,7 +161,7 @@ def _dataset(
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
     draft = draft_tables(cells, sites, roles)
-    if len(draft.columns) == 1 + bool(roles.patient):
+    if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.all_notes)}".strip())
     if several_sites:
         column = SITE if SITE not in draft.records else f"{SITE} of the table"
@@ -182,7 +182,9 @@ def _dataset(
         + (f"the value of {roles.site!r}." if roles.site else "the file." if several_sites else "dealt."),
     ]
     if not roles.patient:
-        head.append("No column names the patient, so that each row counts as one: name it by --patient.")
+        copies = int(cells.duplicated().sum())
+        same = f" {copies:,} rows are copies of others." if copies else ""
+        head.append(f"No column names the patient, so that each row counts as one: name it by --patient.{same}")
     if not several_sites:
         head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
     if leaking := leaks(draft, roles.label):

@@ -73,3 +73,24 @@ def test_what_does_not_go_together_is_refused(files: dict[str, Path], tmp_path: 
         hospitals([north, south])
     with pytest.raises(ConfigError, match="There is no hospital file"):
         hospitals([north, str(tmp_path / "east.toml")])
+
+
+def test_a_folder_of_tables_is_read_by_one_schema_mapping_and_cohort(
+    files: dict[str, Path], as_json: Command, command: Command, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    for name in ("east", "west"):
+        (tables / f"{name}.csv").write_bytes((tmp_path / "south/records.csv").read_bytes())
+    (tmp_path / "cohort.toml").write_text('[[steps]]\nname = "old enough"\nkeep = "age >= 40"\n')
+    given = {"schema": "south/schema.toml", "mapping": "south/mapping.toml", "cohort": "cohort.toml"}
+    flags = [word for key, name in given.items() for word in (f"--{key}", str(tmp_path / name))]
+    summary = as_json("run", "--data", str(tables), *flags, "--rounds", "2", "--out", str(tmp_path / "runs"))
+    own = pd.read_csv(tmp_path / "south/records.csv", sep=";")
+    counts = {site: row["patients"] for site, row in summary["metrics"]["sites"].items()}
+    assert counts == dict.fromkeys(("east", "west"), int((own["age"] >= 40).sum()))
+    dataset = hospitals(str(tables), **{key: str(tmp_path / name) for key, name in given.items()})
+    assert dataset.load()["sbp"].astype(float).mean() == pytest.approx(130, abs=4) and dataset.load()["age"].min() >= 40
+    for wrong, words in ((flags[2:], "name it by --schema"), ([*flags, "--label", "died"], "the schema says")):
+        done = command("run", "--data", str(tables), *wrong)
+        assert done.returncode == 2 and words in done.stderr

@@ -46,6 +46,13 @@ class Flags:
         list[str] | None,
         typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
     ] = None
+    time: Annotated[
+        str | None,
+        typer.Option(help="With --data, several rows a patient: the column of a visit's time, with --steps."),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="With --time: how many of a patient's latest visits are the steps of a sequence.")
+    ] = None
     sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
@@ -75,7 +82,7 @@ class Flags:
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 
 
-_COLUMNS = ("label", "patient", "site", "leave_out", "missing")
+_COLUMNS = ("label", "patient", "site", "leave_out", "missing", "time", "steps")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

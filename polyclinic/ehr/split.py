@@ -109,6 +109,12 @@ class Split:
         return np.asarray(self.positions(ids) < self.fraction)
 
 
+def held_out_per_training(splits: Sequence[Split]) -> float:
+    """Held-out patients for each training patient, on average, of runs that hold out other patients; 0 of runs with one split."""
+    share = splits[0].share
+    return share / (1 - share) if len(set(splits)) > 1 else 0.0
+
+
 def read_moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> Floats:
     """Each cell, read by itself, as a number or as nanoseconds since 1970 in UTC; NaN where it cannot be read.
 

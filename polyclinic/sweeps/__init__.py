@@ -7,16 +7,17 @@ from pathlib import Path
 
 from polyclinic.sweeps.carrying import Execute, Outcome, Watch, carry_out
 from polyclinic.sweeps.plan import Planned, check, plan
-from polyclinic.sweeps.tables import Sweep, combine, results, write_tables
+from polyclinic.sweeps.tables import Sweep, combine, results, write_page, write_tables
 
 __all__ = ["Outcome", "Planned", "Sweep", "Watch", "carry_out", "check", "plan", "sweep"]
 
 
 def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch | None = None) -> Sweep:
-    """Carry out the runs in their configurations' ``out``, and write the tables there. Arguments and errors as ``carry_out``."""
+    """Carry out the runs in their configurations' ``out``, and write tables and page there. Errors as ``carry_out``."""
     folder = Path(runs[0].config.out).expanduser().resolve()
     outcomes = carry_out(runs, folder, execute, jobs, watch)
     table = results(outcomes)
     found = Sweep(folder, outcomes, table, combine(table, runs))
     write_tables(found)
+    write_page(found)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from polyclinic.config import Split
+from polyclinic.ehr.split import held_out_per_training
 from polyclinic.evaluation.intervals import repeated
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
@@ -115,19 +115,13 @@ def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
         places.setdefault(run.combination, []).append(place)
     found = []
     for several in places.values():
-        estimates, share = {}, _held_out_share([runs[place].config.split for place in several])
+        estimates, share = {}, held_out_per_training([runs[place].config.split.rule for place in several])
         for column in metrics:
             metric, _, site = column.partition("@")
             if values := table[column].iloc[several].dropna().tolist():
                 estimates[site or POOLED, metric] = repeated(values, share)
         found.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
     return found
-
-
-def _held_out_share(splits: Sequence[Split]) -> float:
-    """Held-out patients for each training patient, on average, where repetitions hold out other patients; 0 where they do not."""
-    share = splits[0].rule.share
-    return share / (1 - share) if len(set(splits)) > 1 else 0.0
 
 
 def write_tables(sweep: Sweep) -> None:
@@ -138,3 +132,17 @@ def write_tables(sweep: Sweep) -> None:
         files[sweep.folder / f"{name}.csv"] = NewFile(text)
         files[sweep.folder / f"{name}.parquet"] = NewFile(partial(frame.to_parquet, index=False))
     write_files(files)
+
+
+def write_page(sweep: Sweep) -> Path:
+    """``sweep.html``: curves and intervals; returns its path."""
+    from polyclinic.evaluation.report.sweep import Row, render_sweep  # with the figures' matplotlib, only at the end
+
+    configs = [outcome.planned.config.flat() for outcome in sweep.outcomes]
+    shared = {key: value for key, value in configs[0].items() if all(config[key] == value for config in configs)}
+    return render_sweep(
+        [Row(each.values, each.runs, each.pooled) for each in sweep.combinations],
+        [f"{outcome.planned}: {outcome.error}" for outcome in sweep.failed],
+        {key: value for key, value in shared.items() if key != "out"},
+        sweep.folder / "sweep.html",
+    )

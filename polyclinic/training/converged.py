@@ -79,10 +79,10 @@ def _minimised(task: Task, build: Builder, first: Arrays, strengths: dict[str, f
 
 
 def _stopped_early(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arrays:
-    """By Adam, looking at a tenth of the patients who are held out until their loss has not fallen for ``_PATIENCE`` looks."""
+    """By Adam, until the loss of a tenth of the patients, ten at least, has not fallen for ``_PATIENCE`` looks."""
     held_out = np.zeros(rows.patients, dtype=bool)
-    draw, count = generator(seed, "comparison"), int(_HELD_OUT * rows.patients)
-    held_out[draw.permutation(rows.patients)[: count if count >= _FEWEST_HELD_OUT else 0]] = True
+    draw, count = generator(seed, "comparison"), max(_FEWEST_HELD_OUT, int(_HELD_OUT * rows.patients))
+    held_out[draw.permutation(rows.patients)[: count if 2 * count <= rows.patients else 0]] = True
     seen = rows.of_patients(~held_out)
     judged = rows.of_patients(held_out) if held_out.any() else seen
     rate = min(1.0, _BATCH / seen.patients)

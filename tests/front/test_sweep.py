@@ -1,7 +1,9 @@
 """A sweep: which runs it plans, that it goes on where it was killed, and what its tables say."""
 
+import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.intervals import repeated
+from polyclinic.evaluation.report import render_comparison, render_sweep
+from polyclinic.evaluation.report.sweep import Row
 from polyclinic.runs.folder import Run
 from polyclinic.sweeps import carry_out, plan
 
@@ -187,6 +191,7 @@ def test_a_killed_sweep_goes_on_to_the_same_results(as_json: Callable[..., Any],
         }
 
 
+@pytest.mark.slow
 def test_the_command_says_which_run_failed_and_ends_with_1(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,3 +237,44 @@ def test_repetitions_have_the_interval_of_students_t() -> None:
     assert repeated(values, share=1 / 3)["se"] == pytest.approx(sd * (1 / 9 + 1 / 3) ** 0.5)
     assert repeated([1.0]) == {"runs": 1, "mean": 1.0, "sd": None, "se": None, "low": None, "high": None}
     assert json.dumps(found)
+
+
+def page_text(page: Path) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page.read_text()).split())
+
+
+def test_the_page_draws_each_metric_over_the_number_that_varies(tmp_path: Path) -> None:
+    small(tmp_path).sweep(strategy=["fedavg", "fedavgm"], privacy={"epsilon": [1, 3]}, seeds=2)
+    page = tmp_path / "sweep.html"
+    assert "8 runs of 4 combinations" in page_text(page)
+    drawn = [base64.b64decode(image).decode() for image in re.findall(r"base64,([\w+/=]+)", page.read_text())]
+    assert [re.findall(r">([^<>]* over privacy.epsilon)<", svg)[0] for svg in drawn] == [
+        f"{name} over privacy.epsilon" for name in ("AUROC", "Brier score", "Calibration in the large", "Accuracy")
+    ]
+    assert all(">fedavgm<" in svg for svg in drawn), "a line for each other combination"
+    summary = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["strategy", "privacy.epsilon", "site", "metric"])
+    row = summary.loc[("fedavgm", 3.0, "pooled", "auroc")]
+    assert f"fedavgm 3.0 2 3.00 {row['mean']:.3f} {row['low']:.3f} to {row['high']:.3f}" in page_text(page)
+
+
+def test_the_report_of_several_runs_has_the_mean_over_seeds_and_splits(tmp_path: Path) -> None:
+    table = small(tmp_path).sweep(seeds=3, same_split=True)
+    page = page_text(render_comparison([tmp_path / name for name in table["run"]], tmp_path / "page.html"))
+    found = repeated(table["auroc"].tolist())
+    shown = f"{found['mean']:.3f} {found['low']:.3f} to {found['high']:.3f} {found['sd']:.3f}"
+    assert f"fedavg, ε 3 3 {shown}" in page.partition("Over seeds and splits")[2]
+
+
+def test_a_sweep_without_a_number_has_a_row_for_each_combination(tmp_path: Path) -> None:
+    estimate = {"mean": 0.8, "low": 0.7, "high": 0.9}
+    rows = [Row({"model": model}, 2, {"auroc": estimate}) for model in ("mlp", "logistic")]
+    text = page_text(
+        render_sweep(rows, ["model=mlp, seed=3: the lights went out"], {"rounds": 3}, tmp_path / "page.html")
+    )
+    assert (
+        "Failed. model=mlp, seed=3: the lights went out" in text
+        and "logistic 2 no guarantee 0.800 0.700 to 0.900" in text
+    )
+    assert "all runs 1 no guarantee 0.800" in page_text(
+        render_sweep([Row({}, 1, {"auroc": {"mean": 0.8}})], [], {}, tmp_path / "page.html")
+    )

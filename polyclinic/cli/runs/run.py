@@ -33,7 +33,8 @@ class Flags:
         list[str] | None,
         typer.Option(
             metavar="PLACE",
-            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; repeatable.",
+            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; or a hospital.toml for "
+            "each hospital; repeatable.",
         ),
     ] = None
     label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
@@ -53,6 +54,15 @@ class Flags:
     steps: Annotated[
         int | None, typer.Option(help="With --time: how many of a patient's latest visits are the steps of a sequence.")
     ] = None
+    schema: Annotated[
+        Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")
+    ] = None
+    mapping: Annotated[
+        Path | None, typer.Option(help="With --data and --schema: how the tables' columns become the schema's.")
+    ] = None
+    cohort: Annotated[
+        Path | None, typer.Option(help="With --data and --schema: the steps that choose the tables' rows.")
+    ] = None
     sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
@@ -69,19 +79,36 @@ class Flags:
         values = asdict(self) | {"no_dp": False if self.no_dp else None}
         data = values.pop("data")
         columns = {name: value for name in _COLUMNS if (value := values.pop(name))}
-        if columns and not data:
-            flag = next(iter(columns)).replace("_", "-")
+        under = {name: str(value.resolve()) for name in _FILES if (value := values.pop(name))}
+        if (columns or under) and not data:
+            flag = next(iter(columns | under)).replace("_", "-")
             raise ConfigError(f"--{flag} is for your own tables; give these by --data.")
+        if under and "schema" not in under:
+            raise ConfigError(f"--{next(iter(under))} makes records of a public schema; name it by --schema.")
+        if under and columns:
+            raise ConfigError(
+                f"--{next(iter(columns)).replace('_', '-')} is for a draft; with --schema the schema says what columns are."
+            )
         if data and self.dataset:
             raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
         if data:
             from polyclinic.ehr.datasets.tables import absolute  # takes pandas, which --help does without
 
             files = absolute(data[0]) if len(data) == 1 else [absolute(place) for place in data]
-            values |= {"dataset": "tables", "dataset-options": {"files": files, **columns}}
+            described = [place.endswith(".toml") for place in data]
+            if any(described) and (columns or under or not all(described)):
+                raise ConfigError(
+                    "--data names a hospital.toml, whose schema says what the columns are; give such files alone."
+                )
+            values |= {
+                "dataset": _HOSPITALS if any(described) or under else "tables",
+                "dataset-options": {"files": files, **columns, **under},
+            }
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}
 
 
+_HOSPITALS = "polyclinic.client.home.simulated:hospitals"
+_FILES = ("schema", "mapping", "cohort")
 _COLUMNS = ("label", "patient", "site", "leave_out", "missing", "time", "steps")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 

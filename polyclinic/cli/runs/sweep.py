@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyclinic.sweeps import Sweep
 
 
-_MOST_METRICS = 4
+_MOST_METRICS = 3
 
 
 @with_options(Flags)
@@ -71,6 +71,7 @@ def sweep(
     else:
         screen.print(_table(found))
         screen.print(f"Tables: {found.folder / 'sweep.csv'} and sweep-summary.csv beside it", soft_wrap=True)
+        screen.print(f"Page: {found.folder / 'sweep.html'}", soft_wrap=True)
     if found.failed:
         names = several((str(outcome.planned) for outcome in found.failed), between="; ")
         raise PolyclinicError(
@@ -115,4 +116,4 @@ def _estimate(row: Mapping[str, float | None] | None) -> str:
     if row is None:
         return "undefined"
     half = (row["high"] - row["mean"]) if row["high"] is not None and row["mean"] is not None else 0.0
-    return number(row["mean"]) + (f" ± {half:.3f}" if half else "")
+    return number(row["mean"]) + (f" ± {half:.3f}" if half >= 0.0005 else "")

@@ -66,7 +66,7 @@ def tables(
                 "them to files and give Federation.from_tables their paths."
             )
         return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing), (time, steps))
-    places = _places(files)
+    places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
     names = tuple(name for name, _ in places)
@@ -101,8 +101,8 @@ def absolute(place: str) -> str:
     return f"{name}{equals}{Path(path).expanduser().resolve()}"
 
 
-def _places(files: str | Sequence[str]) -> list[tuple[str, Path]]:
-    """Each hospital's name and file."""
+def hospital_files(files: str | Sequence[str]) -> list[tuple[str, Path]]:
+    """Each hospital's name and file, as ``tables`` takes them. Raises ConfigError where there are none, or two of a name."""
     given = _several(files)
     if not any(given):
         raise ConfigError(
@@ -176,14 +176,15 @@ def _dataset(
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
     draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles)
-    if len(draft.columns) == 1 + bool(roles.patient):
+    if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.all_notes)}".strip())
     if several_sites:
         column = SITE if SITE not in draft.records else f"{SITE} of the table"
         draft.add(sites, name=column, kind="categorical", role="site")
     if roles.patient and several_sites:
-        draft.notes += _shared(roles.patient, draft.records[roles.patient], sites)
-        draft.records[roles.patient] = sites + "/" + draft.records[roles.patient]
+        patients, shared = own_patients(roles.patient, draft.records[roles.patient], sites)
+        draft.records[roles.patient] = patients
+        draft.notes += shared
     leaking = leaks(draft, roles.label)
     if time:
         draft, last = unroll(draft, draft.records[roles.patient], visit_times(cells[time], time), steps)
@@ -200,7 +201,9 @@ def _dataset(
         + (f"the value of {roles.site!r}." if roles.site else "the file." if several_sites else "dealt."),
     ]
     if not roles.patient:
-        head.append("No column names the patient, so that each row counts as one: name it by --patient.")
+        copies = int(cells.duplicated().sum())
+        same = f" {copies:,} rows are copies of others." if copies else ""
+        head.append(f"No column names the patient, so that each row counts as one: name it by --patient.{same}")
     if not several_sites:
         head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
     if leaking:
@@ -245,11 +248,12 @@ def _whole(cells: pd.DataFrame, sites: pd.Series, roles: Roles) -> tuple[pd.Data
     return cells[whole].reset_index(drop=True), sites[whole].reset_index(drop=True), notes
 
 
-def _shared(patient: str, cells: pd.Series, sites: pd.Series) -> list[str]:
-    hospitals_of = sites.groupby(cells).nunique()
+def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.Series, list[str]]:
+    """(rows,) patients with the hospital's name before the number, and a note where numbers are at several hospitals."""
+    own, hospitals_of = sites + "/" + cells, sites.groupby(cells).nunique()
     if not (shared := int((hospitals_of > 1).sum())):
-        return []
-    return [
+        return own, []
+    return own, [
         f"{shared:,} values of {patient!r} occur at several hospitals and are taken for different patients. If they are the same "
         f"people, set privacy.overlap to {hospitals_of.max()}, so that epsilon covers all their hospitals."
     ]

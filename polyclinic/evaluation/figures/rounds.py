@@ -29,20 +29,22 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 Course = tuple[Floats, Floats]
 
 
-def plot_auroc(rounds: pd.DataFrame, floor: float | None = None, ax: Axes | None = None) -> Figure:
-    """AUROC on held-out patients by round: one line a site (or bands), the pooled line bold, ``floor`` as a dashed line.
+def plot_metric(
+    rounds: pd.DataFrame, metric: str, title: str, words: str = "", floors: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """A metric on held-out patients by round: one line a site (or bands), the pooled line bold, ``floors`` as dashed lines.
 
-    rounds: columns round, site, auroc; rows without a value are left out.
+    rounds: columns round, site and the metric's; rows without a value are left out.
     """
-    series = read_series(rounds, "auroc")
-    caption = _caption(series, "Higher is better; 0.5 is a coin toss.")
-    figure, axes = panel("AUROC on held-out patients", caption, ax)
+    series = read_series(rounds, metric)
+    figure, axes = panel(f"{title} on held-out patients", _caption(series, words), ax)
     _draw_sites(axes, series)
-    return _finish(figure, axes, {} if floor is None else {"no-skill floor": floor}, top=1.01)
+    return _finish(figure, axes, floors or {}, top=1.01 if metric == "auroc" else None)
 
 
 def plot_loss(rounds: pd.DataFrame, ax: Axes | None = None) -> Figure:
-    """Mean cross-entropy on held-out patients by round: one line a site (or bands), the pooled line bold.
+    """Mean loss on held-out patients by round: one line a site (or bands), the pooled line bold.
 
     rounds: columns round, site, loss, and optionally train_loss, drawn dashed for the pooled row where present.
     """
@@ -119,48 +121,63 @@ def plot_lines(
 
 @dataclass(frozen=True)
 class Point:
-    """One run: its epsilon (None without privacy), the metric with its interval, and the kind of run it is of."""
+    """A metric with its interval at ``x``, and the kind of run that it is of; x is None of a run without privacy."""
 
     kind: str
-    epsilon: float | None
+    x: float | None
     value: float
     low: float | None = None
     high: float | None = None
 
 
 def plot_privacy_utility(points: Sequence[Point], name: str) -> Figure:
-    """A metric over epsilon (logarithmic) with intervals, a colour a kind of run; without privacy at the right end.
-
-    Runs of one kind are joined through their mean at each epsilon.  points: at least one.
-    """
+    """A metric over epsilon with intervals (``plot_over``). points: one for each run, with its epsilon; at least one."""
     caption = "Bars: 95 % intervals of each run's held-out patients."
-    figure, axes = panel(f"{name} over privacy spent", caption, height=4.2)
-    spent = [point.epsilon for point in points if point.epsilon]
-    low, high = min(spent, default=1.0), max(spent, default=1.0)
-    far = high * max((high / low) ** 0.25, 1.6)
+    return plot_over(points, f"{name} over privacy spent", caption, "epsilon", logarithmic=True)
+
+
+def plot_over(
+    points: Sequence[Point], title: str, caption: str, across: str, logarithmic: bool | None = None
+) -> Figure:
+    """A metric over a number with intervals, a colour a kind; without privacy at the right end.
+
+    Points of one kind are joined through their mean at each x.  points: at least one.  logarithmic: None takes a logarithmic
+    scale where the numbers are positive and the largest is at least ten times the smallest.
+    """
+    figure, axes = panel(title, caption, height=4.2)
+    given = [point.x for point in points if point.x is not None]
+    if logarithmic is None:
+        logarithmic = min(given, default=0.0) > 0 and max(given) >= 10 * min(given)
+    scale, unscale = (np.log, np.exp) if logarithmic else (np.asarray, np.asarray)
+    low, high = (float(scale(end(given, default=1.0))) for end in (min, max))
+    gap = np.log(1.25) if logarithmic else 0.06 * (high - low or 1.0)
+    far = high + max((high - low) / 4, 2 * gap)
     kinds = list(dict.fromkeys(point.kind for point in points))
     for number, kind in enumerate(kinds):
         colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-        own = sorted((p for p in points if p.kind == kind), key=lambda p: p.epsilon or np.inf)
-        shift = (far / low) ** (0.008 * (number - (len(kinds) - 1) / 2))
-        x = [(point.epsilon or far) * shift for point in own]
+        own = sorted((p for p in points if p.kind == kind), key=lambda p: np.inf if p.x is None else p.x)
+        shift = 0.008 * (far - low) * (number - (len(kinds) - 1) / 2)
+        x = [float(unscale((far if point.x is None else scale(point.x)) + shift)) for point in own]
         y, low_end, high_end = np.array([[p.value, p.low, p.high] for p in own], dtype=np.float64).T
         axes.vlines(x, low_end, high_end, color=colour, linewidth=1.2, alpha=0.7)
         axes.plot(x, y, marker, markersize=5, color=colour, zorder=3, label=short(kind))
         means = pd.Series(y).groupby(x).mean()
         axes.plot(means.index, means, color=colour, linewidth=1.4)
-    axes.set_xscale("log")
-    ticks = sorted(set(spent)) if len(set(spent)) <= 8 else list(np.geomspace(low, high, 6))
+    if logarithmic:
+        axes.set_xscale("log")
+    ticks = sorted(set(given)) if len(set(given)) <= 8 else list(unscale(np.linspace(low, high, 6)))
     labels = [f"{tick:.3g}" for tick in ticks]
-    without = any(point.epsilon is None for point in points)
+    without = any(point.x is None for point in points)
     if without:
-        axes.axvline(far / max((high / low) ** 0.125, 1.25), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)))
-        ticks, labels = [*ticks, far], [*labels, "no privacy"]
+        line = far - max((high - low) / 8, gap)
+        axes.axvline(float(unscale(line)), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)))
+        ticks, labels = [*ticks, float(unscale(far))], [*labels, "no privacy"]
     axes.set_xticks(ticks, labels)
     axes.minorticks_off()
-    axes.set_xlim(low / 1.25, (far if without else high) * 1.25)
-    label_axes(axes, "epsilon")
-    _legend_by_height(axes)
+    axes.set_xlim(*(float(unscale(end)) for end in (low - gap, (far if without else high) + gap)))
+    label_axes(axes, across)
+    if kinds != [""]:
+        _legend_by_height(axes)
     return figure
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from polyclinic.config.keys import flat_keys
+from polyclinic.ehr.split import Split, held_out_per_training
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.figures.rounds import (
     POOLED,
@@ -20,6 +22,7 @@ from polyclinic.evaluation.figures.rounds import (
     read_series,
 )
 from polyclinic.evaluation.formats import finite, part, size
+from polyclinic.evaluation.intervals import repeated
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
 from polyclinic.evaluation.report.run import Results, read_results
@@ -27,7 +30,9 @@ from polyclinic.runs.folder import Run
 from polyclinic.toml import read_toml
 
 MOST_COURSES = 16
-_WHERE = {"out", "seed", "timeout", "workers", "ray-address"}  # no part of what kind of run it is
+# No part of what kind of run it is: where it went on, and which repetition of others it is.
+_WHERE = {"out", "seed", "timeout", "workers", "ray-address", "split.seed", "split.fold"}
+_REPEATED = ("auroc", "brier", "calibration")
 _UTILITY = {"privacy.epsilon", "privacy.dp", "privacy.delta"}
 
 _PAGE = """
@@ -50,6 +55,18 @@ _PAGE = """
 let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
 several runs on the same patients learns more than any one of them tells.</p>
+{% if repeated %}
+<h2>Over seeds and splits</h2>
+{% call table(["Runs of"], ["Runs", "AUROC", "SD", "Brier score", "SD", "Calibration error", "SD"], "Over seeds and splits",
+firsts=(2, 4, 6)) %}
+{% for row in repeated %}
+<tr><th scope="row">{{ row.name }}</th>{{ cell(row.runs | count) }}
+{% for one in row.metrics %}{{ estimated(one, true) }}{{ metric(one.sd) }}{% endfor %}</tr>
+{% endfor %}{% endcall %}
+<p class="small muted">Means of runs that differ in seed or split alone, with 95 % intervals of Student's t for the noise and the
+split, and the standard deviation of one run. Where splits differ, they count that training sets overlap (Nadeau and Bengio
+2003).</p>
+{% endif %}
 <h2>What privacy costs</h2>
 {{ pictures(curve) }}
 {% if courses %}
@@ -88,6 +105,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         "warnings": ["The runs are of different datasets; their figures do not compare."] if len(datasets) > 1 else [],
         "differing": named,
         "runs": rows,
+        "repeated": _repeated(rows, configs, kinds),
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
         "curve": [embedded(plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
@@ -98,6 +116,31 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         )] if courses else [],
     }  # fmt: skip
     return write_page(page, values["title"], render(_PAGE, values))
+
+
+def _repeated(
+    rows: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]], kinds: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Of runs that differ in what repeats them alone, two or more, how many there are and the estimates of ``_REPEATED``."""
+    alike: dict[str, list[int]] = {}
+    for place, config in enumerate(configs):
+        alike.setdefault(repr({key: value for key, value in config.items() if key not in _WHERE}), []).append(place)
+    found = []
+    for places in alike.values():
+        if len(places) < 2:
+            continue
+        config, spent = configs[places[0]], finite(rows[places[0]]["epsilon"])
+        private = "no DP" if spent is None else f"ε {config.get('privacy.epsilon', spent):g}"
+        splits = [Split(**{key.name: each.get(f"split.{key.name}", key.default) for key in fields(Split)})
+                  for each in (configs[place] for place in places)]  # fmt: skip
+        metrics = []
+        for metric in _REPEATED:
+            values = [finite(part(rows[place], metric).get("value")) for place in places]
+            known = [value for value in values if value is not None]
+            estimate = repeated(known, held_out_per_training(splits)) if known else {"mean": None}
+            metrics.append({**estimate, "value": estimate["mean"]})
+        found.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})
+    return found
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from polyclinic.ehr.sources.cells import (
     code_separator,
     count_days,
     decimal_marks,
+    iso_dates,
     missing_codes,
+    one_identifier,
     plain_name,
     read_numbers,
     same_spelling,
@@ -61,6 +63,7 @@ _MOST_CELLS = 0.9
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
 _MOST_CATEGORIES = 20
+_MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 #: Ranges of living people, for columns of these names: to be confirmed, as every bound of a draft.
 PUBLIC_BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -150,15 +153,25 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         if name in roles.leave_out:
             draft.leave_out(name, "asked for")
         elif name == roles.label:
-            _add_label(draft, name, cells[name])
+            if not _add_number_label(draft, name, cells[name], hospitals, decimals.get(name, {})):
+                _add_label(draft, name, cells[name])
         elif name == roles.patient:
-            draft.add(cells[name], name=name, kind="categorical", role="patient_id")
+            patients = one_identifier(cells[name])
+            if merged := cells[name].nunique() - patients.nunique():
+                draft.notes.append(
+                    f"{merged:,} values of {name!r} are another's in other spelling, and taken for the same patient."
+                )
+            draft.add(patients, name=name, kind="categorical", role="patient_id")
         elif name == roles.site:
             draft.add(cells[name], name=name, kind="categorical", role="site")
         elif several_hospitals and _names_hospitals(cells[name], hospitals):
             draft.leave_out(name, "the same for all of a hospital")
         else:
             _add(draft, name, cells[name], hospitals, decimals.get(name, {}), contents)
+    if times := [column["name"] for column in draft.columns if column.get("role") == "time"]:
+        draft.notes.append(
+            f"Dates, which are no features but may split patients (split.time): {several(times, most=8)}."
+        )
     if commas := {name: decimals[name] for name in draft.rules if "decimal" in draft.rules[name]}:
         at = sorted({hospital for hospitals in commas.values() for hospital in hospitals})
         where = "" if len(at) == hospitals.nunique() else f" at {several(at)}"
@@ -247,12 +260,31 @@ def _add(
         draft.leave_out(name, "a place of residence")
     elif not _add_numbers(draft, name, cells, hospitals, commas):
         if share_of_dates(given) >= _MOST_CELLS:
-            draft.leave_out(name, "a date or a time")
+            if (dates := iso_dates(cells)) is None:
+                draft.leave_out(name, "a date or a time")
+            else:
+                draft.add(dates, name=name, kind="categorical", role="time")
         elif separator := code_separator(given):
             _add_codes(draft, name, cells, separator)
         else:
             _add_categories(draft, name, cells)
     contents.add(content)
+
+
+def _add_number_label(
+    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]
+) -> bool:
+    """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others."""
+    read = _read(cells, hospitals, commas)
+    units = sorted(set(read.units) - {""})
+    if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
+        return False
+    low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
+    unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
+    draft.notes.append(f"The label {name!r} is a number, from {low:g} to {high:g}.")
+    values, column = _bounded(read.values, low, high)
+    draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
+    return True
 
 
 def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
@@ -270,8 +302,8 @@ def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
         (counts >= FEWEST_ROWS).sum() > _MOST_CATEGORIES
     ):
         raise DataError(
-            f"Column {name!r} cannot be the label: it must hold 0 and 1, or 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
-            "or more rows each."
+            f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
+            f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else."
         )
     if rare := int(counts[counts < FEWEST_ROWS].sum()):
         raise DataError(
@@ -326,11 +358,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
 
     Cells beyond a limit of measurement get a flag, and there is a note for everything that is read otherwise.
     """
-    if commas:
-        parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
-        read = Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
-    else:
-        read = read_numbers(cells)
+    read = _read(cells, hospitals, commas)
     values, is_given = read.values, cells != ""
     words, given = cells[is_given & values.isna()], int(is_given.sum())
     if values.count() < _MOST_CELLS * given or words.nunique() > _MOST_WORDS:
@@ -383,13 +411,27 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         low, high = float(numbers.min()), float(numbers.max())
     if whole:
         low, high = float(np.floor(low)), float(np.ceil(high))
-    clipped = np.clip(numbers, low, high)
-    draft.add(
-        values.astype("Int64") if whole else values, rules, name=name, kind="integer" if whole else "continuous",
-        **{"unit": unit} if unit else {}, bounds=[low, high], clip=True, centre=float(clipped.mean()),
-        spread=float(clipped.std(ddof=1)), nullable=bool(values.isna().any()),
-    )  # fmt: skip
+    values, column = _bounded(values, low, high)
+    units = {"unit": unit} if unit else {}
+    draft.add(values, rules, name=name, **units, **column, nullable=bool(values.isna().any()))
     return True
+
+
+def _read(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> Numbers:
+    if not commas:
+        return read_numbers(cells)
+    parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
+    return Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
+
+
+def _bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
+    """The records of a column of numbers, and its draft with these bounds."""
+    known = values.dropna()
+    whole, clipped = bool((known % 1 == 0).all()), np.clip(known.to_numpy(), low, high)
+    return values.astype("Int64") if whole else values, {
+        "kind": "integer" if whole else "continuous", "bounds": [low, high], "clip": True, "centre": float(clipped.mean()),
+        "spread": float(clipped.std(ddof=1)),
+    }  # fmt: skip
 
 
 def _missing(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def test_cells_beyond_a_limit_get_a_flag() -> None:
         ),
         ([19_300_101 + row % 28 for row in range(60)], "a date or a time"),
         ([f"{60 + row % 25} {'kg' if row % 3 else 'stone'}" for row in range(60)], "in units that do not convert"),
-        ([f"{row % 28 + 1:02d}.03.2024" for row in range(60)], "a date"),
+        ([f"{row % 12 + 1}/{row % 12 + 1}/2024" for row in range(60)], "a date or a time"),  # is the day first?
+        ([f"{row % 24}:30" for row in range(60)], "a date or a time"),
         ([row % 7 + 0.5 for row in range(60)], "the same as another column"),
     ],
 )
@@ -167,7 +168,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     frames["a"].assign(died=CANARY).to_csv(tmp_path / "a.csv", index=False)
     (tmp_path / "ragged.csv").write_text(f"a,died\n1,0,{CANARY}\n2,1,{CANARY}\n")
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    (tmp_path / "headless.csv").write_text(f"{CANARY},63,1,0\n{CANARY},41,0,1\n")
+    (tmp_path / "headless.csv").write_text(f"{CANARY},m,I10,yes\n{CANARY}2,m,I10,yes\nx,f,J44,no\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
@@ -192,7 +193,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
             ),
             "No column of a, b is among",
         ),
-        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds numbers"),
+        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds cells"),
         (lambda: Federation.from_tables({"a": tmp_path / "a.xlsx"}, "died"), "make a CSV of it, in Excel"),
         (lambda: Federation.from_tables({"a": frames["a"][["died"]]}, "died"), "no column can be learned from"),
         (lambda: Federation.from_tables(frames, "died", workers=2).run(), "worker processes cannot see"),
@@ -299,7 +300,8 @@ def test_parquet_with_an_index_lists_times_and_durations(tmp_path: Path) -> None
     kinds = {column.name: column.kind for column in dataset.schema.features}
     assert kinds["sex"] == "categorical" and kinds["stay"] == "continuous" and kinds["codes"] == "code_set"
     assert "the patient 'mrn'" in " ".join(dataset.notes) and dataset.load()["stay"].tolist()[:2] == [1.0, 2.5]
-    assert "Left out as a date or a time: admitted." in dataset.notes
+    assert {column.name: column.role for column in dataset.schema.columns}["admitted"] == "time"
+    assert dataset.load()["admitted"][1] == "2024-01-01T00:00:00"  # in UTC
 
 
 @pytest.mark.parametrize(
@@ -330,3 +332,85 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
     )
     with pytest.raises(DataError, match="lacks columns that the model needs: 'creatinine', 'sex'"):
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
+
+
+VISITS = pd.DataFrame(
+    {
+        "mrn": ["a", "b", "a", "a", "b", "c", "a"] * 40,
+        "seen": ["2024-03-01", "2024-01-02", "2024-02-01", "", "2024-01-01", "2024-05-05", "2024-02-29"] * 40,
+        "pulse": ["80", "61", "70", "99", "60", "55.5", ""] * 40,
+        "fever": ["1", "0", "0", "0", "1", "0", "1"] * 40,
+        "ward": ["x", "y", "y", "y", "", "y", "x"] * 40,
+        "age": ["50", "40", "50", "50", "40", "30", "50"] * 40,
+        "died": ["1", "0", "1", "1", "0", "1", "1"] * 40,
+    }
+)
+VISITS["mrn"] += np.repeat(np.arange(40), 7).astype(str)
+
+
+def test_visits_become_sequences_of_the_latest_in_the_order_of_time() -> None:
+    dataset = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2)
+    columns = {column.name: column for column in dataset.schema.columns}
+    assert {name for name, column in columns.items() if column.kind == "trajectory"} == {
+        "pulse",
+        "fever",
+        "before latest",
+    }
+    assert columns["pulse"].steps == 2 and columns["fever"].whole and columns["before latest"].bounds == (0.0, 1.0)
+    records = dataset.load().set_index("mrn")
+    a, b, c = (records.loc[name] for name in ("a0", "b0", "c0"))
+    # The latest two of a's three visits that have a time; the earlier of them has no pulse, the patient's ward is the latest.
+    assert np.isnan(a["pulse_00"]) and a["pulse_01"] == 80 and (a["fever_00"], a["fever_01"]) == (1, 1)
+    assert a["before latest_00"] == 1 and a["before latest_01"] == 0 and a["ward"] == "x"
+    assert (b["pulse_00"], b["pulse_01"], b["fever_00"], b["fever_01"]) == (60, 61, 1, 0) and b["ward"] == "y"
+    assert np.isnan(c["pulse_00"]) and c["pulse_01"] == 55.5 and c["age"] == 30 and len(records) == 120
+    notes = " ".join(dataset.notes)
+    assert "240 visits of 120 patients are sequences of 2 steps" in notes and "patients have up to 3 visits" in notes
+    assert "40 rows have no time that can be read" in notes and "Column 'ward' changes from visit to visit" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"time": "sene", "steps": 2}, "given are 'sene', 2 and 'mrn'. Did you mean 'seen'?"),
+        ({"time": "seen"}, "--steps from 2 to 100"),
+        ({"steps": 3}, "--time, the column of their time"),
+        ({"time": "ward", "steps": 3}, "Column 'ward' cannot be the time of visits"),
+    ],
+)
+def test_visits_without_time_steps_or_patient_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolyclinicError) as refused:
+        tables(frames=hold({"all": VISITS}), label="died", patient="mrn", **options)
+    assert words in str(refused.value)
+
+
+def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:
+    schema = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2).schema
+    row = {f"{name}_{step:02d}": "1" for name in ("fever", "before latest") for step in range(2)}
+    row |= {"pulse_00": "", "pulse_01": "72", "ward": "x", "age": "44"}
+    read = read_as(pd.DataFrame([row]), schema)
+    assert np.isnan(read["pulse_00"][0]) and read["pulse_01"][0] == 72 and "died" not in read
+    with pytest.raises(DataError, match="lacks columns that the model needs: 'pulse_01'"):
+        read_as(pd.DataFrame([row]).drop(columns="pulse_01"), schema)
+
+
+def test_dates_split_patients_by_time(tmp_path: Path) -> None:
+    frame = hospital(200, 1)
+    days = pd.date_range("2023-01-01", periods=200, freq="D")
+    forms = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d-%b-%Y %H:%M"]
+    frame["admitted"] = [day.strftime(forms[row % 4]) for row, day in enumerate(days)]
+    frame["mrn"] = range(200)
+    result = Federation.from_frame(frame.assign(h=["a", "b"] * 100), "h", "died", out=str(tmp_path)).run(
+        rounds=1, split={"time": "admitted:2023-06-01"}, pictures=False
+    )
+    assert "(split.time): admitted." in " ".join(result.summary["notes"])
+    assert len(result.predictions) == (days >= "2023-06-01").sum()
+
+
+def test_a_patient_in_two_spellings_is_one_unit() -> None:
+    frame = hospital(90, 1)
+    frame["mrn"] = [["P1", "p1 ", "P 2", "7.0", "7"][row % 5] if row < 10 else f"q{row}" for row in range(90)]
+    dataset = tables(frames=hold({"a": frame}), label="died")
+    assert dataset.patients == 83 and "2 values of 'mrn' are another's in other spelling" in " ".join(dataset.notes)
+    without = tables(frames=hold({"a": pd.concat([frame.drop(columns="mrn")] * 2)}), label="died")
+    assert "90 rows are copies of others" in " ".join(without.notes)

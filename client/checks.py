@@ -32,6 +32,7 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
     for key, name, allowed in (
         ("task", config.task, hospital.policy.allowed_tasks),
         ("model", config.model, hospital.policy.allowed_models),
+        ("objective", config.objective, ("", *hospital.policy.allowed_objectives)),
     ):
         _check_allowed(hospital.site, f"the {key}s ", name, allowed)
     if not hospital.simulated:
@@ -46,7 +47,9 @@ def check_mods(site: str, policy: Policy, config: RunConfig) -> None:
 
 def _check_allowed(site: str, what: str, name: str, allowed: Sequence[str], of: str = "") -> None:
     if name not in allowed:
-        raise BudgetRefused(f"{site}: the policy allows {what}{', '.join(allowed) or 'none'}, not {of}{name!r}.")
+        raise BudgetRefused(
+            f"{site}: the policy allows {what}{', '.join(filter(None, allowed)) or 'none'}, not {of}{name!r}."
+        )
 
 
 def check_task(hospital: Hospital, task: str, private: bool) -> None:

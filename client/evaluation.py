@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
@@ -25,9 +25,7 @@ from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.evaluation.assessment import Predictions
 from polyclinic.evaluation.groups import group_numbers
-from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
@@ -41,6 +39,11 @@ from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
+
+if TYPE_CHECKING:
+    from polyclinic.evaluation.assessment import Predictions
+    from polyclinic.evaluation.judges import Judge
+    from polyclinic.objectives.objective import Objective
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -70,6 +73,16 @@ def _kind(call: Call[EvaluateRequest]) -> Kind:
         return "exact"
     private = wanted != "none" and policy.metrics_epsilon and call.request.private_evaluations
     return "private" if private else "none"
+
+
+def _objective(call: Call[EvaluateRequest]) -> Objective:
+    return program_of(call.config).objective(call.hospital.schema)
+
+
+def _judge(call: Call[EvaluateRequest]) -> Judge:
+    from polyclinic.evaluation.judges import judge_of  # a hospital that trains judges nothing
+
+    return judge_of(_objective(call))
 
 
 def _withheld(call: Call[EvaluateRequest], spent: float, reason: str = "") -> RecordDict:
@@ -112,7 +125,7 @@ def _figures(call: Call[EvaluateRequest], rows: Rows, scores: np.ndarray, spent:
     The number of all patients, which is that of training patients too, leaves a simulation alone.
     """
     hospital = call.hospital
-    found = classification_metrics(rows.y, scores)
+    found = _judge(call).exact(rows.y, scores)
     metrics = {name: float(value) for name, value in found.items() if value is not None}
     metrics |= {"num-examples": float(len(rows.y)), "held-out-patients": float(rows.patients)}
     if hospital.simulated:
@@ -187,13 +200,19 @@ def _problem(call: Call[EvaluateRequest]) -> Exception | None:
 
 
 def _check_run(call: Call[EvaluateRequest]) -> None:
-    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``.
+    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``, and where there
+    are no classes to count scores by.
 
     A reply that left before may leave again.
     """
     hospital, request = call.hospital, call.request
     if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
+    objective = _objective(call)
+    if not objective.has_classes:
+        raise BudgetRefused(
+            f"private metrics count scores by class, of which the objective {objective.name!r} predicts none"
+        )
     ledger, question = open_held_out([hospital])[0], _identity(call)
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
@@ -250,6 +269,8 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
     Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
     run under another schema or without a classifier.
     """
+    from polyclinic.evaluation.assessment import Predictions
+
     config = run.config()
     hospital = own_hospital(path, config)
     check_names(hospital, config)
@@ -284,21 +305,25 @@ def _check(call: Call[EvaluateRequest]) -> None:
     A made-up row tells whether the arrays are the model's. A model whose later outputs depend on earlier rows is refused as in
     training; the judge of synthetic rows is linear.
     """
+    from polyclinic.objectives.objective import made_up_labels  # with torch
+
     hospital, config = call.hospital, call.config
     check_names(hospital, config)
     check_same_records(call)
     check_size(hospital, _arrays(call))
     check_numbers(hospital, model_arrays(call.content)[1])
     own_imputer(hospital, config.data.imputation)
-    features, classes = len(feature_names(hospital.schema)), hospital.schema.num_classes
+    features, objective = len(feature_names(hospital.schema)), _objective(call)
     standardiser(call.content, features)
-    made_up = Rows(np.zeros((1, features)), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1)
+    made_up = Rows(np.zeros((1, features)), made_up_labels(objective.labels, 1), np.zeros(1, dtype=np.int64), 1)
     try:
-        fits = _score(call, [made_up])[0].shape == (1, classes)
+        fits = _score(call, [made_up])[0].shape == (1, len(objective.columns))
     except (LookupError, ValueError, RuntimeError):
         fits = False
     if not fits:
-        raise ConfigError(f"The message's arrays are no model of {features} features and {classes} classes.")
+        raise ConfigError(
+            f"The message's arrays are no model of {features} features and {len(objective.columns)} predictions."
+        )
     program_of(config).check_evaluated(hospital.schema, _arrays(call), config.privacy.dp or _kind(call) == "private")
 
 

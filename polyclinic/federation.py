@@ -23,6 +23,7 @@ from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric
+from polyclinic.evaluation.judges import headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.inspection.comparison import beside, compare
@@ -203,9 +204,11 @@ class RunResult:
         return self.folder.model()
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """(rows, classes) probabilities of raw rows with the columns of the run's schema; the label may be left out.
+        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label may be left out.
 
-        Raises ConfigError for a run without a classifier, DataError for a cell that the schema does not allow.
+        They are probabilities of classes, or what else the run's objective predicts, in the label's unit.
+
+        Raises ConfigError for a run without such a model, DataError for a cell that the schema does not allow.
         """
         return predict(self.folder, table)[0]
 
@@ -250,10 +253,15 @@ class RunResult:
         return render_report(self.path)
 
     def __repr__(self) -> str:
-        spent, auroc = self.privacy["epsilon"], self.pooled["auroc"]
+        spent, (name, value) = self.privacy["epsilon"], self._first_metric()
         epsilon = None if spent is None else float(f"{spent:.4g}")
-        pooled_auroc = None if auroc is None else round(auroc, 3)
-        return f"RunResult({self.folder.name!r}, rounds={self.summary['rounds']}, {epsilon=}, {pooled_auroc=})"
+        pooled = f"pooled_{name}={None if value is None else round(value, 3)}"
+        return f"RunResult({self.folder.name!r}, rounds={self.summary['rounds']}, {epsilon=}, {pooled})"
+
+    def _first_metric(self) -> tuple[str, float | None]:
+        """The name and the pooled value of the metric that tables show first."""
+        name = headline(self.summary)[0]
+        return name, self.pooled.get(name)
 
     def _repr_html_(self) -> str:
         spent, pooled = self.privacy["epsilon"], self.pooled
@@ -268,10 +276,10 @@ class RunResult:
         )
         if central := self.privacy.get("central"):
             promise += f". {html.escape(central_sentence(central))}"
-        auroc = metric(mark_withheld(pooled)["auroc"])
-        head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled AUROC {auroc}; {promise}</p>"
-        shown = self.sites.drop(columns="risk", errors="ignore")
-        return head + str(shown.round(3).to_html())
+        name = self._first_metric()[0]
+        shown, title = metric(mark_withheld(pooled).get(name)), in_line(titles(self.summary)[name])
+        head = f"<p><b>{html.escape(self.folder.name)}</b>: pooled {title} {shown}; {promise}</p>"
+        return head + str(self.sites.drop(columns="risk", errors="ignore").round(3).to_html())
 
 
 @dataclass(frozen=True)

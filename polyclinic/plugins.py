@@ -24,7 +24,7 @@ from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
 from polyclinic.ehr.partition.flower import deal_by, is_flowers
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest, why
 from polyclinic.installed import Plugin, claimed, claims, strays
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy
     from torch import nn
 
+    from polyclinic.objectives.objective import Objective
+
 #: Each group of names, and where one of it stands.
 GROUPS = {
     "datasets": "Configuration key 'dataset'", "partitioners": "Configuration key 'partitioner'",
@@ -41,7 +43,7 @@ GROUPS = {
     "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
     "mods": "Configuration key 'mods'", "evaluators": "Configuration key 'evaluate-fn'",
-    "tasks": "Configuration key 'task'", "programs": "Configuration key 'task'",
+    "objectives": "Configuration key 'objective'", "tasks": "Configuration key 'task'", "programs": "Configuration key 'task'",
     "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
     "experiments": "The experiment",
 }  # fmt: skip
@@ -86,6 +88,18 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
     ),
     "experiments": {},
     "programs": {},
+    "objectives": {
+        "classification": "polyclinic.objectives.classes:Classification",
+        "binary": "polyclinic.objectives.classes:Binary",
+        "ordinal": "polyclinic.objectives.classes:Ordinal",
+        "multi-label": "polyclinic.objectives.sets:MultiLabel",
+        "squared": "polyclinic.objectives.numbers:Squared",
+        "huber": "polyclinic.objectives.numbers:Huber",
+        "quantile": "polyclinic.objectives.numbers:Quantile",
+        "poisson": "polyclinic.objectives.counts:Poisson",
+        "negative-binomial": "polyclinic.objectives.counts:NegativeBinomial",
+        "hazards": "polyclinic.objectives.survival:Hazards",
+    },
     "tasks": {
         "classification": "polyclinic.training.classification:",
         "output-perturbation": "polyclinic.training.convex:OUTPUT",
@@ -235,12 +249,15 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
 
 
 def dataset_of(config: RunConfig) -> Dataset:
-    """The run's dataset, under the schema of its ``data.schema-file`` where it names one, and with the indicators of its
-    ``imputation``. Raises DataError for a bad file.
+    """The run's dataset, under the schema of its ``data.schema-file`` where it names one, with the labels of its ``data.label``
+    and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is no column.
     """
     found = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else found.schema
-    return replace(found, schema=with_indicators(schema) if config.data.imputation == "indicator" else schema)
+    found = replace(found, schema=schema)
+    if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:
+        found = found.labelled(names)
+    return replace(found, schema=with_indicators(found.schema)) if config.data.imputation == "indicator" else found
 
 
 def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
@@ -263,6 +280,27 @@ def model_named(name: str) -> Callable[..., nn.Module] | nn.Module:
     """A function or a class that makes a module, or a module."""
     found: Callable[..., nn.Module] | nn.Module = resolve("models", name)
     return found
+
+
+def objective_of(config: RunConfig, labels: tuple[Column, ...]) -> Objective:
+    """What the run's model is trained towards, for these label columns.
+
+    Raises ConfigError for a name that stands for no objective, for options that it does not take, and for labels that it does not
+    take.
+    """
+    from polyclinic.objectives.objective import Objective, usual_objective  # torch takes a second to load
+
+    name = config.objective or usual_objective(labels)
+    made = resolve("objectives", name)
+    if not (isinstance(made, type) and issubclass(made, Objective)):
+        raise ConfigError(
+            f"Configuration key 'objective' has the value {name!r}, which must stand for a subclass of "
+            "polyclinic.objectives.objective.Objective."
+        )
+    try:
+        return made(labels, **config.objective_arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective-options do not make an objective {name!r}: {why(error)}.") from error
 
 
 def strategy_named(name: str) -> type[Strategy]:

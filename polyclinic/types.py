@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]  # of any precision
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+#: Labels of rows: int64 class numbers (rows,), or float64 numbers, (rows,) or (rows, columns).
+Labels = NDArray[Any]
 #: Arrays by name.
 Arrays = dict[str, np.ndarray]
 #: Makes an empty module, into which arrays are loaded.

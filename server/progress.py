@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.config import RunConfig
+from polyclinic.evaluation.judges import TITLES, in_line
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState
@@ -46,9 +47,16 @@ def figures(state: RunState) -> str:
         return "not evaluated"
     if not any(state.released.values()):
         return "metrics not released"
-    shown = [f"{name} {'undefined' if overall[key] is None else format(overall[key], '.3f')}"
-             for name, key in (("loss", "loss"), ("AUROC", "auroc"))]  # fmt: skip
+    shown = [
+        f"{name} {'undefined' if value is None else format(value, '.3f')}"
+        for name, value in first_metrics(overall).items()
+    ]
     return ", ".join(shown) + (", the mean over hospitals" if overall["site"] == "macro" else "")
+
+
+def first_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The loss and the metric after it of a row of metrics, by how they are written within a line."""
+    return {in_line(TITLES[name]): row[name] for name in [name for name in row if name in TITLES][:2]}
 
 
 class OneLine(Progress):
@@ -68,9 +76,7 @@ class OneLine(Progress):
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         overall: dict[str, Any] = next((row for row in reversed(state.newest_rows()) if row["site"] == "pooled"), {})
-        figures = [
-            f"{name} {overall[key]:.3f}" for name, key in (("loss", "loss"), ("AUROC", "auroc")) if overall.get(key)
-        ]
+        figures = [f"{name} {value:.3f}" for name, value in first_metrics(overall).items() if value]
         spent = [f"ε at most {max(state.epsilon.values()):.4g}"] if config.privacy.dp and state.epsilon else []
         self.doing(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
         if state.round >= config.rounds:

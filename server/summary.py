@@ -8,7 +8,9 @@ from typing import Any
 from polyclinic.digests import digest
 from polyclinic.evaluation.assessment import assess
 from polyclinic.evaluation.groups import group_names
+from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.privacy_text import composition
+from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
@@ -19,8 +21,6 @@ from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
 from polyclinic.server.notes import notes, terms_of
 from polyclinic.server.tracking import tracker_note
-
-_SHOWN = ("auroc", "auprc", "accuracy", "loss", "brier")
 
 
 def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -34,17 +34,22 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     site, overlap = outcome.sites[0], _overlap(outcome)
     statement = _statement(outcome, ledgers, spent)
     unchanged, flow = _unchanged(outcome, statement), dataset_of(config).flow if simulated else None
+    objective = outcome.program.objective(site.schema) if outcome.program.judged else None
+    by = judge_of(objective) if objective else CLASSES
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
         "flow": flow.as_list() if flow else None,
         "metrics": {
-            "pooled": _metrics(last.get("pooled")) | {"released": _is_pooled(outcome) if state.released else None},
-            "macro": _metrics(last.get("macro")) | {"released": any(state.released.values()) if state.released else None},
-            "sites": {found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged) for found in outcome.sites},
+            "pooled": _metrics(last.get("pooled"), by) | {"released": _is_pooled(outcome) if state.released else None},
+            "macro": _metrics(last.get("macro"), by) | {"released": any(state.released.values()) if state.released else None},
+            "sites": {
+                found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged, by) for found in outcome.sites
+            },
         },
-        "evaluation": _evaluation(outcome) if outcome.program.judged else None,
+        "objective": _objective(objective, by) if objective else None,
+        "evaluation": _evaluation(outcome, by) if outcome.program.judged else None,
         "private_metrics": _private_metrics(outcome),
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
@@ -74,12 +79,18 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
     return outcome.program.statement(half, learned, outcome.synthesizer, [*state.patients.values()], state.stopped)
 
 
-def _evaluation(outcome: Outcome) -> dict[str, Any]:
+def _objective(objective: Objective, by: Judge) -> dict[str, Any]:
+    """What the model was trained towards, and by what it is judged."""
+    said = {"name": objective.name, "label": objective.label, "unit": objective.unit, "predicts": objective.predicts}
+    return said | by.as_dict()
+
+
+def _evaluation(outcome: Outcome, by: Judge) -> dict[str, Any]:
     config, schema = outcome.config, outcome.sites[0].schema
     groups = group_names(schema, config.evaluation.groups) if config.evaluation.groups else ()
     if not outcome.state.released:
         return {"undefined": "no hospital was asked for metrics"}
-    return assess(outcome.state.predictions or {}, config.seed, config.evaluation.groups, groups)
+    return assess(outcome.state.predictions or {}, config.seed, config.evaluation.groups, groups, by)
 
 
 def _is_pooled(outcome: Outcome) -> bool:
@@ -110,8 +121,8 @@ def _central(outcome: Outcome) -> dict[str, Any] | None:
     return rest | {"risk": outcome.central["ledger"]["risk"]}
 
 
-def _metrics(row: dict[str, Any] | None) -> dict[str, float | None]:
-    return {name: row.get(name) if row else None for name in _SHOWN}
+def _metrics(row: dict[str, Any] | None, by: Judge) -> dict[str, float | None]:
+    return {name: row.get(name) if row else None for name in by.by_round}
 
 
 def _ledgers(outcome: Outcome, home: Path) -> dict[str, Ledger]:
@@ -162,11 +173,16 @@ def _charged(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]
 
 
 def _site_metrics(
-    site: Site, outcome: Outcome, row: dict[str, Any] | None, spent: dict[str, float], charged: dict[str, History]
+    site: Site,
+    outcome: Outcome,
+    row: dict[str, Any] | None,
+    spent: dict[str, float],
+    charged: dict[str, History],
+    by: Judge,
 ) -> dict[str, Any]:
     state, private = outcome.state, outcome.privacy is not None
     return {
-        "patients": state.patients.get(site.name), **_metrics(row), "released": state.released.get(site.name),
+        "patients": state.patients.get(site.name), **_metrics(row, by), "released": state.released.get(site.name),
         "epsilon": spent.get(site.name) if private else None, "delta": site.delta if private else None,
         "risk": risk_of(charged[site.name], site.relation).as_dict() if site.name in charged else None,
         "budget": site.budget, "rounds_joined": state.joined.get(site.name, 0),

@@ -244,7 +244,7 @@ def _open(hospitals: Sequence[Hospital], path: Path, terms: list[Terms]) -> list
 def simulation_policy(config: RunConfig) -> Policy:
     """A simulated hospital spends what the run asks and shows the metrics that it asks for: its records are the researcher's."""
     return Policy(
-        allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,),
+        allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,), allowed_objectives=(config.objective,),
         allowed_strategies=(config.strategy,),
         budget=config.privacy.epsilon if config.privacy.dp else None, delta=with_delta(config).privacy.delta,
         allow_without_privacy=not config.privacy.dp,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polyclinic.plugins import BUILT_IN as NAMES
 from polyclinic.plugins import MODS
 from polyclinic.privacy.streams import LEAST_DELTA
 from polyclinic.strategies import BUILT_IN
@@ -18,10 +19,10 @@ class Policy(BaseModel):
     """Defaults are the strict ones of a real hospital; a simulation states its own.
 
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
-    ``allowed_tasks`` and ``allowed_models`` are names that a run's configuration may use here: without them a server
-    could name any function of any module. ``allowed_strategies``: whose halves at hospitals may be loaded and run here; a
-    strategy without one needs no permission. ``allowed_mods``: which mods may stand between the hospital's answers and the
-    coordinator. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
+    ``allowed_tasks``, ``allowed_models`` and ``allowed_objectives`` are names that a run's configuration may use here: without
+    them a server could name any function of any module. ``allowed_strategies``: whose halves at hospitals may be loaded and
+    run here; a strategy without one needs no permission. ``allowed_mods``: which mods may stand between the hospital's answers
+    and the coordinator. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
     of the hospital's machine. ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be,
     at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed metrics of held-out patients and
     their exact number may leave, once for each training charge of a round, ``most_evaluations_per_run`` times a run and
@@ -50,6 +51,7 @@ class Policy(BaseModel):
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
     allowed_models: tuple[str, ...] = ("logistic", "mlp", "tabular-resnet", "gru", "transformer")
+    allowed_objectives: tuple[str, ...] = tuple(NAMES["objectives"])
     allowed_strategies: tuple[str, ...] = tuple(BUILT_IN)
     allowed_mods: tuple[str, ...] = tuple(MODS)
     allowed_runs: tuple[Annotated[str, Field(pattern="^(installed|[0-9a-f]{64})$")], ...] = ()

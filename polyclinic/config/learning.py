@@ -21,6 +21,11 @@ class Data(Keys):
         description="Schema in TOML that simulated hospitals read the dataset's records under, such as one of `polyclinic "
         "prepare`; empty takes the dataset's own.",
     )
+    label: Written = Field(
+        "",
+        description="Columns of the schema that simulated hospitals take for the label in place of its own, which is then left "
+        "out: one, several binary ones, or a time and an event, separated by commas.",
+    )
     imputation: Literal["mean", "constant", "indicator", "chained", "mice"] = Field(
         "mean",
         description="What a missing number becomes: mean, as standardise knows it; constant, the schema's fill; indicator, the "

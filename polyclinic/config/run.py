@@ -116,6 +116,16 @@ class RunConfig(Keys):
     task_options: Written = Field(
         "", description="Options of a task that another package brings as a program: `temperature=2.0`."
     )
+    objective: str = Field(
+        "",
+        description="What the task classification trains the model towards: classification, binary (one logit), ordinal, "
+        "multi-label, squared, huber, quantile, poisson, negative-binomial, hazards (docs/objectives.md), or "
+        "`package.module:Name`; empty takes what the kind of the label suggests.",
+    )
+    objective_options: Written = Field(
+        "",
+        description="Options of the objective: `levels=[0.1, 0.5, 0.9]` of quantile, `weights=[1, 5]` of classification.",
+    )
     model: str = Field(
         "logistic",
         description="logistic, mlp, tabular-resnet, gru or transformer (docs/models.md), of task synthesis a method such as "
@@ -264,6 +274,11 @@ class RunConfig(Keys):
     def program_options(self) -> dict[str, Any]:
         """The keyword arguments of another package's program. Raises ConfigError as ``options`` does."""
         return keyword_arguments(self.task_options)
+
+    @property
+    def objective_arguments(self) -> dict[str, Any]:
+        """The options of the objective. Raises ConfigError as ``options`` does."""
+        return keyword_arguments(self.objective_options)
 
     @property
     def builder_options(self) -> dict[str, Any]:

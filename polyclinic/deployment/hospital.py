@@ -183,6 +183,7 @@ _MEANINGS = {
     "relation": "Whom epsilon protects: add-remove or replace-one; fixed once the ledger exists.",
     "allowed_tasks": "What may be asked for.",
     "allowed_models": "Models that a run may name; anything else would be code of the server's choice.",
+    "allowed_objectives": "What a model may be trained towards; anything else would be code of the server's choice.",
     "allowed_strategies": "Strategies whose half at hospitals may be run here; one without such a half needs no permission.",
     "allowed_mods": "Flower mods that a run may put around your answers; anything else would be code of the server's choice.",
     "allowed_runs": 'Bundles that the node runs: "installed" is any that brings no code, others by SHA-256; [] runs all.',

@@ -17,19 +17,19 @@ import pandas as pd
 
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, numbers, require_columns
 from polyclinic.ehr.faults import all_or_faults
-from polyclinic.ehr.schema import NUMERIC_KINDS, Column, Schema
+from polyclinic.ehr.schema import CLASS_KINDS, NUMERIC_KINDS, Column, Schema
 from polyclinic.errors import DataError
-from polyclinic.types import Bools, Floats, Ints
+from polyclinic.types import Bools, Floats, Ints, Labels
 
 _DIGITS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Encoded records: x (rows, features) float64, may hold NaN; y (rows,) int64 class numbers, None if unlabelled."""
+    """Encoded records: x (rows, features) float64, may hold NaN; y as ``encode_labels`` gives it, None if unlabelled."""
 
     x: Floats
-    y: Ints | None
+    y: Labels | None
 
 
 def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
@@ -40,8 +40,25 @@ def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> En
     require_columns(records, schema.features, source)
     blocks = all_or_faults(partial(_encode_column, records, column, source) for column in schema.features)
     x = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(records), 0))
-    y = class_numbers(records, schema.label, source) if schema.label.name in records.columns else None
-    return Encoded(x, y)
+    labelled = all(column.name in records.columns for column in schema.labels)
+    return Encoded(x, encode_labels(records, schema, source) if labelled else None)
+
+
+def encode_labels(records: pd.DataFrame, schema: Schema, source: str = "records") -> Labels:
+    """The labels of ``records``: (rows,) int64 class numbers; (rows,) float64 in the label's unit; (rows, codes) float64 0/1 of a
+    code_set; or (rows, columns) float64 of several label columns.
+
+    Raises DataError, naming ``source``, column and data row, for a label that is missing or not allowed.
+    """
+    parts = all_or_faults(partial(_label, records, column, source) for column in schema.labels)
+    return parts[0] if len(parts) == 1 else np.stack([part.astype(np.float64) for part in parts], axis=1)
+
+
+def _label(records: pd.DataFrame, column: Column, source: str) -> Labels:
+    if column.kind in CLASS_KINDS:
+        return class_numbers(records, column, source)
+    read = code_sets if column.kind == "code_set" else numbers
+    return read(records[column.name], column, source)
 
 
 def _encode_column(records: pd.DataFrame, column: Column, source: str) -> Floats:
@@ -240,3 +257,13 @@ def public_standardiser(schema: Schema) -> Standardiser:
             half = (column.bounds[1] - column.bounds[0]) / 2
             mean[at], std[at] = (column.centre - column.bounds[0]) / half - 1, column.spread / half
     return mean, std
+
+
+def public_scale(column: Column) -> tuple[float, float]:
+    """Centre and spread of a column with bounds, in its unit, from the schema alone: its own, or the middle of its bounds and a
+    quarter of their distance.
+    """
+    if column.centre is not None and column.spread is not None:
+        return column.centre, column.spread
+    low, high = _interval(column)
+    return (low + high) / 2, _PUBLIC_STD * (high - low) / 2

@@ -9,14 +9,14 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import model_validator
 
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
@@ -28,7 +28,9 @@ NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
 BOUNDED_KINDS = ("continuous", "integer", "trajectory")
 _LISTED = ("categorical", "ordinal", "code_set")
 _IDENTIFIERS = ("patient_id", "site", "time", "ignore")
-_LABEL_KINDS = ("binary", "categorical", "ordinal")
+#: Kinds of a label that has classes.
+CLASS_KINDS = ("binary", "categorical", "ordinal")
+_LABEL_KINDS = (*CLASS_KINDS, "continuous", "integer", "code_set")
 
 
 class Column(Declared):
@@ -113,8 +115,8 @@ class Column(Declared):
             raise refuse(f"clip needs a column with bounds ({', '.join(BOUNDED_KINDS)}), whole ones for kind 'integer'")
         if self.whole and (self.kind != "trajectory" or not self._has_whole_bounds):
             raise refuse("whole is for kind 'trajectory' with whole bounds; kind 'integer' is whole by itself")
-        if self.other and (self.kind not in ("categorical", "code_set") or self.role == "label"):
-            raise refuse("other needs kind 'categorical' or 'code_set', and a column that is not the label")
+        if self.other and self.kind != "code_set" and (self.kind != "categorical" or self.role == "label"):
+            raise refuse("other needs kind 'code_set', or kind 'categorical' and a column that is not the label")
         if self.other and self.other not in self.categories:
             raise refuse(f"other is {self.other!r}, which must be one of the categories")
         if self.indicator and (not self.nullable or self.kind in ("categorical", "code_set")):
@@ -153,8 +155,8 @@ class Schema(Declared):
     unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a unit).
     rules: conditions that no record should break, as ``dbp < sbp`` (``polyclinic.ehr.rules``). They refuse nothing: how often
     they are broken is counted where synthetic records are judged.
-    Raises DataError unless rules can be read, there is exactly one label, at most one patient_id and site, and column names
-    are unique.
+    Raises DataError unless rules can be read, there is a label (or several binary ones, or a time and an event), at most one
+    patient_id and site, and column names are unique.
     """
 
     name: str
@@ -167,8 +169,14 @@ class Schema(Declared):
         names = Counter(name for column in self.columns for name in column.record_names)
         if repeated := [name for name, count in names.items() if count > 1]:
             raise DataError(f"Schema {self.name!r}: column {repeated[0]!r} is declared twice; names must be unique.")
-        if (labels := len(self._with_role("label"))) != 1:
-            raise DataError(f"Schema {self.name!r} has {labels} label columns; exactly one must have role 'label'.")
+        if not (labels := self.labels):
+            raise DataError(f"Schema {self.name!r} has no label column; one must have role 'label'.")
+        kinds = Counter("number" if column.kind in BOUNDED_KINDS else column.kind for column in labels)
+        if len(labels) > 1 and kinds not in (Counter(binary=len(labels)), Counter(number=1, binary=1)):
+            raise DataError(
+                f"Schema {self.name!r} has {len(labels)} label columns; several must all be of kind 'binary', or a time of kind "
+                "'continuous' or 'integer' and a 'binary' event."
+            )
         if not self.features:
             raise DataError(f"Schema {self.name!r} has no feature column; at least one must have role 'feature'.")
         for role in ("patient_id", "site"):
@@ -194,9 +202,22 @@ class Schema(Declared):
         return self._with_role("feature")
 
     @property
+    def labels(self) -> tuple[Column, ...]:
+        """The label columns in declared order: one, several binary ones, or a time and an event."""
+        return self._with_role("label")
+
+    @property
     def label(self) -> Column:
-        """The one label column."""
-        return self._with_role("label")[0]
+        """The one label column. Raises ConfigError where there are several."""
+        if len(self.labels) > 1:
+            names = ", ".join(column.name for column in self.labels)
+            raise ConfigError(f"Schema {self.name!r} has the labels {names}; what was asked for takes one label only.")
+        return self.labels[0]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether there is one label, and it has classes."""
+        return len(self.labels) == 1 and self.label.kind in CLASS_KINDS
 
     @property
     def patient_id(self) -> Column | None:
@@ -210,8 +231,40 @@ class Schema(Declared):
 
     @property
     def num_classes(self) -> int:
-        """The number of label classes, from the schema alone: 2 for a binary label."""
+        """The number of label classes, from the schema alone: 2 for a binary label.
+
+        Raises ConfigError for a label that has no classes.
+        """
+        if self.label.kind not in CLASS_KINDS:
+            raise ConfigError(
+                f"The label {self.label.name!r} is of kind {self.label.kind!r}; what was asked for takes a label with classes "
+                f"({', '.join(CLASS_KINDS)})."
+            )
         return max(2, len(self.label.categories))
+
+    def labelled(self, names: Sequence[str]) -> Schema:
+        """The schema with these columns as its labels; the former ones are left out.
+
+        Raises ConfigError for a name that is no column, DataError for columns that no label can be.
+
+        >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
+        >>> schema = Schema(name="x", unit="record", columns=(*columns, Column(name="died", kind="binary", role="label")))
+        >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
+        [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
+        """
+        known = [column.name for column in self.columns]
+        if strange := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"Configuration key 'data.label' names {strange[0]!r}, which is no column of schema {self.name!r}."
+                f"{nearest(strange[0], known)}"
+            )
+        given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}
+        columns = [
+            column.model_dump()
+            | (given if column.name in names else {"role": "ignore"} if column.role == "label" else {})
+            for column in self.columns
+        ]
+        return Schema.from_dict(self.model_dump() | {"columns": columns}, source="data.label")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, without what is at its default; ``from_dict`` reads it back."""
@@ -259,4 +312,4 @@ def label_names(schema: Schema) -> tuple[str, ...]:
     return schema.label.categories or ("0", "1")
 
 
-__all__ = ["BOUNDED_KINDS", "NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]
+__all__ = ["BOUNDED_KINDS", "CLASS_KINDS", "NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]

@@ -25,15 +25,15 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, DataError, several
-from polyclinic.types import Bools, Floats, Ints
+from polyclinic.types import Bools, Floats, Ints, Labels
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one side of a split: x (rows, features), y (rows,), patient (rows,) in 0..patients-1."""
+    """Rows of one side of a split: x (rows, features), y as in a Shard, patient (rows,) in 0..patients-1."""
 
     x: Floats
-    y: Ints
+    y: Labels
     patient: Ints
     patients: int
 
@@ -55,7 +55,8 @@ class Rows:
 class Shard:
     """A hospital's encoded records.
 
-    x: (rows, features) float64, may hold NaN. y: (rows,) int64 class numbers. patient: (rows,) int64 in 0..patients-1,
+    x: (rows, features) float64, may hold NaN. y: (rows,) int64 class numbers; of a label without classes float64, (rows,) in its
+    unit or (rows, columns) (``encoding.encode_labels``). patient: (rows,) int64 in 0..patients-1,
     numbered by first appearance (one number a row where the schema's unit is "record"). is_test: (patients,) bool.
     cells: of columns whose vocabulary is still open, each row's text ("" where missing); (rows,) object.
     """
@@ -63,7 +64,7 @@ class Shard:
     site: str
     schema: Schema
     x: Floats
-    y: Ints
+    y: Labels
     patient: Ints
     is_test: Bools
     cells: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
@@ -87,7 +88,12 @@ class Shard:
     def contents(self) -> str:
         """Identifies the patients, their rows and their sides of the split, in whatever order they come: SHA-256 (hex) of
         64-bit hashes of the patients. A data base may give the same rows in another order."""
-        columns = [*self.x.T, self.y, self.is_test[self.patient], *(cells for _, cells in sorted(self.cells.items()))]
+        columns = [
+            *self.x.T,
+            *np.atleast_2d(self.y.T),
+            self.is_test[self.patient],
+            *(cells for _, cells in sorted(self.cells.items())),
+        ]
         rows = pd.util.hash_pandas_object(pd.DataFrame(dict(enumerate(columns))), index=False).to_numpy()
         patients = np.zeros(self.patients, dtype=np.uint64)
         np.add.at(patients, self.patient, rows)
@@ -124,7 +130,7 @@ class Checked:
     """
 
     x: Floats
-    y: Ints
+    y: Labels
     ids: NDArray[np.object_] | None
     cells: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     times: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
@@ -153,12 +159,12 @@ class Checked:
 
 def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked:
     """The records, encoded. Raises DataError, with the row but never the cell, where the schema does not allow them."""
-    require_columns(records, tuple(c for c in (*schema.features, schema.label, schema.patient_id) if c), source)
+    require_columns(records, tuple(c for c in (*schema.features, *schema.labels, schema.patient_id) if c), source)
     if records.empty:
         raise DataError(f"{source}: there are no records; give a file with at least one row under its header.")
     encoded = encode(records, schema, source)
     if encoded.y is None:
-        raise DataError(f"{source}: the label column {schema.label.name!r} is missing.")
+        raise DataError(f"{source}: the label column {schema.labels[0].name!r} is missing.")
     ids = None if schema.patient_id is None else np.array(patient_ids(records, schema, source), dtype=object)
     cells = {c.name: np.array(texts(records[c.name]), dtype=object) for c in schema.features if c.is_open}
     times = {c.name: records[c.name].to_numpy(object) for c in schema.columns if c.role == "time" and c.name in records}
@@ -183,7 +189,8 @@ def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: 
     if not parts:
         raise DataError(f"{source}: there are no records; give at least one row.")
     rows = sum(len(part.y) for part in parts)
-    x, y = np.empty((rows, parts[0].x.shape[1])), np.empty(rows, dtype=np.int64)
+    first = parts[0].y
+    x, y = np.empty((rows, parts[0].x.shape[1])), np.empty((rows, *first.shape[1:]), dtype=first.dtype)
     ids = None if parts[0].ids is None else np.empty(rows, dtype=object)
     cells, times = (
         {name: np.concatenate([getattr(part, held)[name] for part in parts]) for name in getattr(parts[0], held)}
@@ -266,10 +273,10 @@ def split_shard(
         raise DataError(f"{source}: the split has shape {test_rows.shape}; it must have one entry for each row.")
     person = pd.factorize(checked.patients)[0].astype(np.int64)
     _check_split(test_rows, person, source, allow_small)
-    if not allow_small and len(np.unique(checked.y[~test_rows])) < 2:
+    if not allow_small and len(np.unique(checked.y[~test_rows], axis=0)) < 2:
         raise DataError(
             f"{source}: all training rows have the same label, so nothing can be learned here; "
-            "give records of at least two classes."
+            "give records of at least two."
         )
     return divided(checked, schema, site, test_rows, person)
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from polyclinic.evaluation.intervals import Interval, bootstrap, percentiles, wilson
-from polyclinic.evaluation.metrics import METRICS, binned, judged, weighted_metrics
+from polyclinic.evaluation.judges import CLASSES, LARGER_IS_BETTER, Judge, tenths
+from polyclinic.evaluation.metrics import binned, judged
 from polyclinic.privacy.streams import generator
-from polyclinic.types import Bools, Floats, Ints
+from polyclinic.types import Bools, Floats, Ints, Labels
 
 MOST, FEWEST = 1000, 200
 CELLS = 8_000_000  # resamples times rows of a run: a second or two
@@ -25,7 +26,6 @@ OF_CLASSES = ("auroc", "auprc", "f1", "sensitivity", "specificity", "sensitivity
 FEWEST_OF_CLASS = 5  # patients of each class, for an interval of a metric that is of classes
 MOST_POINTS = 200  # of an ROC curve
 SMALLEST_GROUP = 10  # patients; counts of groups are told to the nearest ten
-WORST_IS_LARGEST = ("loss", "brier", "calibration_error", "calibration_in_the_large")
 NO_PREDICTIONS = "no hospital's policy lets predictions of held-out patients leave"
 DIVERGED = "the model gave no usable probabilities"
 THRESHOLDS = np.arange(1, 100) / 100
@@ -36,9 +36,11 @@ Estimates = dict[str, dict[str, float | None]]
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Of one hospital's held-out rows: labels (n,) in 0..K-1, scores (n, K), patient (n,) and group (n,), None if not told."""
+    """Of one hospital's held-out rows: labels (n, ...) as in a shard, the objective's predictions ``scores`` (n, C), patient (n,)
+    and group (n,), None if not told.
+    """
 
-    labels: Ints
+    labels: Labels
     scores: Floats
     patient: Ints
     group: Ints | None = None
@@ -60,29 +62,31 @@ class Judged:
     draws: Draws
 
 
-def assess(sites: Mapping[str, Predictions], seed: int, column: str = "", groups: Sequence[str] = ()) -> dict[str, Any]:
+def assess(
+    sites: Mapping[str, Predictions], seed: int, column: str = "", groups: Sequence[str] = (), by: Judge = CLASSES
+) -> dict[str, Any]:
     """The key ``evaluation`` of a run's summary (docs/reference/json.md), of the predictions of each hospital by name.
 
-    column: what ``groups`` are by, the names of the numbers in ``Predictions.group``; empty without.
+    column: what ``groups`` are by, the names of the numbers in ``Predictions.group``; empty without. by: whose metrics.
     """
     usable = {name: one for name, one in sites.items() if len(one.labels)}
     if not usable or not all(one.usable for one in usable.values()):
         return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
     together = pool(usable)
     count = _count(together)
-    pooled, drawn_curves = _pooled(together, count, seed)
+    pooled, drawn_curves = _pooled(together, count, seed, by)
     drawn = count if len(usable) <= MOST_SITES else 0
-    each = {name: judge(one, drawn, generator(seed, "bootstrap", "site", name)) for name, one in usable.items()}
+    each = {name: judge(one, drawn, generator(seed, "bootstrap", "site", name), by) for name, one in usable.items()}
     return {
         "undefined": None,
         "confidence": 0.95,
         "resamples": count,
         "pooled": pooled,
-        "macro": _macro(each),
+        "macro": _macro(each, by),
         "sites": {name: one.told for name, one in each.items()},
-        "worst": {metric: _worst(each, metric) for metric in METRICS},
-        "gap": {metric: _gap(each, metric) for metric in METRICS},
-        "groups": _groups(usable, column, groups, count, seed) if column else None,
+        "worst": {metric: _worst(each, metric) for metric in by.titles},
+        "gap": {metric: _gap(each, metric) for metric in by.titles},
+        "groups": _groups(usable, column, groups, count, seed, by) if column else None,
         **drawn_curves,
     }
 
@@ -105,19 +109,23 @@ def _count(rows: Predictions) -> int:
     return int(np.clip(CELLS // (len(rows.labels) * ranked), FEWEST, MOST))
 
 
-def _pooled(rows: Predictions, count: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = generator(seed, "bootstrap", "pooled")
+    if not by.has_classes:
+        told = judge(rows, count, rng, by).told
+        curve = None if by.calibration is None else tenths(*by.calibration(rows.labels, rows.scores))
+        return told, {"curves": [], "calibration": curve, "decision": None}
     chance, event = judged(rows.labels, rows.scores)
     binary = rows.scores.shape[1] == 2
     worth = net_benefit(chance, event)
 
     def statistic(weights: Floats) -> Floats:
-        metrics = weighted_metrics(rows.labels, rows.scores, weights)
+        metrics = by.weighted(rows.labels, rows.scores, weights)
         return np.concatenate([metrics, worth(weights)], axis=1) if binary else metrics
 
     values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
-    told = _told(rows, values, draws, rng)
-    band = np.quantile(draws[:, len(METRICS) :], (0.025, 0.975), axis=0) if binary else None
+    told = _told(rows, values, draws, rng, by)
+    band = np.quantile(draws[:, len(by.titles) :], (0.025, 0.975), axis=0) if binary else None
     return told, {
         "curves": curves(rows),
         "calibration": calibration_curve(chance, event),
@@ -154,22 +162,25 @@ def operating_points(positive: Bools, score: Floats) -> dict[str, list[float]]:
     return {name: [round(float(value), 6) for value in line] for name, line in lines.items()}
 
 
-def judge(rows: Predictions, count: int, rng: np.random.Generator) -> Judged:
+def judge(rows: Predictions, count: int, rng: np.random.Generator, by: Judge = CLASSES) -> Judged:
     """The metrics of some rows, n > 0, with 95 % intervals over ``count`` resamples of their patients; none for count 0."""
 
     def statistic(weights: Floats) -> Floats:
-        return weighted_metrics(rows.labels, rows.scores, weights)
+        return by.weighted(rows.labels, rows.scores, weights)
 
     if count:
-        values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
+        classes = rows.labels if by.has_classes else None
+        values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, classes)
     else:
-        values, draws = statistic(np.ones((1, len(rows.labels))))[0], np.empty((0, len(METRICS)))
-    told = _told(rows, values, draws, rng)
-    return Judged(told, {name: draws[:, i] for i, name in enumerate(METRICS) if told[name]["low"] is not None})
+        values, draws = statistic(np.ones((1, len(rows.labels))))[0], np.empty((0, len(by.titles)))
+    told = _told(rows, values, draws, rng, by)
+    return Judged(told, {name: draws[:, i] for i, name in enumerate(by.titles) if told[name]["low"] is not None})
 
 
-def _told(rows: Predictions, values: Floats, draws: Floats, rng: np.random.Generator) -> Estimates:
-    found = {name: estimate(float(values[i]), draws[:, i]) for i, name in enumerate(METRICS)}
+def _told(rows: Predictions, values: Floats, draws: Floats, rng: np.random.Generator, by: Judge) -> Estimates:
+    found = {name: estimate(float(values[i]), draws[:, i]) for i, name in enumerate(by.titles)}
+    if not by.has_classes:
+        return found
     # Resampling adds to this error what it is there to measure, so that its interval would miss the truth.
     unsure = ["calibration_error", *(OF_CLASSES if _few_of_a_class(rows) else ())]
     for name in unsure:
@@ -196,10 +207,10 @@ def estimate(value: float, draws: Floats) -> dict[str, float | None]:
     return asdict(found)
 
 
-def _macro(sites: Mapping[str, Judged]) -> Estimates:
+def _macro(sites: Mapping[str, Judged], by: Judge) -> Estimates:
     """The mean over the hospitals that define a metric; its interval only where each of them has one."""
     found = {}
-    for metric in METRICS:
+    for metric in by.titles:
         known = _known(sites, metric)
         drawn = [sites[name].draws[metric] for name in known if metric in sites[name].draws]
         draws = np.mean(drawn, axis=0) if drawn and len(drawn) == len(known) else np.empty(0)
@@ -218,9 +229,9 @@ def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     if not known:
         return None
     worst = (
-        max(known, key=lambda name: abs(known[name]))
-        if metric in WORST_IS_LARGEST
-        else min(known, key=known.__getitem__)
+        min(known, key=known.__getitem__)
+        if metric in LARGER_IS_BETTER or metric.startswith("auroc")
+        else max(known, key=lambda name: abs(known[name]))
     )
     return {"name": worst, **parts[worst].told[metric]}
 
@@ -237,7 +248,7 @@ def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
 
 
 def _groups(
-    sites: Mapping[str, Predictions], column: str, names: Sequence[str], count: int, seed: int
+    sites: Mapping[str, Predictions], column: str, names: Sequence[str], count: int, seed: int, by: Judge
 ) -> dict[str, Any]:
     """Metrics of each group over all hospitals together, never of a group at one hospital; of small groups nothing."""
     silent = [name for name, one in sites.items() if one.group is None]
@@ -252,11 +263,11 @@ def _groups(
         rows = together.where(together.group == number)
         patients = len(np.unique(rows.patient))
         if patients >= SMALLEST_GROUP:
-            shown[name] = judge(rows, count, generator(seed, "bootstrap", "group", name))
+            shown[name] = judge(rows, count, generator(seed, "bootstrap", "group", name), by)
             found[name] = {"about": int(round(patients, -1)), "metrics": shown[name].told}
         elif patients:
             found[name] = {"about": None, "metrics": None}
-    gap = {metric: _gap(shown, metric) for metric in METRICS}
+    gap = {metric: _gap(shown, metric) for metric in by.titles}
     return {"column": column, "undefined": None, "groups": found, "gap": gap}
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from polyclinic.evaluation.judges import CLASSES, TITLES
 from polyclinic.evaluation.privacy_text import NOT_RELEASED, share
 
 Summary = Mapping[str, Any]
@@ -74,7 +75,7 @@ def part(mapping: Summary, key: str) -> dict[str, Any]:
 def mark_withheld(row: Summary) -> dict[str, Any]:
     """A row of a summary's metrics, with ``NOT_RELEASED`` for each figure that the policies did not let leave."""
     withheld = ["patients"] * (row.get("released") is not None)  # a simulation alone tells how many there are
-    withheld += ["auroc", "auprc", "accuracy", "loss", "brier"] * (row.get("released") is False)
+    withheld += [name for name in TITLES if name in row or name in CLASSES.by_round] * (row.get("released") is False)
     return {**row, **{key: NOT_RELEASED for key in withheld if row.get(key) is None}}
 
 

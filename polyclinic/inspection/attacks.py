@@ -22,6 +22,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
+from polyclinic.evaluation.judges import judge_of
 from polyclinic.evaluation.report import render_report
 from polyclinic.files import write_file
 from polyclinic.inspection.audits import subject_of_run
@@ -150,12 +151,18 @@ def read_target(
 ) -> Target:
     """The run in ``path``, its folder or one that holds it alone.
 
-    Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
+    Raises ConfigError when there is no finished run, and for one of real hospitals, of task posterior, or of an objective that
+    predicts no classes."""
     run = Run.open(path)
     simulation, summary = run.simulation("attack its configuration in a simulation"), run.summary()
     program = program_of(simulation.config)
     if not program.judged:
         raise ConfigError(f"{path} is a run of task {program.config.task}, which none of the attacks is made for.")
+    objective = program.objective(run.schema())
+    if not judge_of(objective).has_classes:
+        raise ConfigError(
+            f"{path} was trained towards objective {objective.name!r}, which predicts no classes; attacks are made for classes."
+        )
     hospitals = [simulation.rows(site) for site in simulation.shards]
     claimed = summary.privacy.delta if summary.privacy.private else None
     return Target(run, program, summary, hospitals, seed, delta or claimed or _USUAL_DELTA, doing)

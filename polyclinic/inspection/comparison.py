@@ -18,7 +18,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import PolyclinicError
-from polyclinic.evaluation.metrics import classification_metrics
+from polyclinic.evaluation.judges import TITLES, judge_of
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import OVERALL
@@ -113,6 +113,7 @@ def _fitted(
     sites: training and held-out rows by name.
     """
     program = program_of(config)
+    judge = judge_of(program.objective(schema))
     train = Rows.joined([train for train, _ in sites.values()])
     scale = scale_of(train)
     model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
@@ -121,8 +122,8 @@ def _fitted(
     labels = [rows.y for rows in held_out]
     pairs = dict(zip(sites, zip(labels, scores, strict=True), strict=True))
     pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)
-    return {name: _shown(classification_metrics(*pair)) for name, pair in pairs.items()}
+    return {name: _shown(judge.exact(*pair)) for name, pair in pairs.items()}
 
 
 def _shown(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: metrics.get(name) for name in ("auroc", "accuracy", "loss")}
+    return {name: value for name, value in metrics.items() if name in TITLES}

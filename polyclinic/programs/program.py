@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +27,7 @@ from polyclinic.types import Arrays, Builder
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polyclinic.objectives.objective import Objective
     from polyclinic.synthesis.layout import Layout
     from polyclinic.synthesis.synthesizer import Synthesizer
     from polyclinic.training.auditing.subject import Claim, Subject
@@ -180,6 +181,12 @@ class Program(ABC):
     def class_counts(self, places: Sequence[int], totals: Sequence[np.ndarray]) -> list[float]:
         """Noisy counts of the classes of all rows, from each hospital's of the label. ``places``: the hospitals' numbers."""
         return [float(count) for count in np.sum(totals, axis=0)]
+
+    def objective(self, schema: Schema) -> Objective:
+        """What ``scores`` predict. Raises ConfigError for a schema whose label the program does not take."""
+        from polyclinic.objectives.classes import Classification
+
+        return Classification(schema.labels)
 
     def width(self, schema: Schema) -> int:
         """How many numbers of a row the model sees."""
@@ -345,11 +352,11 @@ class Program(ABC):
         return model
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities by ``evaluated``'s arrays."""
+        """Each site's (rows, columns) predictions of the ``objective`` by ``evaluated``'s arrays."""
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """(rows, classes) what ``scores`` makes of the model's outputs. Raises ConfigError where no such function is known."""
+    def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
+        """A function of the model's outputs that ``scores`` makes predictions by. Raises ConfigError where none is known."""
         raise ConfigError(
             f"The task {self.config.task!r} has no function 'probabilities' that makes probabilities of the model's outputs."
         )

@@ -1,4 +1,4 @@
-"""A model of labelled records, trained in private steps: classification, and tasks that other packages bring."""
+"""A model of labelled records, trained in private steps towards an objective; and tasks that other packages bring."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from polyclinic.ehr.encoding import feature_names
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import BUILT_IN, dataset_of, task_named
+from polyclinic.objectives.classes import Classification
+from polyclinic.objectives.objective import Objective, with_head
+from polyclinic.plugins import BUILT_IN, dataset_of, objective_of, task_named
 from polyclinic.programs.building import Model
 from polyclinic.programs.program import Program
 from polyclinic.training.task import Task, TrainSettings
@@ -60,9 +62,8 @@ class Supervised(Program):
         self.model.builder(1, 1, None)
         super().check_names()
 
-    def outputs(self, schema: Schema) -> int:
-        """How many numbers of the model a row's loss takes."""
-        return schema.num_classes
+    def objective(self, schema: Schema) -> Objective:
+        return self._towards(schema.labels)
 
     def _made(self, build: Builder, arrays: Arrays, schema: Schema) -> Tensor | None:
         """What the model makes of made-up rows; None of a task that other packages bring, which may want anything.
@@ -73,17 +74,28 @@ class Supervised(Program):
 
         if self.config.task not in BUILT_IN["tasks"]:
             return None
-        several = self.outputs(schema)
-        return check_outputs(build, arrays, self.width(schema), (several, 1) if several == 2 else (several,))
+        return check_outputs(build, arrays, self.width(schema), self.objective(schema).allowed)
 
     def builder(self, schema: Schema) -> Builder:
-        return self.model.builder(len(feature_names(schema)), self.outputs(schema), schema)
+        objective = self.objective(schema)
+        return with_head(self.model.builder(len(feature_names(schema)), objective.outputs, schema), objective)
 
     def plain_price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         return self.trains.event(settings, begun)
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> Task:
-        return self.trains
+        return self._task(self.objective(schema))
+
+    def _towards(self, labels: tuple[Column, ...]) -> Objective:
+        # Another task has a loss of its own, and predicts probabilities of classes.
+        return objective_of(self.config, labels) if self.config.task == "classification" else Classification(labels)
+
+    def _task(self, objective: Objective) -> Task:
+        if self.config.task != "classification":
+            return self.trains
+        from polyclinic.training.classification import Towards
+
+        return Towards(objective)
 
     def converging_task(self, schema: Schema) -> Task | None:
         return self.plain_task(schema) if self.config.task == "classification" else None
@@ -94,7 +106,7 @@ class Supervised(Program):
         from polyclinic.training.modules import are_probabilities
 
         made = self._made(self.builder(schema), self.first(schema), schema)
-        if made is not None and are_probabilities(made):
+        if made is not None and self.objective(schema).has_classes and are_probabilities(made):
             _warn_of_probabilities(self.config.model)
 
     def check_training(
@@ -111,19 +123,22 @@ class Supervised(Program):
     def takes_local_halves(self) -> bool:
         return bool(getattr(self.trains, "takes_local_halves", False))
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        found: Callable[[Tensor], Tensor] = getattr(self.trains, "probabilities", super().probabilities)
-        return found(outputs)
+    def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
+        predict: Callable[[Tensor], Tensor] | None = getattr(self.plain_task(schema), "probabilities", None)
+        return predict or super().predicting(schema)
 
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
+        kind = "ordinal" if self.config.objective == "ordinal" else "categorical"
+        names = tuple(str(number) for number in range(claim.classes))
+        objective = self._towards((Column(name="class", kind=kind, role="label", categories=names),))
         schema = dataset_of(self.config).schema if self.model.asks_schema else None
 
         def build(features: int) -> Builder:
-            return self.model.builder(features, claim.classes, schema)
+            return with_head(self.model.builder(features, objective.outputs, schema), objective)
 
-        return Subject(**vars(claim), task=self.trains, build=build)
+        return Subject(**vars(claim), task=self._task(objective), build=build)
 
     def local(self, schema: Schema) -> list[str]:
         from polyclinic.training.modules import load

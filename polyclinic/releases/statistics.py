@@ -289,7 +289,7 @@ def askable(schema: Schema, name: str) -> Column:
 
 
 def _askable(schema: Schema) -> dict[str, Column]:
-    columns = (*schema.features, schema.label)
+    columns = (*schema.features, *schema.labels)
     return {column.name: column for column in columns if column.kind in (*_NUMERIC, *_LISTED)}
 
 
@@ -419,8 +419,11 @@ def patient_values(shard: Shard, name: str) -> Reals:
     first of those equally common), NaN where none is observed. In the column's unit; categories by their numbers.
     """
     column = askable(shard.schema, name)
-    label = name == shard.schema.label.name
-    rows = shard.y.astype(np.float64) if label else column_values(shard.x, shard.schema, name)
+    labels = [label.name for label in shard.schema.labels]
+    if name in labels:
+        rows = shard.y.reshape(len(shard.y), -1)[:, labels.index(name)].astype(np.float64)
+    else:
+        rows = column_values(shard.x, shard.schema, name)
     seen = ~np.isnan(rows)
     value, patient = rows[seen], shard.patient[seen]
     found = np.full(shard.patients, np.nan)

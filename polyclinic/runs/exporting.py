@@ -1,4 +1,4 @@
-"""A finished run's model as one file that needs no Polyclinic: raw columns in, probabilities out.
+"""A finished run's model as one file that needs no Polyclinic: raw columns in, predictions out.
 
 Encoding, filling of missing cells and scaling are inside. A file beside it describes the inputs.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.encoding import encoded_fill, feature_slices
 from polyclinic.ehr.imputation import Imputer, check_fills, least
-from polyclinic.ehr.schema import Column, Schema, label_names
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.files import write_file
 from polyclinic.programs import program_of
@@ -32,22 +32,23 @@ _EXAMPLES = 3  # rows; torch takes 0 and 1 for special
 
 
 class Scorer(nn.Module):
-    """A trained model from raw columns to probabilities.
+    """A trained model from raw columns to predictions.
 
     Args:
         columns: A mapping of tensors by input name, all of the same number of rows: float64 numbers with NaN where missing; int64
             places in the column's categories with -1 where missing, of columns with categories; of a code_set (rows, codes) 0/1.
 
     Returns:
-        (rows, classes) float32 probabilities. A row with a cell that the schema does not allow has NaN.
+        (rows, columns) float32 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
+        schema does not allow has NaN.
     """
 
     def __init__(
-        self, schema: Schema, model: nn.Module, probabilities: Callable[[Tensor], Tensor],
+        self, schema: Schema, model: nn.Module, predictions: Callable[[Tensor], Tensor],
         scale: tuple[np.ndarray, np.ndarray] | None, imputation: str, imputer: Imputer | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.schema, self.model, self.probabilities = schema, model, probabilities
+        self.schema, self.model, self.predictions = schema, model, predictions
         self.imputation, self.imputer = imputation, imputer
         mean, std = scale or (np.zeros(1), np.ones(1))
         self.mean, self.std = nn.Buffer(torch.from_numpy(mean)), nn.Buffer(torch.from_numpy(std))
@@ -61,7 +62,7 @@ class Scorer(nn.Module):
         x = self._filled(torch.cat(blocks, 1))
         x = (x - self.mean) / self.std
         x = torch.where(x.isnan(), 0.0, x)  # the mean, as in training
-        scores = self.probabilities(self.model(x.to(next(self.model.parameters()).dtype)))
+        scores = self.predictions(self.model(x.to(next(self.model.parameters()).dtype)))
         return torch.where(allowed[:, None], scores, torch.nan).float()
 
     def _filled(self, x: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def scorer_of(run: Run) -> Scorer:
         check_fills(schema)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     scorer = Scorer(
-        schema, run.model(), program.probabilities, run.standardiser(), config.data.imputation, imputer
+        schema, run.model(), program.predicting(schema), run.standardiser(), config.data.imputation, imputer
     )  # fmt: skip
     return scorer.eval().requires_grad_(False)
 
@@ -201,12 +202,21 @@ def export(run: Run, path: Path) -> dict[str, Any]:
 
 def description(run: Run, suffix: str) -> dict[str, Any]:
     schema, summary, texts = run.schema(), run.summary(), suffix == ".onnx"
+    objective = program_of(run.config()).objective(schema)
+    output = {
+        "name": "predictions",
+        "label": objective.label,
+        "columns": list(objective.columns),
+        "unit": objective.unit,
+    }
+    if objective.has_classes:
+        output = {"name": "probabilities", "label": objective.label, "classes": list(objective.columns)}
     return {
         "run": run.name, "model": run.config().model, "model_sha256": summary.model_sha256,
         "epsilon": summary.privacy.epsilon, "delta": summary.privacy.delta,
         "inputs": [inp for column in schema.features for inp in _inputs(column, texts)],
-        "output": {"name": "probabilities", "label": schema.label.name, "classes": list(label_names(schema))},
-        "not_allowed": "A row with a cell that its input does not allow has NaN in place of probabilities.",
+        "output": output,
+        "not_allowed": f"A row with a cell that its input does not allow has NaN in place of {output['name']}.",
     }  # fmt: skip
 
 
@@ -277,7 +287,11 @@ def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
     coded = {c.name: c for c in scorer.schema.features if c.categories and c.kind != "code_set"}
     names = [f"{name} code" if name in coded else name for name in _examples(scorer.schema)]
     made = torch.onnx.export(
-        _exported(scorer), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+        _exported(scorer),
+        input_names=names,
+        output_names=[described["output"]["name"]],
+        dynamo=True,
+        verbose=False,
     )
     assert made is not None
     model = made.model_proto

@@ -10,10 +10,11 @@ import pandas as pd
 
 from polyclinic.ehr.datasets.tables import read_as
 from polyclinic.ehr.encoding import Encoded, encode
-from polyclinic.ehr.schema import Schema, label_names
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.chunks import Chunk, typed
 from polyclinic.errors import ConfigError, several
+from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import TABLES
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
@@ -22,19 +23,19 @@ from polyclinic.training.preparation import filled, standardised
 
 
 def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.DataFrame, np.ndarray | None]:
-    """The model's probabilities of each class for the rows of a table, and the rows' own classes.
+    """The model's predictions for the rows of a table, and the rows' own labels.
 
     Args:
-        run: A finished run of a task that trains a classifier.
+        run: A finished run of a task that trains a model of a label.
         table: Raw rows with the columns of the run's schema; the label and identifiers may be left out.
         source: What errors call the table.
 
     Returns:
-        A frame with the table's index and one column for each class of the label, and (rows,) class numbers, None where the
-        table has no label.
+        A frame with the table's index and a column for each number that the run's objective predicts: the probability of each
+        class, or a number in the label's unit; and the labels as in a shard, None where the table lacks one.
 
     Raises:
-        ConfigError: for a run without a classifier, and for imputation "mice", which needs the hospital's own patients.
+        ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
         DataError: for a column that is not there and a cell that the schema does not allow.
     """
     check_predicts(run)
@@ -42,9 +43,10 @@ def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.Da
     encoded = _encoded(table, schema, config.dataset == TABLES, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
-    rows = Rows(x, np.zeros(len(x), dtype=np.int64), np.arange(len(x)), len(x))
+    objective = program.objective(schema)
+    rows = Rows(x, made_up_labels(objective.labels, len(x)), np.arange(len(x)), len(x))
     (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
-    return pd.DataFrame(scores, index=table.index, columns=list(label_names(schema))), encoded.y
+    return pd.DataFrame(scores, index=table.index, columns=list(objective.columns)), encoded.y
 
 
 def check_predicts(run: Run) -> None:
@@ -58,19 +60,32 @@ def check_predicts(run: Run) -> None:
         )
 
 
-def held_out_table(schema: Schema, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> pd.DataFrame:
+def held_out_table(
+    objective: Objective, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+) -> pd.DataFrame:
     """Held-out predictions by hospital as one table: ``site``, ``patient``, ``label``, ``score_CLASS`` of each class, ``split``.
 
-    sites: of each hospital patient numbers (rows,), class numbers (rows,) and scores (rows, classes).
+    Of other labels ``score_COLUMN`` of each predicted number, and of several labels ``label_NAME`` of each.
+
+    sites: of each hospital patient numbers (rows,), labels as in a shard and predictions (rows, columns).
     """
-    names = label_names(schema)
+    scored = [f"score_{name}" for name in objective.columns]
     parts = [
-        pd.DataFrame({"site": site, "patient": patient, "label": np.array(names)[labels]}).join(
-            pd.DataFrame(scores, columns=[f"score_{name}" for name in names])
+        pd.DataFrame({"site": site, "patient": patient, **_labels(objective, labels)}).join(
+            pd.DataFrame(scores, columns=scored)
         )
         for site, (patient, labels, scores) in sites.items()
     ]
     return pd.concat(parts, ignore_index=True).assign(split="held-out")
+
+
+def _labels(objective: Objective, labels: np.ndarray) -> dict[str, np.ndarray]:
+    if objective.has_classes:
+        return {"label": np.array(objective.columns)[labels]}
+    if labels.ndim == 1:
+        return {"label": labels}
+    names = [label.name for label in objective.labels] if len(objective.labels) > 1 else objective.columns
+    return {f"label_{name}": labels[:, number] for number, name in enumerate(names)}
 
 
 def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
@@ -100,7 +115,7 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
         raise ConfigError(f"{run.path} stopped before there was a model to judge.")
     scores = program.scores(run.schema(), arrays, rows)
     told = [(part.patient, part.y, score) for part, score in zip(rows, scores, strict=True)]
-    return held_out_table(run.schema(), dict(zip(sites, told, strict=True))), []
+    return held_out_table(program.objective(run.schema()), dict(zip(sites, told, strict=True))), []
 
 
 def withheld_sentence(withheld: list[str], sites: int) -> str:

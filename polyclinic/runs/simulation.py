@@ -60,12 +60,14 @@ class SimulatedDataset:
     schema_file: str
     written: int
     indicators: bool
+    label: str = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
         written = _written(config.data.schema_file) if config.data.schema_file else 0
         indicators = config.data.imputation == "indicator"
-        return cls(config.dataset, config.dataset_options, config.data.schema_file, written, indicators)
+        data = config.data
+        return cls(config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -74,7 +76,7 @@ class SimulatedDataset:
             RunConfig(
                 dataset=self.name,
                 dataset_options=self.options,
-                data={"schema_file": self.schema_file, "imputation": imputation},
+                data={"schema_file": self.schema_file, "imputation": imputation, "label": self.label},
             )  # fmt: skip
         )
 
@@ -111,6 +113,7 @@ class SimulatedRecords:
         if self.partitioner_options:
             by += f" ({self.partitioner_options})"
         dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
+        dataset += f", label {self.dataset.label}" if self.dataset.label else ""
         split = "" if self.split == OWN_SPLIT else f", {self.split}"
         return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}{split}"
 

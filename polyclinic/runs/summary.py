@@ -83,6 +83,7 @@ class Summary(_Part):
     dataset: str | None = None
     flow: list[Record] | None = None
     metrics: AllMetrics = AllMetrics()
+    objective: Record | None = None
     evaluation: Record | None = None
     private_metrics: Record | None = None
     privacy: Privacy = Privacy()

@@ -1,4 +1,5 @@
-"""Classification by SGD, Adam or AdamW, private (DP-SGD, DP-Adam) or not, at one site or stacked for many.
+"""Training by SGD, Adam or AdamW, private (DP-SGD, DP-Adam) or not, at one site or stacked for many: of a classifier, or
+towards another objective.
 
 The unit is the patient: all rows of a sampled patient are in the batch, their losses are averaged, and their summed
 gradient is clipped once. Batches are Poisson samples of patients; an empty batch still adds noise and counts.
@@ -7,16 +8,20 @@ Abadi et al. 2016, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from logging import getLogger
+from typing import ClassVar
 
 import numpy as np
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.objective import Objective, check_losses
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
@@ -93,20 +98,58 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         return train_stacked(made, arrays, work, settings, engine)
 
 
-def evaluate(build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-    """Each site's (rows, classes) float64 probabilities under the model ``arrays``."""
-    module = load(build, arrays).eval()
+def evaluate(
+    build: Builder, arrays: Arrays, rows: Sequence[Rows], predict: Callable[[Tensor], Tensor] | None = None
+) -> list[np.ndarray]:
+    """Each site's (rows, columns) float64 predictions under the model ``arrays``: what ``predict`` makes of its outputs, by
+    default (rows, classes) probabilities.
+    """
+    module, predict = load(build, arrays).eval(), predict or probabilities
     dtype = next(module.parameters()).dtype
     with torch.no_grad():
-        return [
-            probabilities(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows
-        ]
+        return [predict(module(torch.from_numpy(np.nan_to_num(part.x, nan=0.0)).to(dtype))).numpy() for part in rows]
 
 
-def probabilities(outputs: torch.Tensor) -> torch.Tensor:
+def probabilities(outputs: Tensor) -> Tensor:
     """(rows, classes) float64 probabilities that the model's outputs, (rows, classes) logits, stand for.
 
     One logit is that of class 1, beside 0.
     """
     beside = functional.pad(outputs, (1, 0)) if outputs.shape[1] == 1 else outputs
     return functional.softmax(beside.double(), dim=1)
+
+
+@dataclass(frozen=True)
+class Towards:
+    """The task ``classification`` of a model that is trained towards ``objective``.
+
+    Costs, steps, clipping and noise are the same: only the loss of a row and what outputs predict are the objective's.
+    """
+
+    objective: Objective
+
+    name: ClassVar[str] = name
+    takes_local_halves: ClassVar[bool] = takes_local_halves
+
+    def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """As the task's."""
+        return event(settings, begun)
+
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+        """As the task does; raises ConfigError also for losses that mix rows."""
+        check(build, arrays, features, engine, private)
+        check_losses(self.objective)
+
+    def train(
+        self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+    ) -> list[SiteUpdate]:
+        """As the task does, with the objective's loss."""
+        return train(build, arrays, work, replace(settings, loss=self.objective.loss))
+
+    def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Each site's (rows, columns) float64 predictions."""
+        return evaluate(build, arrays, rows, self.probabilities)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(rows, columns) float64 predictions that the model's outputs stand for."""
+        return self.objective.predictions(outputs.double())

@@ -5,6 +5,7 @@ of class 1, of a binary label.
 "logistic": one logit, y 1 or 0 (a critic's real and generated; Goodfellow et al. 2014). "wasserstein": one score, high
 for y 1 (Arjovsky et al. 2017). "auxiliary": a logit of real and the logits of K labels, y = 2 * label + real, the two
 entropies weighed alike (Odena et al. 2017). "density": one output, minus the log-density of the row itself; y is not used.
+In place of a name there may be an ``Objective``, with labels as it takes them.
 """
 
 from __future__ import annotations
@@ -16,29 +17,45 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.objectives.objective import Objective
 
 CROSS_ENTROPY = "cross-entropy"
 DENSITY = "density"
+#: One of ``LOSSES`` by name, or an objective.
+Loss = str | Objective
 Pair = tuple[Tensor, Tensor]
 
 
-def row_losses(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
+def row_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """(n,) losses of (n, O) outputs and (n,) labels; differentiable. Raises ConfigError as ``check_loss`` does."""
     check_loss(loss, outputs.shape[-1])
-    return _DIFFERENTIABLE[loss](outputs, labels)
+    return loss.losses(outputs, labels) if isinstance(loss, Objective) else _DIFFERENTIABLE[loss](outputs, labels)
 
 
-def losses_and_gradients(loss: str, outputs: Tensor, labels: Tensor) -> Pair:
-    """(...) losses of (..., O) outputs and (...) labels, and their gradients at the outputs, (..., O), in closed form.
+def losses_and_gradients(loss: Loss, outputs: Tensor, labels: Tensor) -> Pair:
+    """(...) losses of (..., O) outputs and (...) labels, and their gradients at the outputs, (..., O).
 
-    Raises ConfigError as ``check_loss`` does.
+    They are in closed form, but for an objective, whose losses are differentiated at the outputs. Raises ConfigError as
+    ``check_loss`` does.
     """
     check_loss(loss, outputs.shape[-1])
-    return _CLOSED[loss](outputs, labels)
+    if not isinstance(loss, Objective):
+        return _CLOSED[loss](outputs, labels)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        losses = loss.losses(leaf, labels)
+        gradient = torch.autograd.grad(losses.sum(), leaf)[0]
+    return losses.detach(), gradient
 
 
-def check_loss(loss: str, outputs: int) -> None:
+def check_loss(loss: Loss, outputs: int) -> None:
     """Raises ConfigError for an unknown loss, and for one that does not take a model of so many outputs."""
+    if isinstance(loss, Objective):
+        if outputs not in loss.allowed:
+            raise loss.refuse(
+                f"which takes a model of {' or '.join(map(str, loss.allowed))} outputs; this one has {outputs}"
+            )
+        return
     if loss not in _OUTPUTS:
         known = ", ".join(_OUTPUTS)
         raise ConfigError(f"The loss {loss!r} is unknown; allowed are {known}.{nearest(loss, tuple(_OUTPUTS))}")

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import Penalty
-from polyclinic.training.losses import row_losses
+from polyclinic.training.losses import Loss, row_losses
 from polyclinic.training.modules import check_behaviour, load, split_flat
 from polyclinic.types import Arrays, Builder
 
@@ -78,7 +78,7 @@ def represent_by(module: nn.Module, flat: Tensor, x: Tensor) -> Tensor:
 
 
 def penalised_losses(
-    module: nn.Module, run: Callable[[], Tensor], x: Tensor, y: Tensor, loss: str, penalty: Penalty | None,
+    module: nn.Module, run: Callable[[], Tensor], x: Tensor, y: Tensor, loss: Loss, penalty: Penalty | None,
     others: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
     """(rows,) losses of the module's outputs, which ``run`` makes of ``x``, and the penalty's term where there is one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -20,6 +20,9 @@ from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.types import Arrays, Builder, under
+
+if TYPE_CHECKING:
+    from polyclinic.training.losses import Loss
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
@@ -38,8 +41,8 @@ class TrainSettings:
     whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
     for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
     ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``. ``local``: what the strategy
-    has hospitals do in a round.
+    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``, or an objective.
+    ``local``: what the strategy has hospitals do in a round.
     """
 
     sample_rate: float
@@ -60,7 +63,7 @@ class TrainSettings:
     denoise_gain: float = 0.7
     perturbation: Kind = "gaussian"
     release_delta: float = 0.0
-    loss: str = "cross-entropy"
+    loss: Loss = "cross-entropy"
     local: LocalHalf = PLAIN
 
     @property
@@ -148,4 +151,4 @@ class Task(Protocol):
         """Each site's update of the same global arrays, in the order of ``work``."""
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities."""
+        """Each site's (rows, columns) predictions: probabilities of classes, or what the objective predicts."""

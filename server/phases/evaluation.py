@@ -11,7 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
-from polyclinic.evaluation.metrics import Metrics, classification_metrics
+from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
+from polyclinic.evaluation.metrics import Metrics
+from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import evaluator_named
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import ScoreCounts, Scores
@@ -23,7 +25,6 @@ from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
-METRICS = ("loss", "auroc", "auprc", "accuracy", "brier")
 _LONGEST = 300
 
 
@@ -41,11 +42,12 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             own=run.program.evaluates_own,
         )  # fmt: skip
 
+    by = run_judge(run)
     view = SiteGrid(run.grid, run.sites, request, state.beside())
     model = run.program.evaluated(state.model, run.learning.synthesizer() if run.learning else None)
     state.predictions, state.score_counts, state.withheld = {}, {}, {}
     if model is None:
-        return [{"round": number, "site": site.name} | dict.fromkeys(METRICS) for site in run.sites]
+        return [{"round": number, "site": site.name} | dict.fromkeys(by.by_round) for site in run.sites]
     messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
     exchange = view.exchange(messages, run.config.timeout)
     replies = accept(exchange, state, number, problem)
@@ -60,11 +62,11 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
         state.released[site.name] = "held-out-patients" in metrics or site.name in state.score_counts
-        rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in METRICS})
+        rows.append({"round": number, "site": site.name} | {name: metrics.get(name) for name in by.by_round})
         if "predictions" in reply.content:
             record = reply.content.pop("predictions")
             try:
-                state.predictions[site.name] = _predictions(record, site.schema.num_classes)
+                state.predictions[site.name] = _predictions(record, run.program.objective(site.schema), by)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
@@ -73,17 +75,22 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         state.note_metrics(number, "evaluate", run.strategy.aggregate_evaluate(number, alike(weighed)))
     if any(len(part.labels) for part in state.predictions.values()):
         together = pool(state.predictions)
-        pooled = classification_metrics(together.labels, together.scores)
-        majority = float(np.bincount(together.labels).max() / len(together.labels))
-        rows.append(
-            {"round": number, "site": "pooled", "majority": majority} | {name: pooled[name] for name in METRICS}
+        pooled = by.exact(together.labels, together.scores)
+        majority = (
+            {"majority": float(np.bincount(together.labels).max() / len(together.labels))} if by.has_classes else {}
         )
+        rows.append({"round": number, "site": "pooled"} | majority | {name: pooled[name] for name in by.by_round})
     elif state.score_counts:
         pooled = ScoreCounts.pooled(state.score_counts.values()).values()
-        rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in METRICS})
+        rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in by.by_round})
     if rows:
-        rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in METRICS})
+        rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in by.by_round})
     return rows
+
+
+def run_judge(run: Run) -> Judge:
+    """The judge of what the run's model predicts; of a run whose result is not judged, that of classes."""
+    return judge_of(run.program.objective(run.sites[0].schema)) if run.program.judged else CLASSES
 
 
 def evaluate_again(run: Run, state: RunState) -> None:
@@ -145,19 +152,23 @@ def _private(state: RunState, site: Site, reply: Message) -> Metrics:
     return state.score_counts[site.name].values()
 
 
-def _predictions(record: object, classes: int) -> Predictions:
+def _predictions(record: object, objective: Objective, by: Judge) -> Predictions:
     """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense."""
     try:
         if not isinstance(record, ArrayRecord):
             raise TypeError("no arrays")
         told = from_record(record)
-        labels, scores = told["labels"].astype(np.int64), told["scores"].astype(np.float64)
+        form = made_up_labels(objective.labels, 1)
+        labels, scores = told["labels"].astype(form.dtype), told["scores"].astype(np.float64)
         patient = np.unique(told.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
         group = told["group"].astype(np.int64) if "group" in told else None
-        shapes = {labels.shape, patient.shape, labels.shape if group is None else group.shape}
-        if shapes != {(len(scores),)} or scores.shape[1:] != (classes,) or len(patient) != len(scores):
+        shapes = {labels.shape[:1], patient.shape, patient.shape if group is None else group.shape}
+        wanted = (form.shape[1:], (len(objective.columns),))
+        if shapes != {(len(scores),)} or (labels.shape[1:], scores.shape[1:]) != wanted:
             raise ValueError("the shapes do not fit")
-        classification_metrics(labels, scores)
+        if not np.isfinite(labels).all():
+            raise ValueError("a label is not finite")
+        by.exact(labels, scores)
     except (KeyError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its predictions of held-out patients cannot be read") from None
     return Predictions(labels, scores, patient, group)

@@ -20,7 +20,7 @@ from polyclinic.server.exchange.merging import metrics_of
 from polyclinic.server.exchange.replies import EXAMPLES, TooFew, accept, misplaced, too_few
 from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.exchange.updates import Replies, Updates, never_skips, updates_of
-from polyclinic.server.phases.evaluation import METRICS, evaluate, evaluate_again, evaluate_here
+from polyclinic.server.phases.evaluation import evaluate, evaluate_again, evaluate_here, run_judge
 from polyclinic.server.phases.joining import with_newcomers, without_silent
 from polyclinic.server.phases.model import check_understood
 from polyclinic.server.state import Run, RunState
@@ -73,7 +73,7 @@ def run_rounds(
             rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
-            rows = [{"round": number, "site": name} | dict.fromkeys(METRICS) for name in told]
+            rows = [{"round": number, "site": name} | dict.fromkeys(run_judge(run).by_round) for name in told]
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started

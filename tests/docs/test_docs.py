@@ -24,7 +24,8 @@ PAGES = sorted(
 )
 # Pages whose runs take minutes together; `make slow` runs them.
 LONG = (
-    "docs/flows/inference.md", "docs/privacy/audit.md", "docs/records/imputation.md", "docs/start.md", "docs/strategies.md",
+    "docs/flows/inference.md", "docs/objectives.md", "docs/privacy/audit.md", "docs/records/imputation.md", "docs/start.md",
+    "docs/strategies.md",
     "docs/synthesis/README.md", "docs/synthesis/inference.md", "docs/synthesis/marginals.md", "docs/synthesis/quality.md",
     "docs/synthesis/review.md", "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md",
     "docs/tutorials/researcher.md",

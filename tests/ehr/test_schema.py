@@ -70,7 +70,8 @@ def test_num_classes_counts_label_categories() -> None:
         ({"kind": "binary", "drop_first": True}, "drop_first"),
         ({"kind": "trajectory", "bounds": (0, 1)}, "steps must be 1 or more"),
         ({"kind": "binary", "steps": 3}, "steps"),
-        ({"kind": "continuous", "bounds": (0, 1), "role": "label"}, "a label must be"),
+        ({"kind": "trajectory", "bounds": (0, 1), "steps": 2, "role": "label"}, "a label must be"),
+        ({"kind": "continuous", "role": "label"}, "needs public bounds"),
         ({"kind": "binary", "role": "label", "nullable": True}, "a label must be"),
     ],
 )
@@ -88,8 +89,11 @@ def test_column_without_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ((PATIENT, AGE), "0 label columns"),
-        ((PATIENT, AGE, LABEL, Column(name="z", kind="binary", role="label")), "2 label columns"),
+        ((PATIENT, AGE), "no label column"),
+        (
+            (PATIENT, AGE, LABEL, Column(name="z", kind="ordinal", categories=("a", "b"), role="label")),
+            "2 label columns; several must all be of kind 'binary', or a time",
+        ),
         ((PATIENT, LABEL), "no feature column"),
         ((PATIENT, AGE, AGE, LABEL), "'age' is declared twice"),
         ((AGE, LABEL), "role 'patient_id'"),

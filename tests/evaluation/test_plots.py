@@ -17,7 +17,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.assessment import MOST_POINTS, operating_points
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.results import FIGURES, draw_figure
-from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss, quantile_bands, read_series
+from polyclinic.evaluation.figures.rounds import plot_epsilon, plot_loss, plot_metric, quantile_bands, read_series
 
 
 def table(sites: int, rounds: int = 10, apart: float = 0.001) -> pd.DataFrame:
@@ -45,8 +45,12 @@ def labels(figure: Figure) -> list[str]:
     return [text.get_text() for text in texts(figure)]
 
 
+def plot_auroc(rounds: pd.DataFrame, floor: float | None = None) -> Figure:
+    return plot_metric(rounds, "auroc", "AUROC", floors=None if floor is None else {"no-skill floor": floor})
+
+
 def test_names_of_close_lines_do_not_overlap_nor_leave_the_figure() -> None:
-    figure = plot_auroc(table(8), floor=0.5)
+    figure = plot_auroc(table(8), 0.5)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
@@ -67,7 +71,7 @@ def test_pooled_line_is_the_widest_and_macro_is_not_drawn() -> None:
 
 
 def test_names_stand_in_the_order_in_which_lines_end() -> None:
-    found = [text.split()[0] for text in labels(plot_auroc(table(3), floor=0.5))]
+    found = [text.split()[0] for text in labels(plot_auroc(table(3), 0.5))]
     assert found == ["pooled", "hospital-02", "hospital-01", "hospital-00", "no-skill"]
 
 
@@ -97,7 +101,7 @@ def test_bands_hold_half_and_nine_tenths_of_the_hospitals() -> None:
 
 def test_floor_and_budget_are_drawn_dashed() -> None:
     for figure, height in (
-        (plot_auroc(table(2), floor=0.5), 0.5),
+        (plot_auroc(table(2), 0.5), 0.5),
         (plot_epsilon(table(2), budgets(table(2), 4.0)), 4.0),
     ):
         dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]

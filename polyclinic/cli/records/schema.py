@@ -80,7 +80,8 @@ def check(
     found = Schema.from_toml(schema)
     result: dict[str, Any] = {
         "schema": str(schema), "name": found.name, "digest": found.digest(), "unit": found.unit,
-        "columns": len(found.columns), "features": len(feature_names(found)), "classes": found.num_classes,
+        "columns": len(found.columns), "features": len(feature_names(found)),
+        "classes": found.num_classes if found.has_classes else None,
         "records": None if records is None else _counts(found, records),
     }  # fmt: skip
     answer(as_json, result, *_shown(result))
@@ -100,7 +101,8 @@ def _counts(schema: Any, records: str) -> dict[str, Any]:
 
 
 def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
-    what = f"{result['columns']} columns, {result['features']} encoded features, {result['classes']} classes"
+    what = f"{result['columns']} columns, {result['features']} encoded features"
+    what += f", {result['classes']} classes" if result["classes"] else ", a label without classes"
     yield f"{result['name']}: {what}; unit {result['unit']}; sha256 {result['digest'][:12]}"
     counts = result["records"]
     if counts is None:

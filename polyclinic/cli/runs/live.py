@@ -20,6 +20,7 @@ from rich.text import Text
 
 from polyclinic import sweeps
 from polyclinic.cli.terminal import number, significant, table, unless_withheld
+from polyclinic.evaluation.judges import headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
 
@@ -33,7 +34,6 @@ _WIDEST = 12
 _NAME_WIDTH = 20
 _MOST_ROWS, _FEW_ROWS = 60, 10
 _RISK = "attack\nTPR at\n1% FPR"
-_LEAST_NEEDED = (_RISK, "accuracy", "patients", "AUROC\nalone", "AUROC\nno DP")
 
 
 class LiveProgress(progress.Progress):
@@ -162,11 +162,14 @@ class LiveProgress(progress.Progress):
             )
 
         names = [site.name for site in self._sites][:_WIDEST]
-        shown = ((name, rows[name]) for name in (*names, "pooled") if name in rows)
-        cells = (
-            (name, number(row["loss"]), number(row["auroc"]), of_budget(row.get("epsilon"))) for name, row in shown
-        )
-        return table(("hospital", "loss", "AUROC", "epsilon"), cells)
+        shown = [(name, rows[name]) for name in (*names, "pooled") if name in rows]
+        from polyclinic.server.progress import first_metrics
+
+        cells = [
+            (name, *map(number, first_metrics(row).values()), of_budget(row.get("epsilon"))) for name, row in shown
+        ]
+        metrics = first_metrics(next(iter(rows.values()), {}))
+        return table(("hospital", *metrics, "epsilon"), cells)
 
 
 class SweepProgress(sweeps.Watch):
@@ -218,7 +221,9 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
     """
     columns = _result_columns(summary)
     left_out: list[str] = []
-    while (dropped := next((name for name in _LEAST_NEEDED if name in columns), None)) is not None:
+    first, second = (in_line(titles(summary)[name]) for name in headline(summary))
+    least_needed = (_RISK, second, "patients", f"{first}\nalone", f"{first}\nno DP")
+    while (dropped := next((name for name in least_needed if name in columns), None)) is not None:
         if _natural_width(_drawn(summary, columns, left_out), screen) <= screen.width:
             break
         del columns[dropped]
@@ -229,13 +234,16 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
 def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
     """Headings and their cells: one for each hospital, then the pooled one."""
     comparison, pooled = summary.get("comparison"), summary["metrics"]["pooled"]
-    sites = _few(summary["metrics"]["sites"])
+    first, second = headline(summary)
+    sites = _few(summary["metrics"]["sites"], first)
+    title = {name: in_line(title) for name, title in titles(summary).items()}
     columns = {
         "hospital": [*sites, "pooled"],
         "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
-        "AUROC": [unless_withheld(row, number(row["auroc"])) for row in (*sites.values(), pooled)],
-        "accuracy": [unless_withheld(row, number(row["accuracy"])) for row in (*sites.values(), pooled)],
-    }
+    } | {
+        title[key]: [unless_withheld(row, number(row.get(key))) for row in (*sites.values(), pooled)]
+        for key in (first, second)
+    }  # fmt: skip
     if summary.get("posterior"):
         columns = {
             "hospital": columns["hospital"],
@@ -247,16 +255,16 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
     if comparison:
         without, alone = comparison["without_dp"], comparison["alone"]["sites"]
         rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
-        columns["AUROC\nno DP"] = [number(row.get("auroc")) for row in rows]
-        columns["AUROC\nalone"] = [*(number(alone.get(name, {}).get("auroc")) for name in sites), ""]
+        columns[f"{title[first]}\nno DP"] = [number(row.get(first)) for row in rows]
+        columns[f"{title[first]}\nalone"] = [*(number(alone.get(name, {}).get(first)) for name in sites), ""]
     return columns
 
 
-def _few(sites: dict[str, Any]) -> dict[str, Any]:
+def _few(sites: dict[str, Any], metric: str) -> dict[str, Any]:
     if len(sites) <= _MOST_ROWS:
         return sites
-    ranked = sorted(sites, key=lambda name: (sites[name]["auroc"] is None, sites[name]["auroc"] or 0.0))
-    known = [name for name in ranked if sites[name]["auroc"] is not None] or ranked
+    ranked = sorted(sites, key=lambda name: (sites[name].get(metric) is None, sites[name].get(metric) or 0.0))
+    known = [name for name in ranked if sites[name].get(metric) is not None] or ranked
     return {name: sites[name] for name in (*known[:_FEW_ROWS], *known[-_FEW_ROWS:])}
 
 
@@ -272,7 +280,8 @@ def _attack_rate(row: dict[str, Any]) -> str:
 
 def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
     sites, shown = len(summary["metrics"]["sites"]), len(columns["hospital"]) - 1
-    said = [f"{sites:,} hospitals: the lowest and the highest AUROC."] if shown < sites else []
+    metric = in_line(titles(summary)[headline(summary)[0]])
+    said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
     said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",

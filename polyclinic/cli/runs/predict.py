@@ -74,7 +74,8 @@ def evaluate(
         raise ConfigError("Give exactly one of TABLE and --hospital.")
     with loading():
         from polyclinic.evaluation.assessment import assess
-        from polyclinic.evaluation.report.context import NAMES
+        from polyclinic.evaluation.judges import judge_of
+        from polyclinic.programs import program_of
         from polyclinic.runs.folder import Run
 
     opened, site = Run.open(run), None
@@ -86,7 +87,8 @@ def evaluate(
     else:
         assert records is not None
         rows = _of_table(opened, records)
-    found = assess({"": rows}, seed=0)
+    by = judge_of(program_of(opened.config()).objective(opened.schema()))
+    found = assess({"": rows}, seed=0, by=by)
     if found["undefined"]:
         raise PolyclinicError(f"There is nothing to judge: {found['undefined']}.")
     metrics, patients = found["pooled"], len(set(rows.patient.tolist()))
@@ -94,8 +96,8 @@ def evaluate(
         "run": str(opened.path), "table": None if hospital else str(records), "hospital": site, "rows": len(rows.labels),
         "patients": patients, "private": False, "metrics": metrics, "calibration": found["calibration"],
     }  # fmt: skip
-    shown = [(NAMES[name], interval(row)) for name, row in metrics.items()]
-    if rows.scores.shape[1] == 2:
+    shown = [(by.titles[name], interval(row)) for name, row in metrics.items()]
+    if by.has_classes and rows.scores.shape[1] == 2:
         value |= {"mean_risk": float(rows.scores[:, 1].mean()), "observed": float((rows.labels == 1).mean())}
         shown += [(words, number(value[key])) for words, key in (("Mean risk", "mean_risk"), ("Observed", "observed"))]
     whose = (
@@ -125,7 +127,7 @@ def _of_table(run: Run, records: Path) -> Predictions:
     scores, classes = probabilities(run, cells, str(records))
     if classes is None:
         raise DataError(
-            f"{records}: the label column {schema.label.name!r} is missing; `polyclinic predict` needs none."
+            f"{records}: the label column {schema.labels[0].name!r} is missing; `polyclinic predict` needs none."
         )
     column = schema.patient_id.name if schema.patient_id else ""
     patient = pd.factorize(cells[column])[0] if column in cells.columns else np.arange(len(cells))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from polyclinic.config.keys import Keys
-from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
+from polyclinic.config.programs.kinds import Kind
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
@@ -43,7 +43,10 @@ def convex_kind(given: Mapping[str, Any]) -> Kind:
 
 
 #: A task or program of one's own, or of another package.
-OTHERS = Kind("supervised", CLASSIFICATION.reads | {"task-options", "convex"}, settings=convex_settings)
+OTHERS = Kind(
+    "supervised", Kind.reads | {"task-options", "convex"},
+    settings=convex_settings,
+)  # fmt: skip
 
 
 class Convex(Keys):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: Sections and keys that not every kind of run reads, and in words what does.
 READ_BY = {
     "task-options": "a task that another package brings as a program",
+    "objective": "the task classification",
+    "objective-options": "the task classification",
     "synthesis": "the task synthesis",
     "posterior": "the task posterior",
     "convex": "the task output-perturbation or objective-perturbation",
@@ -61,4 +63,7 @@ class Kind:
 
 
 #: Training a classifier.
-CLASSIFICATION = Kind("supervised", bounds_always=False, shares_noise=True)
+CLASSIFICATION = Kind(
+    "supervised", Kind.reads | {"objective", "objective-options"}, bounds_always=False,
+    shares_noise=True,
+)  # fmt: skip

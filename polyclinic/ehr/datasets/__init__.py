@@ -116,11 +116,13 @@ def hash_split(checked: Checked, split: Split = OWN_SPLIT) -> Bools:
     test = position < split.fraction
     if len(np.unique(position)) == 1:
         return np.zeros(len(position), dtype=bool)
-    for label in np.unique(checked.y):
+    classes = np.unique(checked.y) if checked.y.dtype == np.int64 else np.zeros(0)  # numbers need not be on both sides
+    for label in classes:
         members = checked.y == label
         if test[members].all():
             test = test & (position != position[members].max())
     if not test.any():
         # From the largest class, so that train keeps every class it has.
-        test = position == position[checked.y == np.argmax(np.bincount(checked.y))].min()
+        largest = checked.y == np.argmax(np.bincount(checked.y)) if len(classes) else np.ones(len(position), dtype=bool)
+        test = position == position[largest].min()
     return np.asarray(test, dtype=bool)

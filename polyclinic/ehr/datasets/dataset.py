@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -52,6 +52,21 @@ class Dataset:
     fixed_split: str | None = None
     flow: Flow | None = None
     notes: tuple[str, ...] = ()
+
+    def labelled(self, names: Sequence[str]) -> Dataset:
+        """The dataset with these columns as its labels, and without the rows that lack one of them.
+
+        Raises ConfigError and DataError as ``Schema.labelled``.
+        """
+        load, generate = self.load, self.generate
+
+        def whole(records: pd.DataFrame) -> pd.DataFrame:
+            return records.dropna(subset=list(names)).reset_index(drop=True)
+
+        return replace(
+            self, schema=self.schema.labelled(names), load=lambda: whole(load()),
+            generate=None if generate is None else lambda sites, patients, seed: whole(generate(sites, patients, seed)),
+        )  # fmt: skip
 
 
 def hospital_names(key: str) -> tuple[str, ...]:

@@ -68,8 +68,9 @@ def stays(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.Data
     -1, which the APACHE tables write for a value that was not taken, is missing; died is missing where the state at
     discharge is. No other column of the tables is read.
     """
-    keys = ["patientunitstayid", "uniquepid", "hospitalid", "age", "hospitaldischargestatus"]
+    keys = ["patientunitstayid", "uniquepid", "hospitalid", "age", "hospitaldischargestatus", "unitdischargeoffset"]
     table = pd.read_csv(patient, usecols=[*keys, "admissionheight", "admissionweight", *_CHOICES])
+    table["stay"] = table.pop("unitdischargeoffset") / (24 * 60)
     table["age_years"] = pd.to_numeric(table.pop("age").replace("> 89", "90"), errors="coerce")
     table["died"] = table.pop("hospitaldischargestatus").map({"Expired": 1.0, "Alive": 0.0})
     table = table.merge(pd.read_csv(hospital), on="hospitalid", how="left", validate="m:1")

@@ -51,7 +51,7 @@ SCHEMA = Schema(
             update={"nullable": False, "drop_first": column.kind == "categorical" and column.role == "feature"}
         )
         for column in SCHEMA_920.columns
-        if column.name not in LEFT_OUT
+        if column.name not in (*LEFT_OUT, "severity")
     ),
 )
 
@@ -66,7 +66,8 @@ def _parsed(cleveland: Path, hungary: Path, switzerland: Path, long_beach: Path)
         rows.insert(1, "site", site)
         frames.append(rows)
     records = pd.concat(frames, ignore_index=True)
-    records["disease"] = (records.pop("num") > 0).astype("int64")
+    records["severity"] = records.pop("num").astype("int64").astype(str)
+    records["disease"] = (records["severity"] != "0").astype("int64")
     return records
 
 

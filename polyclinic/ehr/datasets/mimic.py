@@ -37,7 +37,8 @@ FILES = Files(
     },
 )
 STEPS = 5
-HEART_FAILURE = "428"
+#: ICD-9 categories of the diagnoses that an admission may have as labels.
+DIAGNOSES = {"heart_failure": "428", "arrhythmia": "427", "kidney_failure": "584", "lung_disease": "518"}
 _CITATION = "Johnson, Pollard and Mark 2019, MIMIC-III Clinical Database Demo 1.4, doi:10.13026/C2HM2Q"
 
 # Every category of ICD-9-CM that MIMIC's dictionary D_ICD_DIAGNOSES has: the standard's, not these patients'.
@@ -76,7 +77,7 @@ SCHEMA_VITALS = Schema.from_toml(Path(__file__).with_name("mimic_vitals.toml"))
 SCHEMA = Schema(
     name="mimic-demo",
     columns=(
-        *(column for column in SCHEMA_VITALS.columns if column.role in ("patient_id", "ignore")),
+        *(column for column in SCHEMA_VITALS.columns if column.name in ("patient", "care_unit", "system")),
         Column(name="diagnoses", kind="code_set", categories=CODES, description="ICD-9-CM categories, all admissions"),
         Column(name="female", kind="binary", role="label", description="1 if female"),
     ),
@@ -136,10 +137,10 @@ def load_vitals() -> pd.DataFrame:
     """The admissions with a measured vital sign: the first five values of each of nine signs, and heart failure."""
     files = FILES.get(("ICUSTAYS.csv", "DIAGNOSES_ICD.csv", "CHARTEVENTS.csv"))
     coded = _diagnoses(files["DIAGNOSES_ICD.csv"])
-    failing = set(coded.loc[coded["category"] == HEART_FAILURE, "hadm_id"])
     cells = [name for column in SCHEMA_VITALS.features for name in column.record_names]
     table = _measurements(files["CHARTEVENTS.csv"]).reindex(columns=cells).reset_index()
-    table["heart_failure"] = table["hadm_id"].isin(failing).astype("int64")
+    for name, code in DIAGNOSES.items():
+        table[name] = table["hadm_id"].isin(coded.loc[coded["category"] == code, "hadm_id"]).astype("int64")
     table = table.join(_first_stay(files["ICUSTAYS.csv"], "hadm_id"), on="hadm_id").rename(
         columns={"subject_id": "patient"}
     )

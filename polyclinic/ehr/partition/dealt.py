@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.checks import class_numbers, identifiers, require_columns
-from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.checks import identifiers, require_columns
+from polyclinic.ehr.encoding import encode, encode_labels
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import patient_ids
 from polyclinic.errors import ConfigError, DataError
@@ -36,12 +36,20 @@ def people(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints, int]:
 
 
 def patients_and_labels(records: pd.DataFrame, schema: Schema) -> tuple[Ints, Ints]:
-    """Each row's patient number and each patient's class: the highest class number among the patient's rows."""
-    require_columns(records, (schema.label,), "records")
+    """Each row's patient number and each patient's class: the highest class number among the patient's rows.
+
+    Of labels without classes it is the quarter of all patients that the patient's largest label, or sum of labels, is in.
+    """
+    require_columns(records, schema.labels, "records")
     person, _, patients = people(records, schema)
-    labels = np.zeros(patients, dtype=np.int64)
-    np.maximum.at(labels, person, class_numbers(records, schema.label, "records"))
-    return person, labels
+    rows = encode_labels(records, schema)
+    if schema.has_classes:
+        labels = np.zeros(patients, dtype=np.int64)
+        np.maximum.at(labels, person, rows)
+        return person, labels
+    numbers = np.full(patients, -np.inf)
+    np.maximum.at(numbers, person, rows.reshape(len(rows), -1).sum(axis=1))
+    return person, np.searchsorted(np.quantile(numbers, (0.25, 0.5, 0.75)), numbers).astype(np.int64)
 
 
 def site_rows(site_of: Ints, person: Ints, sites: int) -> Deal:

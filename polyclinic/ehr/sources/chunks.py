@@ -16,7 +16,7 @@ import pandas as pd
 from polyclinic.ehr.checks import class_numbers, code_sets, codes, identifiers, numbers, require_columns, texts
 from polyclinic.ehr.cohorts import Cohort, Flow
 from polyclinic.ehr.faults import CellsRefused, all_or_faults
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import CLASS_KINDS, Column, Schema
 from polyclinic.errors import ConfigError, nearest
 
 #: Rows of a chunk: at most so many are in memory as text.
@@ -121,7 +121,7 @@ def _typed_cells(values: pd.Series, column: Column, source: str) -> pd.Series:
         return pd.Series(identifiers(values, source), dtype=object)
     if column.role == "time":
         return pd.Series([cell or None for cell in texts(values)], dtype=object)
-    if column.role == "label":
+    if column.role == "label" and column.kind in CLASS_KINDS:
         class_numbers(pd.DataFrame({column.name: values}), column, source)
     if column.kind == "code_set":
         code_sets(values, column, source)

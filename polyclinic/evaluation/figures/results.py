@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.evaluation.figures.rounds import plot_auroc, plot_epsilon, plot_loss
+from polyclinic.evaluation.figures.rounds import plot_epsilon, plot_loss, plot_metric
 from polyclinic.evaluation.figures.utility import (
     plot_calibration,
     plot_decision,
@@ -18,6 +18,7 @@ from polyclinic.evaluation.figures.utility import (
     plot_roc,
 )
 from polyclinic.evaluation.formats import Summary, finite, part
+from polyclinic.evaluation.judges import LARGER_IS_BETTER, headline, predicts_numbers, titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +29,15 @@ Draw = Callable[[Summary, pd.DataFrame, "Axes | None"], "Figure | None"]
 
 
 def _rounds(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    floor = part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None)
-    return plot_auroc(rounds, finite(floor), ax) if _recorded(summary, rounds, "auroc") else None
+    first = headline(summary)[0]
+    if not _recorded(summary, rounds, first):
+        return None
+    floor = finite(part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None))
+    words = "Higher is better" if first in LARGER_IS_BETTER else "Lower is better"
+    if first != "auroc":
+        return plot_metric(rounds, first, titles(summary)[first], f"{words}.", ax=ax)
+    floors = {} if floor is None else {"no-skill floor": floor}
+    return plot_metric(rounds, first, titles(summary)[first], f"{words}; 0.5 is a coin toss.", floors, ax)
 
 
 def _loss(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -48,9 +56,9 @@ def _posterior(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figur
 
 
 def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told = _evaluated(summary)
-    estimates = {name: row["auroc"] for name, row in told.get("sites", {}).items()}
-    return plot_hospitals(estimates, told["pooled"]["auroc"]["value"], "AUROC", ax) if estimates else None
+    told, first = _evaluated(summary), headline(summary)[0]
+    estimates = {name: row[first] for name, row in told.get("sites", {}).items()}
+    return plot_hospitals(estimates, told["pooled"][first]["value"], titles(summary)[first], ax) if estimates else None
 
 
 def _roc(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -64,8 +72,10 @@ def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | Non
 
 
 def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told = _evaluated(summary)
-    return plot_calibration(told["calibration"], ax) if told.get("calibration") else None
+    told, objective, label = _evaluated(summary), part(summary, "objective"), None
+    if predicts_numbers(summary):
+        label = ", ".join(filter(None, (objective["label"], objective["unit"])))
+    return plot_calibration(told["calibration"], label, ax) if told.get("calibration") else None
 
 
 def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:

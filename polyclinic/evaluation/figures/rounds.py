@@ -29,20 +29,22 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 Course = tuple[Floats, Floats]
 
 
-def plot_auroc(rounds: pd.DataFrame, floor: float | None = None, ax: Axes | None = None) -> Figure:
-    """AUROC on held-out patients by round: one line a site (or bands), the pooled line bold, ``floor`` as a dashed line.
+def plot_metric(
+    rounds: pd.DataFrame, metric: str, title: str, words: str = "", floors: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """A metric on held-out patients by round: one line a site (or bands), the pooled line bold, ``floors`` as dashed lines.
 
-    rounds: columns round, site, auroc; rows without a value are left out.
+    rounds: columns round, site and the metric's; rows without a value are left out.
     """
-    series = read_series(rounds, "auroc")
-    caption = _caption(series, "Higher is better; 0.5 is a coin toss.")
-    figure, axes = panel("AUROC on held-out patients", caption, ax)
+    series = read_series(rounds, metric)
+    figure, axes = panel(f"{title} on held-out patients", _caption(series, words), ax)
     _draw_sites(axes, series)
-    return _finish(figure, axes, {} if floor is None else {"no-skill floor": floor}, top=1.01)
+    return _finish(figure, axes, floors or {}, top=1.01 if metric == "auroc" else None)
 
 
 def plot_loss(rounds: pd.DataFrame, ax: Axes | None = None) -> Figure:
-    """Mean cross-entropy on held-out patients by round: one line a site (or bands), the pooled line bold.
+    """Mean loss on held-out patients by round: one line a site (or bands), the pooled line bold.
 
     rounds: columns round, site, loss, and optionally train_loss, drawn dashed for the pooled row where present.
     """

@@ -112,19 +112,26 @@ def _plot_curves(
     return figure
 
 
-def plot_calibration(bins: Sequence[Told], ax: Axes | None = None) -> Figure:
-    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows."""
-    caption = "On the diagonal a probability means what it says. A dot's area: share of rows."
+def plot_calibration(bins: Sequence[Told], label: str | None = None, ax: Axes | None = None) -> Figure:
+    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows.
+
+    label: Of numbers, in place of probabilities: what was predicted, with its unit.
+    """
+    caption = "On the diagonal a prediction means what it says. A dot's area: share of rows."
     figure, axes = panel("Calibration", caption, ax, height=4.2)
-    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.1, linestyle=DASHES)
+    ends = [0.0, 1.0] if label is None else [end(bin["predicted"] for bin in bins) for end in (min, max)]
+    axes.plot(ends, ends, color=MUTED, linewidth=1.1, linestyle=DASHES)
     x, y, low, high, share = (
         np.array([bin[key] for bin in bins]) for key in ("predicted", "observed", "low", "high", "share")
     )
     axes.vlines(x, low, high, color=PALETTE[0], linewidth=1.6)
     axes.plot(x, y, color=PALETTE[0], linewidth=1.2)
     axes.scatter(x, y, s=16 + 500 * share, color=PALETTE[0], alpha=0.85, linewidths=0, clip_on=False, zorder=3)
-    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
-    label_axes(axes, "predicted probability", "share that came about")
+    if label is None:
+        axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+        label_axes(axes, "predicted probability", "share that came about")
+    else:
+        label_axes(axes, f"predicted {label}", "mean that came about")
     return figure
 
 

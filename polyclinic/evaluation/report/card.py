@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import several
 from polyclinic.evaluation.formats import Summary, count, delta, finite, part, percent, span
-from polyclinic.evaluation.report.context import NAMES, OF_GROUPS
+from polyclinic.evaluation.judges import groups_shown, titles
 from polyclinic.runs.folder import Run
 
 #: A paragraph, a list of items, or a table with its ``headings`` and ``rows``.
@@ -130,21 +130,28 @@ def _metrics(told: Mapping[str, Any], evaluation: Summary) -> list[Block]:
         "are enough patients.",
         {
             "headings": ["Metric", "Pooled", "Mean over hospitals", "Worst hospital"],
-            "rows": [[name, *(_estimate(column[key]) for column in columns)] for key, name in NAMES.items()],
+            "rows": [
+                [name, *(_estimate(column[key]) for column in columns)] for key, name in titles(told["summary"]).items()
+            ],
         },
-        _table("Hospital", evaluation["sites"]),
+        _table("Hospital", evaluation["sites"], told["summary"]),
     ]
     if groups := part(evaluation, "groups"):
         judged = {name: row["metrics"] for name, row in groups["groups"].items() if row["metrics"]}
         few = [name for name, row in groups["groups"].items() if not row["metrics"]]
-        blocks += [f"Groups by {groups['column']}:", _table(groups["column"], judged)] if judged else []
+        blocks += (
+            [f"Groups by {groups['column']}:", _table(groups["column"], judged, told["summary"])] if judged else []
+        )
         blocks += [f"Of {several(few)} fewer than 10 patients were held out, so nothing is told."] if few else []
         blocks += [f"Groups by {groups['column']}: {groups['undefined']}."] if groups["undefined"] else []
+    if not evaluation["calibration"]:
+        return blocks
+    predicted = "prediction" if told["predicts_numbers"] else "predicted probability"
     return [
         *blocks,
         "Calibration, pooled:",
         {
-            "headings": ["Share of rows", "Mean predicted probability", "Came about"],
+            "headings": ["Share of rows", f"Mean {predicted}", "Came about"],
             "rows": [
                 [percent(bin["share"]), f"{bin['predicted']:.3f}", span({**bin, "value": bin["observed"]})]
                 for bin in evaluation["calibration"]
@@ -153,9 +160,10 @@ def _metrics(told: Mapping[str, Any], evaluation: Summary) -> list[Block]:
     ]
 
 
-def _table(first: str, estimates: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [[name, *(_estimate(row[key]) for key in OF_GROUPS)] for name, row in estimates.items()]
-    return {"headings": [first, *(NAMES[key] for key in OF_GROUPS)], "rows": rows}
+def _table(first: str, estimates: Mapping[str, Any], summary: Summary) -> dict[str, Any]:
+    shown, names = groups_shown(summary), titles(summary)
+    rows = [[name, *(_estimate(row[key]) for key in shown)] for name, row in estimates.items()]
+    return {"headings": [first, *(names[key] for key in shown)], "rows": rows}
 
 
 def _estimate(row: Summary | None) -> str:
@@ -167,12 +175,13 @@ def _limits(told: Mapping[str, Any], evaluation: Summary) -> list[str]:
     """What is measured, or was not, and what the run itself noted."""
     found = ["It was judged at the hospitals that trained it: how it does elsewhere, or later, was not measured."]
     if evaluation and not evaluation.get("undefined"):
-        off = evaluation["pooled"]["calibration_in_the_large"]
-        low, high = finite(off["low"]), finite(off["high"])
+        off = evaluation["pooled"].get("calibration_in_the_large", {})
+        low, high = finite(off.get("low")), finite(off.get("high"))
         if low is not None and high is not None and not low <= 0 <= high:
+            whose, what = ("predictions", "prediction") if told["predicts_numbers"] else ("risks", "probability")
             found.append(
-                f"Its risks are on average {abs(off['value']):.3f} too {'high' if off['value'] > 0 else 'low'}: recalibrate it "
-                "before anybody acts on a probability."
+                f"Its {whose} are on average {abs(off['value']):.3f} too {'high' if off['value'] > 0 else 'low'}: recalibrate it "
+                f"before anybody acts on a {what}."
             )
         if not evaluation["groups"]:
             found.append("No groups of patients were judged apart (key evaluation.groups).")

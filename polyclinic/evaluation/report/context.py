@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from polyclinic.evaluation.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, size, spent
+from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
     NOT_RELEASED,
@@ -28,21 +29,6 @@ from polyclinic.evaluation.privacy_text import (
 
 MOST_ROWS = 60
 FEW_ROWS = 10
-SCORES = ("auroc", "accuracy")
-NAMES = {
-    "auroc": "AUROC",
-    "auprc": "AUPRC",
-    "accuracy": "Accuracy",
-    "f1": "F1",
-    "sensitivity": "Sensitivity",
-    "specificity": "Specificity",
-    "sensitivity_at_90": "Sensitivity at 90 % specificity",
-    "loss": "Loss",
-    "brier": "Brier score",
-    "calibration_error": "Calibration error",
-    "calibration_in_the_large": "Calibration in the large",
-}
-OF_GROUPS = ("auroc", "sensitivity", "specificity", "calibration_in_the_large")
 COMPARISONS = {
     "without_dp": ("Without privacy", "one model of all hospitals' patients, fitted without noise."),
     "alone": ("Trained alone", "each hospital's own model, fitted to its own patients only, without noise."),
@@ -60,7 +46,9 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     simulation = summary.get("simulation", True) is not False
     pooled, macro = (mark_withheld(part(metrics, key)) for key in ("pooled", "macro"))
     sites = {name: mark_withheld(site) for name, site in part(metrics, "sites").items()}
-    comparisons = _comparisons(part(summary, "comparison"))
+    first, second = scores = headline(summary)
+    names = titles(summary)
+    comparisons = _comparisons(part(summary, "comparison"), scores)
     estimates = part(part(summary, "evaluation"), "sites")
     ledgers = _ledgers(part(statement, "sites"))
     server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
@@ -68,17 +56,17 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     hospitals = [
         {**site, "name": name, "spent": spent(site, private), "risk": part(site, "risk"), "estimates": estimates.get(name),
          "scores": [part(run["sites"], name) for run in runs]}
-        for name, site in _shown(sites).items()
+        for name, site in _shown(sites, first).items()
     ]  # fmt: skip
     patients = _patients({name: sites[name] for name in estimates if name in sites} or sites)
     totals = [
         {"name": name, "patients": number, "scores": [run[key] for run in runs]}
         for name, number, key in (("Pooled", count(patients), "pooled"), ("Mean over hospitals", "", "macro"))
     ]
-    cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in SCORES]
+    cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in scores]
     judged = not part(summary, "posterior") and macro.get("released") is not False
     noised = part(part(summary, "private_metrics"), "sites")
-    measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in SCORES)]
+    measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in scores)]
     whose = f" of {unit}s trained on" if noised else ""
     dropouts = _dropouts(summary.get("dropouts") or [])
     strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
@@ -110,7 +98,12 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "sites": len(sites),
         "hospitals": hospitals,
         "totals": totals,
-        "spread": _spread(sites),
+        "spread": _spread(sites, first),
+        "scores": scores,
+        "titles": (names[first], names[second]),
+        "in_line": in_line(names[first]),
+        "predicts_numbers": predicts_numbers(summary),
+        "objective": part(summary, "objective"),
         "few": FEW_ROWS,
         "comparisons": comparisons,
         "synthesis": _synthesis(part(summary, "synthesis"), pooled),
@@ -236,26 +229,26 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     )
 
 
-def _shown(sites: Summary) -> Summary:
-    """All sites; of very many those with the lowest and the highest AUROC, or the first where none has any."""
+def _shown(sites: Summary, metric: str) -> Summary:
+    """All sites; of very many those with the lowest and the highest ``metric``, or the first where none has any."""
     if len(sites) <= MOST_ROWS:
         return sites
-    ranked = _by_auroc(sites)
+    ranked = _by_metric(sites, metric)
     chosen = {*ranked[:FEW_ROWS], *ranked[-FEW_ROWS:]} or {*list(sites)[: 2 * FEW_ROWS]}
     return {name: sites[name] for name in (*ranked, *sites) if name in chosen}
 
 
-def _by_auroc(sites: Summary) -> list[str]:
-    known = {name: auroc for name, site in sites.items() if (auroc := finite(site.get("auroc"))) is not None}
+def _by_metric(sites: Summary, metric: str) -> list[str]:
+    known = {name: value for name, site in sites.items() if (value := finite(site.get(metric))) is not None}
     return sorted(known, key=known.__getitem__)
 
 
-def _spread(sites: Summary) -> list[float]:
-    """AUROC of the site at each tenth, quarter, half, three quarters and nine tenths of very many."""
-    ranked = _by_auroc(sites)
+def _spread(sites: Summary, metric: str) -> list[float]:
+    """The metric of the site at each tenth, quarter, half, three quarters and nine tenths of very many."""
+    ranked = _by_metric(sites, metric)
     if len(sites) <= MOST_ROWS or not ranked:
         return []
-    return [float(sites[ranked[round(share * (len(ranked) - 1))]]["auroc"]) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
+    return [float(sites[ranked[round(share * (len(ranked) - 1))]][metric]) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
 
 
 def _telling(ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -301,13 +294,13 @@ def _ledgers(sites: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _comparisons(comparison: Summary) -> list[dict[str, Any]]:
+def _comparisons(comparison: Summary, scores: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for key, (title, meaning) in COMPARISONS.items():
         if comparison.get(key):
             trained = part(comparison, key)
             sites = part(trained, "sites")
-            macro = macro_average([{m: finite(s.get(m)) for m in SCORES} for s in sites.values()])
+            macro = macro_average([{m: finite(s.get(m)) for m in scores} for s in sites.values()])
             given = {"title": title, "meaning": meaning, "sites": sites, "pooled": part(trained, "pooled")}
             found.append(given | {"macro": part(trained, "macro") or macro})
     return found
@@ -333,5 +326,6 @@ def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
 def utility(summary: Summary) -> dict[str, Any] | None:
     """What the section on utility shows; None for a run without an evaluation (a posterior, or one of before there was any)."""
     evaluation = part(summary, "evaluation")
-    names = {"metrics": NAMES, "of_groups": OF_GROUPS, "names": [NAMES[key] for key in OF_GROUPS]}
+    shown, of_groups = titles(summary), groups_shown(summary)
+    names = {"metrics": shown, "of_groups": of_groups, "names": [shown[key] for key in of_groups]}
     return {"evaluation": evaluation, "groups": evaluation.get("groups"), **names} if evaluation else None

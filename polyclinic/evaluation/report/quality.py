@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.formats import estimate, finite
+from polyclinic.evaluation.judges import TITLES
 from polyclinic.evaluation.page import embedded, render, write_page
-from polyclinic.evaluation.report.templates import ALT
+from polyclinic.evaluation.report.templates import ALT, BY_ROUND
 from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -110,7 +111,13 @@ def write_quality_page(found: Found, page: Path) -> None:
 
 def pictures(figures: Mapping[str, Figure | str]) -> list[dict[str, str]]:
     """The figures, drawn or as SVG, as a page embeds them."""
-    return [embedded(figure, ALT[name.split("-")[0]]) for name, figure in figures.items()]
+    return [embedded(figure, _alt(name)) for name, figure in figures.items()]
+
+
+def _alt(name: str) -> str:
+    """What stands for a figure, by its name or by the metric that it is of."""
+    kind = name.split("-")[0]
+    return ALT.get(kind) or f"{TITLES.get(name, name)} on held-out patients {BY_ROUND}"
 
 
 def read_quality(run: Run) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from polyclinic.evaluation.figures.rounds import Point, plot_over
 from polyclinic.evaluation.figures.utility import plot_intervals
+from polyclinic.evaluation.judges import TITLES
 from polyclinic.evaluation.page import embedded, render, write_page
-from polyclinic.evaluation.report.context import NAMES
 
-_DRAWN = ("auroc", "brier", "calibration_in_the_large", "accuracy")
+_DRAWN = ("auroc", "brier", "calibration_in_the_large", "accuracy", "mae", "rmse", "r2")
 _BARS = "Means over seeds and splits; bars: their 95 % intervals."
 
 _PAGE = """
@@ -62,7 +62,7 @@ def render_sweep(rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str
         "failed": failed,
         "figures": [_figure(rows, name) for name in drawn if any(name in row.estimates for row in rows)],
         "keys": list(rows[0].values) or ["Combination"],
-        "names": [NAMES.get(name, name) for name in drawn],
+        "names": [TITLES.get(name, name) for name in drawn],
         "rows": [
             {"labels": list(row.values.values()) or ["all runs"], "runs": row.runs, "epsilon": _mean(row, "epsilon"),
              "estimates": [_estimate(row, name) for name in drawn]}
@@ -76,7 +76,7 @@ def render_sweep(rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str
 def _figure(rows: Sequence[Row], metric: str) -> dict[str, str]:
     """The metric against the first key whose values are several numbers, a line for each other combination; without such a key a
     row for each combination."""
-    known, name = [row for row in rows if metric in row.estimates], NAMES.get(metric, metric)
+    known, name = [row for row in rows if metric in row.estimates], TITLES.get(metric, metric)
     key = next((key for key in rows[0].values if _varies_as_number([row.values[key] for row in rows])), None)
     alt = f"{name} of each combination; the numbers are in the table."
     if key is None:

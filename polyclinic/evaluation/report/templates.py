@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-_BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
+BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 #: What stands for a figure, by its name without its number.
 ALT = {
-    "rounds": f"AUROC on held-out patients {_BY_ROUND}",
+    "rounds": f"The first metric on held-out patients {BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
-    "loss": f"Loss on held-out patients {_BY_ROUND}",
-    "epsilon": f"Epsilon spent {_BY_ROUND}",
-    "sites": "AUROC at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "loss": f"Loss on held-out patients {BY_ROUND}",
+    "epsilon": f"Epsilon spent {BY_ROUND}",
+    "sites": "The first metric at each hospital with 95 % intervals; the numbers are in summary.json.",
     "roc": "ROC curve: sensitivity over one less specificity; the numbers are in summary.json.",
     "pr": "Precision over sensitivity; the numbers are in summary.json.",
     "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",
@@ -61,10 +61,11 @@ and the model may reveal its training records. Do not share it as if it were ano
 {% if posterior %}
 <div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
 {% else %}
-<div><dt>AUROC, pooled</dt><dd>{{ pooled.auroc | metric }}</dd>
+<div><dt>{{ titles[0] }}, pooled</dt><dd>{{ pooled[scores[0]] | metric }}</dd>
 <small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}</small></div>
-<div><dt>Accuracy, pooled</dt><dd>{{ pooled.accuracy | metric }}</dd>
-<small>{% if floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
+<div><dt>{{ titles[1] }}, pooled</dt><dd>{{ pooled[scores[1]] | metric }}</dd>
+<small>{% if scores[1] != "accuracy" %}of {{ objective.label }}{% if objective.unit %}, {{ objective.unit }}{% endif %}
+{% elif floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
 right answers{% endif %}</small></div>
 {% endif %}
 <div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
@@ -77,8 +78,8 @@ right answers{% endif %}</small></div>
 </dl>
 """
 
-HOSPITALS = """{% macro scores(rows) %}
-{% for row in rows %}{{ metric(row.auroc, true) }}{{ metric(row.accuracy) }}{% endfor %}
+HOSPITALS = """{% macro scores_of(rows) %}
+{% for row in rows %}{{ metric(row[scores[0]], true) }}{{ metric(row[scores[1]]) }}{% endfor %}
 {% endmacro %}
 <h2>Hospitals</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="Table">
@@ -90,16 +91,17 @@ HOSPITALS = """{% macro scores(rows) %}
 <th colspan="4" class="first"></th></tr>
 {% endif %}
 <tr><th>Hospital</th>{% if not posterior %}
-<th class="num">Patients</th><th class="num first">AUROC</th><th class="num">Accuracy</th>{% endif %}
-{%- for _ in comparisons %}<th class="num first">AUROC</th><th class="num">Accuracy</th>{% endfor -%}
+<th class="num">Patients</th><th class="num first">{{ titles[0] }}</th><th class="num">{{ titles[1] }}</th>{% endif %}
+{%- for _ in comparisons %}<th class="num first">{{ titles[0] }}</th><th class="num">{{ titles[1] }}</th>{% endfor -%}
 <th class="num first">Epsilon spent</th><th class="num">Attack TPR at 1 % FPR</th><th class="num">Advantage</th>
 <th class="num">Rounds joined</th></tr>
 </thead>
 <tbody>
 {% for hospital in hospitals %}
 <tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}{{ cell(hospital.patients | count) }}
-{% if hospital.estimates %}{{ estimated(hospital.estimates.auroc, true) }}{{ estimated(hospital.estimates.accuracy) }}
-{% else %}{{ scores(hospital.scores[:1]) }}{% endif %}{% endif %}{{ scores(hospital.scores[1:]) }}
+{% if hospital.estimates %}{{ estimated(hospital.estimates[scores[0]], true) }}
+{{ estimated(hospital.estimates[scores[1]]) }}{% else %}{{ scores_of(hospital.scores[:1]) }}{% endif %}{% endif %}
+{{ scores_of(hospital.scores[1:]) }}
 {{ cell(hospital.spent, true) }}{{ cells([hospital.risk.tpr_at_1_percent_fpr | share, hospital.risk.advantage | share,
 (hospital.rounds_joined | count) ~ " of " ~ (rounds | count)]) }}</tr>
 {% endfor %}
@@ -108,15 +110,16 @@ HOSPITALS = """{% macro scores(rows) %}
 <tbody class="totals">
 {% for row in totals %}
 <tr{% if loop.first %} class="pooled"{% endif %}><th scope="row">{{ row.name }}</th>{{ cell(row.patients) }}
-{{ scores(row.scores) }}<td class="first"></td><td colspan="3"></td></tr>
+{{ scores_of(row.scores) }}<td class="first"></td><td colspan="3"></td></tr>
 {% endfor %}
 </tbody>
 {% endif %}
 </table>
 </div>
 {% if spread %}
-<p>Of {{ sites | count }} hospitals the table shows the {{ few }} with the lowest and the {{ few }} with the highest AUROC;
-<code>summary.json</code> has all. AUROC is at most {{ spread[0] | metric }} at one hospital in ten, at most
+<p>Of {{ sites | count }} hospitals the table shows the {{ few }} with the lowest and the {{ few }} with the highest
+{{ in_line }}; <code>summary.json</code> has all.
+{{ titles[0] }} is at most {{ spread[0] | metric }} at one hospital in ten, at most
 {{ spread[1] | metric }} at one in four, at most {{ spread[2] | metric }} at half, at least {{ spread[3] | metric }} at
 one in four, and at least {{ spread[4] | metric }} at one in ten.</p>
 {% elif hospitals | length < sites %}
@@ -165,8 +168,10 @@ figures of this very model.</p>
 {% call estimated(gap) %}{% if gap %}<small>{{ gap.highest }}, {{ gap.lowest }}</small>{% endif %}{% endcall %}</tr>
 {% endfor %}{% endcall %}
 <p class="small muted">A value without an interval rests on too few patients for one, or on none that differ.
-<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays below in 95 of 100 such samples.
-<strong>Calibration in the large</strong>: mean probability less the share that came about; above 0, risk is overstated.
+{% if "calibration_error" in metrics %}<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays
+below in 95 of 100 such samples. {% endif %}{% if "calibration_in_the_large" in metrics %}<strong>Calibration in the
+large</strong>: {% if predicts_numbers %}mean prediction less the mean that came about; above 0, the
+label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %}{% endif %}
 <strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
 alone.</p>
 {% if groups %}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.training.local import Penalty
+from polyclinic.training.losses import Loss
 from polyclinic.training.modules import load, seeded, split_flat
 from polyclinic.training.representation import penalised_losses
 from polyclinic.training.sites import Running, TrainedSites
@@ -48,7 +49,8 @@ class _Alone(TrainedSites):
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         dtype = self._parameters[0].dtype
         self._x = torch.from_numpy(np.nan_to_num(site.rows.x, nan=0.0)).to(settings.device, dtype)
-        self._y = torch.from_numpy(site.rows.y).to(settings.device)
+        labels = torch.from_numpy(site.rows.y)
+        self._y = labels.to(settings.device, dtype if labels.is_floating_point() else labels.dtype)
         self._rows = site.rows
 
     def _buffers(self) -> Arrays:
@@ -81,7 +83,7 @@ class _Alone(TrainedSites):
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Rows of a batch: x (B, F), y (B,), and each row's patient among those of the batch, (B,)."""
+    """Rows of a batch: x (B, F), y (B,) or (B, columns), and each row's patient among those of the batch, (B,)."""
 
     x: Tensor
     y: Tensor
@@ -100,7 +102,7 @@ class _Losses:
 
     module: nn.Module
     plain: nn.Module
-    loss: str
+    loss: Loss
     penalty: Penalty | None
 
     def backward(self, batch: _Batch, patients: int) -> float:

@@ -24,8 +24,9 @@ PADDED = 16
 class Table:
     """The rows of S sites, one site after the other, a patient's rows together.
 
-    x: (rows + 1, F) in the module's dtype, the last row zero for padding; y: (rows + 1,) int64. For each patient:
-    ``first`` row, ``count`` of rows, ``site``. ``one_row``: every patient has exactly one row.
+    x: (rows + 1, F) in the module's dtype, the last row zero for padding; y: (rows + 1,) int64, or (rows + 1, ...) in the
+    module's dtype where labels are numbers. For each patient: ``first`` row, ``count`` of rows, ``site``. ``one_row``: every
+    patient has exactly one row.
     """
 
     x: Tensor
@@ -41,8 +42,8 @@ class Table:
 class Batch:
     """Some patients of each site, all their rows.
 
-    x: (S, B, F); y: (S, B) int64; weight: (S, B), 1/(the patient's rows), 0 for padding; member: (S, B) int64, the
-    row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is patient b, padding too).
+    x: (S, B, F); y: (S, B, ...), as in the table; weight: (S, B), 1/(the patient's rows), 0 for padding; member: (S, B) int64,
+    the row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is patient b, padding too).
     ``apart``: each of the S is one patient of the same hospital, or padding.
     """
 
@@ -60,7 +61,9 @@ def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu
     sizes = [len(site.rows.y) for site in work]
     ends = np.cumsum(sizes)
     x = torch.zeros(int(ends[-1]) + 1, work[0].rows.x.shape[1], dtype=dtype, device="cpu")
-    y = torch.zeros(int(ends[-1]) + 1, dtype=torch.int64, device="cpu")
+    first = work[0].rows.y
+    form = torch.int64 if first.dtype.kind in "iu" else dtype
+    y = torch.zeros(int(ends[-1]) + 1, *first.shape[1:], dtype=form, device="cpu")
     counts: list[Ints] = []
     for site, end, size in zip(work, ends, sizes, strict=True):
         rows, part = site.rows, slice(int(end) - size, int(end))
@@ -75,8 +78,8 @@ def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu
     x.nan_to_num_(nan=0.0, posinf=infinite, neginf=-infinite)
     count = np.concatenate(counts)
     number = np.repeat(np.arange(len(work)), [site.rows.patients for site in work])
-    first = np.cumsum(count) - count
-    return Table(x.to(device), y.to(device), first, count, number, len(work), bool(np.all(count == 1)))
+    begin = np.cumsum(count) - count
+    return Table(x.to(device), y.to(device), begin, count, number, len(work), bool(np.all(count == 1)))
 
 
 def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batch]:
@@ -124,7 +127,7 @@ def _gathered(
     """The batch of the table's rows at ``index``, (S, B)."""
     device, flat = table.x.device, torch.from_numpy(index.reshape(-1)).to(table.x.device)
     x = table.x.index_select(0, flat).reshape(*index.shape, -1)
-    y = table.y.index_select(0, flat).reshape(index.shape)
+    y = table.y.index_select(0, flat).reshape(*index.shape, *table.y.shape[1:])
     own = torch.from_numpy(weight).to(device, table.x.dtype)
     return Batch(x, y, own, torch.from_numpy(members).to(device), patients, one_row, apart)
 

@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 from torch import Tensor, nn
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.training.losses import CROSS_ENTROPY
+from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.training.stacked.layers import Masks, plan
 from polyclinic.training.stacked.linear import linear_sums
 from polyclinic.training.stacked.per_example import fits, functional_sums
@@ -57,7 +57,7 @@ def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bo
 
 
 def sums(
-    module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: str = CROSS_ENTROPY,
+    module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: Loss = CROSS_ENTROPY,
     seeds: Sequence[int] | None = None,
 ) -> Sums:  # fmt: skip
     """A function of (S, P) parameters, a batch and a penalty: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.

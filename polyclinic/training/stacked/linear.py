@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import Penalty
-from polyclinic.training.losses import CROSS_ENTROPY
+from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_factors, clip_rows, longest_factor
 from polyclinic.training.stacked.layers import FlowPlan, LayerRows, Masked, Masks, Plan
@@ -25,7 +25,7 @@ from polyclinic.training.stacked.propagation import factors_of
 
 
 def linear_sums(
-    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: str = CROSS_ENTROPY,
+    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: Loss = CROSS_ENTROPY,
     masks: Masks | None = None, penalty: Penalty | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
@@ -41,7 +41,7 @@ def linear_sums(
 
 
 def _sums(
-    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: str, masks: Masks | None
+    layers: Plan, theta: Tensor, batch: Batch, max_norm: float | None, loss: Loss, masks: Masks | None
 ) -> tuple[Tensor, Tensor]:
     """As ``linear_sums``, and anything where a mask is 0."""
     parts, losses = factors_of(layers, theta, batch, loss, masks)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from polyclinic.training.local import Penalty
-from polyclinic.training.losses import CROSS_ENTROPY
+from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.training.modules import split_flat
 from polyclinic.training.representation import penalised_losses
 from polyclinic.training.stacked.batches import Batch
@@ -23,7 +23,7 @@ from polyclinic.training.stacked.clip_factors import clip_rows
 
 def functional_sums(
     module: nn.Module, theta: Tensor, batch: Batch, max_norm: float | None, rows_at_once: int,
-    loss: str = CROSS_ENTROPY, penalty: Penalty | None = None,
+    loss: Loss = CROSS_ENTROPY, penalty: Penalty | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 

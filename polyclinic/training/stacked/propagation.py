@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.losses import losses_and_gradients
+from polyclinic.training.losses import Loss, losses_and_gradients
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.layers import (
     ROW_BY_ROW,
@@ -29,7 +29,7 @@ from polyclinic.training.stacked.products import rows_product
 
 
 def factors_of(
-    layers: Plan, theta: Tensor, batch: Batch, loss: str, masks: Masks | None
+    layers: Plan, theta: Tensor, batch: Batch, loss: Loss, masks: Masks | None
 ) -> tuple[list[LayerRows], Tensor]:
     """Each affine layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
     if isinstance(layers, FlowPlan):
@@ -42,7 +42,7 @@ def factors_of(
     return _back(layers, theta, values, taken, gradient, first)[0], losses
 
 
-def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: str) -> tuple[list[LayerRows], Tensor]:
+def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: Loss) -> tuple[list[LayerRows], Tensor]:
     """As ``factors_of``, of (S, P) parameters that are 0 where the flow's mask is."""
     x, context = batch.x[..., : flow.features], batch.x[..., flow.features :]
     slopes, begun = batch.weight.new_zeros(()), list[tuple[list[Tensor], list[Tensor], tuple[Tensor, ...]]]()

@@ -1,0 +1,87 @@
+"""The objective of a time until an event that may not be seen: a hazard in each of public intervals of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.ehr.schema import BOUNDED_KINDS, Column
+from polyclinic.objectives.objective import Objective, Predicted
+from polyclinic.types import Floats
+
+_LEAST = 1e-12
+_INTERVALS = 10
+
+
+@dataclass(frozen=True)
+class Hazards(Objective):
+    """The chance of the event in each interval for those who reached it, an output each (Gensheimer and Narasimhan 2019).
+
+    edges: The ends of the intervals, public and rising, in the time's unit; without any, ten equal parts of its bounds. A time
+    beyond the last edge counts as seen up to it. An observation that ends without the event within an interval counts for the
+    intervals before it.
+    """
+
+    edges: tuple[float, ...] = ()
+
+    name: ClassVar[str] = "hazards"
+    predicts: ClassVar[Predicted] = "survival"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.edges, list):
+            object.__setattr__(self, "edges", tuple(self.edges))
+        self.check()
+
+    def check(self) -> None:
+        kinds = sorted(column.kind for column in self.labels)
+        if len(kinds) != 2 or kinds[0] != "binary" or kinds[1] not in BOUNDED_KINDS:
+            raise self.refuse(f"which takes a time with bounds and a 'binary' event as labels; {self.described()}")
+        low, high = self.time.bounds or (0.0, 1.0)
+        numbers = isinstance(self.edges, tuple) and all(isinstance(edge, int | float) for edge in self.edges)
+        if not numbers or list(self.edges) != sorted(set(self.edges)) or any(not low < e <= high for e in self.edges):
+            raise self.refuse(
+                f"whose option edges is {self.edges!r}; it must be rising numbers above {low:g}, at most {high:g}"
+            )
+
+    @property
+    def time(self) -> Column:
+        return next(column for column in self.labels if column.kind != "binary")
+
+    @property
+    def event(self) -> Column:
+        return next(column for column in self.labels if column.kind == "binary")
+
+    @property
+    def ends(self) -> Floats:
+        """(J,) the ends of the intervals."""
+        return np.array(self.edges, dtype=np.float64) if self.edges else np.linspace(
+            *(self.time.bounds or (0.0, 1.0)), _INTERVALS + 1
+        )[1:]  # fmt: skip
+
+    @property
+    def outputs(self) -> int:
+        return len(self.ends)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"no {self.event.name} until {end:g}" for end in self.ends)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        ends, first = outputs.new_tensor(self.ends), self.labels.index(self.time)
+        time, event = (labels[..., place].to(outputs)[..., None] for place in (first, 1 - first))
+        begins = torch.cat([ends[:1] * 0 - torch.inf, ends[:-1]])
+        here = event * ((time > begins) & (time <= ends))  # the event was in this interval
+        passed = torch.where(event > 0, ends < time, ends <= time)
+        return (here * functional.softplus(-outputs) + passed * functional.softplus(outputs)).sum(-1)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return (-functional.softplus(outputs).cumsum(1)).exp()
+
+    def outputs_of(self, predictions: Tensor) -> Tensor:
+        before = torch.cat([torch.ones_like(predictions[:, :1]), predictions[:, :-1]], 1)
+        return torch.logit(1 - predictions / before.clamp(min=_LEAST), eps=_LEAST)

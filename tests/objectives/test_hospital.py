@@ -1,0 +1,90 @@
+"""A real hospital with a label that is a number: trains, is charged, and lets exact metrics leave where its policy says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from polyclinic.client.app import app
+from polyclinic.config import RunConfig
+from polyclinic.models.tabular import initialise
+from polyclinic.privacy.ledger.terms import plan_text
+from polyclinic.programs import program_of
+from polyclinic.wire.arrays import from_record
+from polyclinic.wire.messages import RECORD, REFUSED, EvaluateRequest, TrainRequest
+from tests.client.test_hospital import STRICT, context, ledger, message
+from tests.objectives.cohorts import records, schema
+
+CONFIG = RunConfig(training={"local_steps": 3, "sample_rate": 0.2})
+OPEN = STRICT + "release-metrics = true\nrelease-predictions = true\n"
+
+
+def make_hospital(folder: Path, policy: str = OPEN) -> Path:
+    records("days", 200).to_csv(folder / "records.csv", index=False)
+    schema("days").to_toml(folder / "schema.toml")
+    (folder / "hospital.toml").write_text(
+        f'site = "a"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n[policy]\n{policy}'
+    )
+    return folder / "hospital.toml"
+
+
+def model(config: RunConfig) -> dict[str, np.ndarray]:
+    build = program_of(config).builder(schema("days"))
+    return {name: value.numpy() for name, value in initialise(build, 0).items()}
+
+
+def train(hospital: Path, config: RunConfig = CONFIG, arrays: dict[str, np.ndarray] | None = None) -> Message:
+    program = program_of(config)
+    plan = plan_text([(program.price(program.settings(1.2)), 2)])
+    request = TrainRequest(
+        run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5, plan=plan
+    )
+    return app(message(request, "train", arrays or model(config)), context(hospital, config))
+
+
+def evaluate(hospital: Path, config: RunConfig = CONFIG, **changes: Any) -> Message:
+    values: dict[str, Any] = {"run": "r", "site": 0, "round": 1, "private_evaluations": 1} | changes
+    return app(message(EvaluateRequest(**values), "evaluate", model(config)), context(hospital, config))
+
+
+def test_it_trains_and_its_exact_metrics_leave_as_its_policy_says(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    reply = train(hospital)
+    assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).spent() > 0
+    content = evaluate(hospital).content
+    told = from_record(content["predictions"])
+    assert told["labels"].dtype == np.float64 and told["scores"].shape == (len(told["labels"]), 1)
+    assert np.allclose(told["scores"], 8.0)  # the untrained model's: the label's public centre
+    assert content["metrics"]["mae"] == pytest.approx(np.abs(told["labels"] - 8.0).mean())
+    assert [event["purpose"] for event in ledger(hospital).events()][-1] == "held-out metrics and predictions"
+
+
+def test_private_metrics_are_refused_in_a_sentence_and_cost_nothing(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, STRICT)
+    train(hospital)
+    content = evaluate(hospital).content
+    assert "mae" not in content["metrics"] and "the objective 'squared' predicts none" in content[RECORD]["withheld"]
+    assert not (tmp_path / "home" / "held-out.sqlite").exists()
+
+
+def test_an_objective_that_the_policy_does_not_name_is_refused_before_its_code_is_loaded(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    request = EvaluateRequest(run="r", site=0, round=1, private_evaluations=1)
+    unknown = RunConfig(objective="no_such_module:Loss")
+    reply = app(message(request, "evaluate", model(CONFIG)), context(hospital, unknown))
+    assert "the policy allows the objectives classification, binary," in reply.error.reason
+    narrow = make_hospital(tmp_path, OPEN + 'allowed-objectives = ["huber"]\n')
+    refused = train(narrow, RunConfig(objective="quantile"))
+    assert refused.error.code == REFUSED
+    assert "the policy allows the objectives huber, not 'quantile'" in refused.error.reason
+    assert not ledger(hospital).events()
+
+
+def test_a_model_of_another_number_of_outputs_is_refused_before_the_ledger(tmp_path: Path) -> None:
+    hospital, two = make_hospital(tmp_path), RunConfig(objective="quantile", objective_options={"levels": [0.1, 0.9]})
+    refused = train(hospital, two, model(CONFIG))
+    assert refused.has_error() and not (tmp_path / "home" / "ledger.sqlite").exists()

@@ -1,0 +1,260 @@
+"""Objectives by themselves: losses by hand, against scikit-learn and against each other; what labels and options they take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, QuantileRegressor
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import encode
+from polyclinic.errors import ConfigError
+from polyclinic.objectives.classes import Binary, Classification, Ordinal
+from polyclinic.objectives.counts import NegativeBinomial, Poisson
+from polyclinic.objectives.numbers import Huber, Quantile, Squared
+from polyclinic.objectives.objective import Objective, check_losses, made_up_labels
+from polyclinic.objectives.sets import MultiLabel
+from polyclinic.objectives.survival import Hazards
+from polyclinic.plugins import BUILT_IN, objective_of
+from tests.objectives.cohorts import LABELS, records, schema
+
+#: By name: the cohort whose label it takes, and options that make it say something.
+TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "classification": ("grade", {"weights": [1.0, 2.0, 3.0], "focal": 2.0, "smoothing": 0.1}),
+    "binary": ("died", {"weights": [1.0, 4.0]}), "ordinal": ("grade", {}), "squared": ("days", {}),
+    "huber": ("days", {"threshold": 0.5}), "quantile": ("days", {"levels": [0.1, 0.5, 0.9]}), "poisson": ("visits", {}),
+    "negative-binomial": ("visits", {"dispersion": 0.5}), "multi-label": ("codes", {}),
+    "hazards": ("survival", {"edges": [10.0, 30.0, 60.0]}),
+}  # fmt: skip
+
+
+def made(name: str, options: dict[str, Any] | None = None, kind: str = "") -> Objective:
+    cohort, usual = TAKEN[name]
+    config = RunConfig(objective=name, objective_options=usual if options is None else options)
+    return objective_of(config, schema(kind or cohort).labels)
+
+
+def fitted(objective: Objective) -> tuple[np.ndarray, Any, np.ndarray]:
+    """Features, labels and predictions of the linear model that minimises the mean loss."""
+    kind = TAKEN[objective.name][0]
+    encoded = encode(records(kind), schema(kind))
+    x, y = torch.from_numpy(encoded.x), torch.from_numpy(encoded.y)
+    weight, bias = (
+        torch.zeros(3, objective.outputs, dtype=torch.float64),
+        torch.zeros(objective.outputs, dtype=torch.float64),
+    )
+    head = objective.head()
+    head = head.double() if head else torch.nn.Identity()
+    parameters = [weight.requires_grad_(), bias.requires_grad_(), *head.parameters()]
+    optimizer = torch.optim.LBFGS(parameters, max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = objective.losses(head(x @ weight + bias), y).mean()
+        torch.autograd.backward(loss)
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        return encoded.x, encoded.y, objective.predictions(head(x @ weight + bias)).numpy()
+
+
+def test_every_objective_is_tested_here() -> None:
+    assert set(TAKEN) == set(BUILT_IN["objectives"])
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_losses_are_of_each_row_alone_and_predictions_fit_their_columns(name: str) -> None:
+    objective = made(name)
+    check_losses(objective)
+    outputs = torch.linspace(1, -1, 5 * objective.logits, dtype=torch.float64).reshape(5, -1)
+    predicted = objective.predictions(outputs)
+    assert predicted.shape == (5, len(objective.columns)) and predicted.isfinite().all()
+    labels = made_up_labels(objective.labels, 5)
+    told = objective.losses_of(predicted.numpy(), labels)
+    inside = name not in ("quantile",)  # quantiles that cross are put in order
+    assert np.allclose(told, objective.losses(outputs, torch.from_numpy(labels)).numpy(), atol=1e-9) or not inside
+
+
+def test_losses_by_hand() -> None:
+    los = torch.tensor([18.0, 8.0])  # two spreads above the centre, and the centre
+    output = torch.tensor([[0.0], [1.0]])
+    assert made("squared").losses(output, los).tolist() == pytest.approx([4 / 8, 1 / 8])
+    assert made("huber").losses(output, los).tolist() == pytest.approx([0.5 * (2 - 0.25) / 4, 0.5 * (1 - 0.25) / 4])
+    assert made("quantile", {"levels": 0.9}).losses(output, los).tolist() == pytest.approx([0.9 * 2, 0.1 * 1])
+    assert made("squared").predictions(output.double()).tolist() == [[8.0], [13.0]]
+    zeros = torch.zeros(1, 3)
+    assert made("multi-label").losses(zeros, torch.tensor([[1.0, 0.0, 1.0]])).tolist() == pytest.approx(
+        [3 * math.log(2)]
+    )
+    # In even odds: dead in the second interval; censored within the second, which counts for the first; alive to the end.
+    seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [100.0, 0.0]])
+    told = made("hazards").losses(zeros.expand(3, 3), seen).tolist()
+    assert told == pytest.approx([2 * math.log(2), math.log(2), 3 * math.log(2)])
+    focal = Classification(schema("died").labels, focal=2.0)
+    assert focal.losses(torch.zeros(1, 2), torch.tensor([1])).tolist() == pytest.approx([0.25 * math.log(2)])
+    smooth = Classification(schema("died").labels, smoothing=0.2)
+    logits, label = torch.tensor([[0.3, -1.2]]), torch.tensor([0])
+    assert torch.allclose(smooth.losses(logits, label), functional.cross_entropy(logits, label, label_smoothing=0.2))
+
+
+def test_the_head_of_two_logits_and_of_one_are_alike() -> None:
+    one, two = Binary(schema("died").labels), Classification(schema("died").labels)
+    output, labels = torch.tensor([[0.7], [-1.3]], dtype=torch.float64), torch.tensor([1, 0])
+    both = torch.cat([torch.zeros_like(output), output], 1)
+    assert torch.allclose(one.losses(output, labels), two.losses(both, labels))
+    assert torch.allclose(one.predictions(output), two.predictions(both))
+    assert one.loss == two.loss == "cross-entropy" and one.allowed == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["squared", "quantile", "poisson"])
+def test_their_minimisers_are_those_of_scikit_learn(name: str) -> None:
+    options = {"quantile": {"levels": 0.8}}.get(name, {})
+    x, y, predicted = fitted(made(name, options))
+    model = {
+        "squared": LinearRegression(), "quantile": QuantileRegressor(quantile=0.8, alpha=0),
+        "poisson": PoissonRegressor(alpha=0, tol=1e-8, max_iter=1000),
+    }[name].fit(x, y)  # fmt: skip
+    theirs = model.predict(x).clip(*LABELS[TAKEN[name][0]][0]["bounds"])
+    assert np.abs(predicted[:, 0] - theirs).max() < (0.1 if name == "quantile" else 1e-3)
+
+
+def test_poisson_is_the_limit_of_the_negative_binomial() -> None:
+    labels = schema("visits").labels
+    output, counts = torch.linspace(-2, 1, 6, dtype=torch.float64)[:, None], torch.arange(6.0, dtype=torch.float64)
+    assert torch.allclose(
+        NegativeBinomial(labels, dispersion=1e-7).losses(output, counts),
+        Poisson(labels).losses(output, counts),
+        atol=1e-5,
+    )
+    far = torch.tensor([[500.0]], dtype=torch.float64, requires_grad=True)
+    for objective in (Poisson(labels), NegativeBinomial(labels)):
+        losses = objective.losses(far, torch.tensor([1.0], dtype=torch.float64))
+        assert (
+            torch.isfinite(torch.autograd.grad(losses.sum(), far)[0]).all()
+            and float(objective.predictions(far.detach())[0, 0]) == 20
+        )
+
+
+def test_the_curvature_of_losses_at_the_centre_is_a_quarter() -> None:
+    for objective, centre in ((made("squared"), 8.0), (made("poisson"), 3.0), (made("negative-binomial"), 3.0)):
+        label = torch.tensor([centre], dtype=torch.float64)
+        second = torch.autograd.functional.hessian(
+            lambda output, o=objective, y=label: o.losses(output[None], y).sum(), torch.zeros(1, dtype=torch.float64)
+        )
+        assert float(second) == pytest.approx(0.25)
+
+
+def test_ordered_classes_have_one_slope_and_rising_thresholds() -> None:
+    x, y, predicted = fitted(made("ordinal"))
+    above = predicted[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    logits = np.log(above / (1 - above))
+    apart = logits[:, 0] - logits[:, 1]
+    assert apart.min() > 0 and np.ptp(apart) < 1e-6
+    shares = [(y == k).mean() for k in range(3)]
+    assert np.abs(predicted.mean(axis=0) - shares).max() < 0.02
+    # Of two classes it is logistic regression.
+    labels = (schema("grade").label.model_copy(update={"categories": ("no", "yes")}),)
+    two, output = Ordinal(labels), torch.tensor([[0.4], [-2.0]], dtype=torch.float64)
+    expected = functional.binary_cross_entropy_with_logits(
+        output[:, 0], torch.tensor([1.0, 0.0]).double(), reduction="none"
+    )
+    assert torch.allclose(two.losses(output, torch.tensor([1, 0])), expected)
+
+
+def test_hazards_are_logistic_regression_of_patients_by_interval() -> None:
+    objective = made("hazards")
+    x, y, predicted = fitted(objective)
+    before = np.concatenate([np.ones((len(x), 1)), predicted[:, :-1]], axis=1)
+    hazards, begin = 1 - predicted / before, 0.0
+    for number, end in enumerate((10.0, 30.0, 60.0)):
+        died = (y[:, 1] == 1) & (y[:, 0] > begin) & (y[:, 0] <= end)
+        seen = died | np.where(y[:, 1] == 1, y[:, 0] > end, y[:, 0] >= end)
+        model = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(x[seen], died[seen])
+        assert np.abs(model.predict_proba(x)[:, 1] - hazards[:, number]).max() < 1e-3
+        begin = end
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "words"),
+    [
+        ("squared", {}, "died", "'squared', which takes one label of kind 'continuous' or 'integer'; the schema's label is"),
+        ("classification", {}, "days", "takes one label of kind 'binary' or 'categorical' or 'ordinal'"),
+        ("ordinal", {}, "died", "takes one label of kind 'ordinal'"),
+        ("binary", {}, "grade", "takes a label of two classes"),
+        ("multi-label", {}, "died", "several labels of kind 'binary' or one of kind 'code_set'"),
+        ("hazards", {}, "both", "takes a time with bounds and a 'binary' event"),
+        ("classification", {"weights": [1, 2]}, "grade", "must be 3 public numbers above 0"),
+        ("classification", {"weights": "balanced"}, "died", "weights is 'balanced'; it must be 2 public numbers"),
+        ("classification", {"smoothing": 1.0}, "died", "smoothing is 1.0"),
+        ("quantile", {"levels": [0.9, 0.1]}, "days", "rising numbers between 0 and 1"),
+        ("huber", {"threshold": 0}, "days", "threshold is 0; it must be above 0"),
+        ("negative-binomial", {"dispersion": 0}, "visits", "dispersion is 0; it must be above 0"),
+        ("hazards", {"edges": [5, 200]}, "survival", "rising numbers above 0, at most 100"),
+        ("squared", {"level": 1}, "days", "objective-options do not make an objective 'squared'"),
+    ],
+)  # fmt: skip
+def test_labels_and_options_that_do_not_fit_are_refused_in_a_sentence(
+    name: str, options: dict[str, Any], kind: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(name, options, kind)
+    assert words in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+def test_counts_begin_at_zero() -> None:
+    labels = (schema("visits").label.model_copy(update={"bounds": (-1.0, 5.0)}),)
+    with pytest.raises(ConfigError, match="which takes a label of 0 or more"):
+        Poisson(labels)
+
+
+@pytest.mark.parametrize(("kind", "usual"), [
+    ("died", "classification"), ("grade", "classification"), ("days", "squared"), ("visits", "squared"), ("both", "multi-label"),
+    ("codes", "multi-label"), ("survival", "hazards"),
+])  # fmt: skip
+def test_a_run_that_names_no_objective_takes_that_of_its_label(kind: str, usual: str) -> None:
+    assert objective_of(RunConfig(), schema(kind).labels).name == usual
+
+
+@dataclass(frozen=True)
+class Mixing(Squared):
+    """A loss that looks at the other rows of a batch."""
+
+    name: ClassVar[str] = "mixing"
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return super().losses(outputs - outputs.mean(), labels)
+
+
+@dataclass(frozen=True)
+class Cubic(Squared):
+    """The third power of what was missed: a loss of one's own."""
+
+    name: ClassVar[str] = "cubic"
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._missed(outputs, labels)[..., 0].abs() ** 3
+
+
+def test_a_loss_of_ones_own_must_be_of_each_row_alone() -> None:
+    labels = schema("days").labels
+    config = RunConfig(objective="tests.objectives.test_objectives:Cubic")
+    check_losses(objective_of(config, labels))
+    with pytest.raises(ConfigError, match="must be one finite number for each row that depends on that row alone"):
+        check_losses(Mixing(labels))
+    with pytest.raises(ConfigError, match="must stand for a subclass of"):
+        objective_of(RunConfig(objective="math:sqrt"), labels)
+
+
+def test_the_classes_of_sets_and_quantiles_have_their_names() -> None:
+    assert MultiLabel(schema("both").labels).columns == ("sepsis", "stroke")
+    assert Quantile(schema("days").labels, levels=(0.1, 0.9)).columns == ("los at 0.1", "los at 0.9")
+    assert Hazards(schema("survival").labels, edges=(30, 60)).columns == ("no died until 30", "no died until 60")
+    assert Huber(schema("days").labels).columns == ("los",)

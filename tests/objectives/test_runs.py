@@ -1,0 +1,168 @@
+"""Runs towards each objective: from a label of its kind to metrics, predictions and pages; and what refuses such labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from polyclinic import Federation
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import encode
+from polyclinic.errors import ConfigError
+from polyclinic.evaluation.judges import judge_of
+from polyclinic.federation import RunResult
+from polyclinic.inspection.attacks import read_target
+from polyclinic.inspection.audits import subject_of_config
+from polyclinic.programs import program_of
+from tests.objectives.cohorts import cohort, records, schema
+from tests.objectives.test_objectives import TAKEN, Cubic
+
+COHORTS = "tests.objectives.cohorts:"
+#: By objective the least or most that its first metric reaches in ten rounds on two hospitals of 150 training patients.
+REACHED = {
+    "classification": 0.65, "binary": 0.8, "ordinal": 0.4, "squared": 3.0, "huber": 3.0, "quantile": 3.0, "poisson": 2.2,
+    "negative-binomial": 2.2, "multi-label": 0.75, "hazards": 0.65,
+}  # fmt: skip
+
+
+def run(name: str, out: Path, **options: Any) -> RunResult:
+    kind, given = TAKEN[name]
+    fixed: dict[str, Any] = {
+        "objective": name, "objective_options": given, "rounds": 10, "privacy": {"epsilon": 8.0, "patients_per_site": 150},
+        "pictures": False, "out": str(out),
+    }  # fmt: skip
+    return Federation.from_dataset(f"{COHORTS}{kind.upper()}").run(**(fixed | options))
+
+
+QUICK = ("squared", "ordinal", "hazards")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in TAKEN if name not in QUICK)]
+)
+def test_a_private_run_learns_and_tells_what_it_reached(name: str, tmp_path: Path) -> None:
+    result, kind = run(name, tmp_path), TAKEN[name][0]
+    told, objective = result.summary["objective"], program_of(result.config).objective(schema(kind))
+    first, better = told["headline"][0], np.less if REACHED[name] >= 1 else np.greater
+    assert told["name"] == name and better(result.pooled[first], REACHED[name])
+    assert list(told["metrics"]) == list(result.summary["evaluation"]["pooled"])
+    assert {*result.rounds} >= {*told["headline"], "loss", "epsilon"} and result.privacy["epsilon"] <= 8.0
+    table = records(kind)
+    predicted = result.predict(table.drop(columns=[column.name for column in schema(kind).labels]))
+    assert list(predicted.columns) == list(objective.columns) and np.isfinite(predicted.to_numpy()).all()
+    encoded = encode(table, schema(kind))
+    judge = judge_of(objective)
+    held_out = sum(site.test.patients for site in result.folder.simulation("x").shards.values())
+    assert judge.exact(encoded.y, predicted.to_numpy())["n"] == 400 and 0 < held_out < 400
+    page = result.folder.report.read_text()
+    assert f"{told['metrics'][first]}, pooled" in page and ("AUROC" in page) == ("auroc" in told["metrics"])
+
+
+@pytest.mark.slow
+def test_numbers_come_back_in_the_labels_unit_and_the_commands_judge_them(
+    tmp_path: Path, as_json: Callable[..., Any], command: Callable[..., Any]
+) -> None:
+    result, table = run("squared", tmp_path / "runs"), records("days")
+    assert 5 < result.predict(table)["los"].mean() < 11
+    table.to_csv(tmp_path / "all.csv", index=False)
+    judged = {
+        name: told["value"]
+        for name, told in as_json("evaluate", str(result.path), str(tmp_path / "all.csv"))["metrics"].items()
+    }
+    missed = result.predict(table)["los"] - table["los"].clip(0, 30)
+    assert judged["mae"] == pytest.approx(float(missed.abs().mean())) and judged["rmse"] < 5
+    shown = command("show", str(result.path)).stdout
+    assert "MAE" in shown and "R2" in shown and "AUROC" not in shown
+    assert "pooled_mae=" in repr(result) and "pooled MAE" in result._repr_html_()
+    told = as_json("predict", str(result.path), str(tmp_path / "all.csv"), "--out", str(tmp_path / "p.csv"))
+    assert list(pd.read_csv(tmp_path / "p.csv")) == ["row", "los"] and told["classes"] == ["los"]
+
+
+@pytest.mark.slow
+def test_a_plain_classification_is_what_it_was_before_there_were_objectives(tmp_path: Path) -> None:
+    plain = run("classification", tmp_path, objective="", objective_options="")
+    named = run("classification", tmp_path, objective_options="")
+    assert plain.summary["model_sha256"] == named.summary["model_sha256"]
+    assert plain.pooled == named.pooled and plain.summary["objective"]["predicts"] == "classes"
+
+
+@pytest.mark.slow
+def test_a_comparison_and_figures_are_of_the_objectives_metrics(tmp_path: Path) -> None:
+    result = run("squared", tmp_path, rounds=2, pictures=True, comparison=True)
+    assert result.summary["comparison"]["without_dp"]["pooled"]["mae"] > 0
+    plots = {path.name for path in result.folder.plots.iterdir()}
+    assert {"rounds.svg", "loss.svg", "sites.svg", "calibration.svg"} <= plots and "decision.svg" not in plots
+    curve = result.summary["evaluation"]["calibration"]
+    assert len(curve) == 10 and curve[0]["predicted"] < curve[-1]["predicted"]
+
+
+def test_any_column_of_a_schema_may_be_the_label(tmp_path: Path) -> None:
+    result = Federation.from_dataset(f"{COHORTS}SURVIVAL").run(
+        data={"label": "x0"}, rounds=1, privacy={"patients_per_site": 150}, pictures=False, out=str(tmp_path)
+    )
+    roles = {column.name: column.role for column in result.folder.schema().columns}
+    assert roles["x0"] == "label" and roles["time"] == roles["died"] == "ignore"
+    assert result.summary["objective"]["name"] == "squared" and list(result.predict(records("survival"))) == ["x0"]
+    with pytest.raises(ConfigError, match="names 'x9', which is no column of schema 'survival'"):
+        Federation.from_dataset(f"{COHORTS}SURVIVAL").run(data={"label": "x9"})
+
+
+@pytest.mark.slow
+def test_a_loss_of_ones_own_trains(tmp_path: Path) -> None:
+    result = run("squared", tmp_path, objective=Cubic, objective_options="", rounds=3)
+    assert result.summary["objective"]["name"] == "cubic" and result.pooled["mae"] < 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task": "synthesis"}, "is of kind 'continuous'; what was asked for takes a label with classes"),
+        ({"task": "output-perturbation"}, "'classification', which takes one label of kind"),
+        ({"task": "synthesis", "objective": "squared"}, "has an effect only with the task classification"),
+        ({"objective": "ordinal"}, "'ordinal', which takes one label of kind 'ordinal'"),
+        ({"objective": "sqared"}, "Did you mean 'squared'"),
+    ],
+)
+def test_what_needs_classes_refuses_numbers_before_anything_is_spent(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Federation.from_dataset(f"{COHORTS}DAYS").run(out=str(tmp_path), rounds=1, **options)
+    assert words in str(refused.value)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+def test_attacks_and_audits_that_need_classes_say_so(tmp_path: Path) -> None:
+    result = run("squared", tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match="objective 'squared'"):
+        read_target(result.path)
+    with pytest.raises(ConfigError, match="takes one label of kind"):
+        subject_of_config(RunConfig(objective="squared"))
+    assert subject_of_config(RunConfig(objective="binary")).classes == 2
+
+
+def test_private_metrics_are_withheld_in_a_sentence(tmp_path: Path) -> None:
+    result = run("squared", tmp_path, rounds=1, evaluation={"metrics": "private"})
+    assert result.pooled["mae"] is None
+    told = json.dumps(result.summary["private_metrics"]["withheld"])
+    assert "count scores by class, of which the objective 'squared' predicts none" in told
+    ranks = run("ordinal", tmp_path, rounds=1, evaluation={"metrics": "private", "epsilon": 50.0})
+    assert ranks.summary["private_metrics"]["pooled"] is not None
+
+
+def test_a_dataset_of_numbers_is_split_and_dealt_by_quarters_of_the_label() -> None:
+    days = cohort("days")
+    for partitioner in ("iid", "dirichlet", "classes:2"):
+        result = Federation.from_dataset(f"{COHORTS}DAYS", partitioner=partitioner, alpha=0.3)
+        assert result.config.partitioner == partitioner
+    from polyclinic.ehr.datasets import load_shards
+
+    shards = load_shards(days, 2, "classes:2", 0, 1.0)
+    assert abs(shards[0].y.mean() - shards[1].y.mean()) > 1 and all(shard.y.dtype == np.float64 for shard in shards)
+    assert {0.15 < shard.test.patients / shard.patients < 0.35 for shard in shards} == {True}

@@ -20,7 +20,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.selection import best_few, choice_event
-from polyclinic.privacy.statistics import noisy_moments
+from polyclinic.privacy.statistics import noisy_total
 from polyclinic.programs import program_of
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record
@@ -43,7 +43,7 @@ def statistics(calls: Sequence[Call[StatisticsRequest]]) -> list[Answer]:
 
     def sums(call: Call[StatisticsRequest]) -> Arrays:
         exact = program_of(call.config).patient_sums(call.hospital.schema).exact(call.hospital.shard())
-        return {"sums": noisy_moments(exact, noise, call.hospital.stream("statistics-noise", 0))}
+        return {"sums": noisy_total(exact, noise, call.hospital.stream("statistics-noise", 0))}
 
     return _answer(calls, "statistics", 0, event, allow, lambda call: (noise,), sums)
 

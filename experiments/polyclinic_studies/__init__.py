@@ -65,3 +65,7 @@ PERSONALISED = Experiment(
     "Personalised and corrected strategies on skewed hospitals, with and without privacy",
     "polyclinic_studies.federations.personalised:run", takes=("seeds", "methods"),
 )  # fmt: skip
+ACCURACY = Experiment(
+    "How near private federations come to pooled logistic regression, and how true their risks are",
+    "polyclinic_studies.accuracy.study:run", takes=("seeds", "methods"),
+)  # fmt: skip

@@ -97,13 +97,14 @@ def _shared_noise(config: RunConfig) -> None:
             f"secure.shared-noise is true but task is {config.task!r}: the sum is of patients' clipped vectors; set task to "
             "'classification', 'synthesis' or 'posterior'"
         )
+    optimizer = "sgd" if config.kind.steps else config.training.optimizer
     for key, wanted, why in (
         ("secure.aggregation", True, "a share of the noise protects only in a sum"),
         ("privacy.dp", True, "there is no noise to share"),
         ("secure.noise", 0.0, "the sum has one noise"),
         ("training.local-steps", 1, "a sum is one step"),
         ("training.sample-rate", 1.0, "a sum is over all patients"),
-        ("training.optimizer", "sgd", "the step is taken on the sum; a server's strategy, as fedadam, may do more with it"),
+        ("training.optimizer", optimizer, "the step is taken on the sum; a server's strategy, as fedadam, may do more with it"),
         ("training.momentum", 0.0, "the step is taken on the sum; strategy fedavgm has server-momentum"),
         ("training.batching", "poisson", "noise over time is not shared"),
         ("training.denoise", "none", "no hospital has a noised gradient to filter"),

@@ -43,7 +43,7 @@ def _others(config: RunConfig) -> bool:
 
 def _read_by(key: str) -> Effect:
     """A key or a section has an effect only with the kinds of run that read it."""
-    but = ("training.weight-decay",) if key == "training" else ()
+    but = ("training.weight-decay", "training.optimizer", "training.recalibrate") if key == "training" else ()
     return Effect((key,), READ_BY[key], lambda config: key in config.kind.reads, but=but)
 
 
@@ -67,6 +67,7 @@ EFFECTS = (
         ("synthesis.selected", "synthesis.selection-epsilon"), "synthesis.candidates above 0",
         lambda c: c.synthesis.candidates > 0,
     ),
+    Effect(("training.recalibrate",), "training.optimizer at newton", lambda c: c.training.optimizer == "newton"),
     Effect(("hidden",), READ_BY["hidden"], lambda c: c.model != "logistic"),
     Effect(("participation.fraction",), "participation.sites at 0", lambda c: c.participation.sites == 0),
     Effect(

@@ -39,7 +39,8 @@ class Data(Keys):
     standardise: Literal["public", "measured", "none"] = Field(
         "public",
         description="Scale of numeric features: public, from the schema alone (its centres and spreads, or its bounds), at no "
-        "cost; measured, their mean and deviation over all hospitals, which are paid for; none, as encoded.",
+        "cost; measured, of columns without them by noisy counts of all hospitals' patients, which are paid for; none, as "
+        "encoded.",
     )
 
     @model_validator(mode="after")
@@ -149,8 +150,14 @@ class Training(Keys):
     denoise_gain: Rate = Field(
         0.7, description="Weight of the newest noised gradient in the filter; 1 filters nothing."
     )
-    optimizer: Literal["sgd", "adam", "adamw", "rmsprop"] = Field(
-        "sgd", description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop."
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "newton"] = Field(
+        "sgd",
+        description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop; newton: noisy "
+        "Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md).",
+    )
+    recalibrate: bool = Field(
+        True,
+        description="Newton's last round of three or more shifts and stretches all logits, so that risks are calibrated.",
     )
     learning_rate: float = Field(
         0.0,

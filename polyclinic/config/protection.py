@@ -40,7 +40,7 @@ class Privacy(Keys):
         ge=0,
         lt=1,
         description="Share of epsilon paid for what is asked before training: the number of patients, and with data.standardise "
-        "measured the features' means and deviations.",
+        "measured where the patients' values lie.",
     )
     patients_per_site: int = Field(
         0,

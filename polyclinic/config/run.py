@@ -17,7 +17,7 @@ from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
-from polyclinic.config.programs import convex, posterior, synthesis
+from polyclinic.config.programs import convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
@@ -43,7 +43,7 @@ _INDECISIVE = (
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 #: The kind of run of each built-in task.
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
-    "classification": lambda given: CLASSIFICATION,
+    "classification": lambda given: newton.NEWTON if given.get("training.optimizer") == "newton" else CLASSIFICATION,
     **dict.fromkeys(convex.DEFAULTS, convex.convex_kind),
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
@@ -288,8 +288,8 @@ class RunConfig(Keys):
     @property
     def kind(self) -> Kind:
         """What the kind of the run is to its configuration."""
-        given = {"task": self.task, "model": self.model, "synthesis.kind": self.synthesis.kind}
-        return _kind(given | {"posterior.options": self.posterior.options})
+        keys = ("task", "model", "synthesis.kind", "posterior.options", "training.optimizer")
+        return _kind({key: self.value(key) for key in keys})
 
     @property
     def keeps_state(self) -> bool:
@@ -412,9 +412,8 @@ _KEYS = tuple(RunConfig().flat())
 
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
-    *convex.DEFAULTS.values(), *synthesis.DEFAULTS, posterior.DEFAULTS, *_OPTIMIZER_DEFAULTS.values(),
-    *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS,
-    _SHARED_OPTIONS,
+    *convex.DEFAULTS.values(), newton.DEFAULTS, *synthesis.DEFAULTS, posterior.DEFAULTS, *_OPTIMIZER_DEFAULTS.values(),
+    *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
 

@@ -131,6 +131,11 @@ def standardised_mask(schema: Schema) -> Bools:
     return _mask(schema, lambda column: column.kind in NUMERIC_KINDS)
 
 
+def measured_mask(schema: Schema) -> Bools:
+    """(features,) True for numeric encoded columns that the schema gives no centre and spread."""
+    return _mask(schema, lambda column: column.kind in NUMERIC_KINDS and column.centre is None)
+
+
 def nullable_mask(schema: Schema) -> Bools:
     """(features,) True for encoded columns that may hold NaN: those of nullable columns, but never a one-hot's."""
     return _mask(schema, lambda column: column.nullable and column.kind not in ("categorical", "code_set"))

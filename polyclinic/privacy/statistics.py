@@ -1,55 +1,70 @@
-"""Paid statistics for standardising: one noisy sum of bounded per-patient contributions, and mean and std from it.
+"""Paid statistics for standardising: how many patients are in each bin of each column, and middles and spreads from that.
 
-Takes encoded values in [-1, 1] with NaN for missing cells; what the columns mean is not known here.
+Takes encoded values in [-1, 1] with NaN for missing cells; what the columns mean is not known here. Counts stand noise that sums
+of squares do not: of a laboratory value whose public bounds are wide, all patients are in a few bins.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from polyclinic.privacy.streams import Stream
-from polyclinic.types import Bools, Ints, Reals
+from polyclinic.types import Bools, Floats, Ints, Reals
 
-_SMALLEST_STD = 2 / 50  # one fiftieth of the public range [-1, 1]
-# Of encoded columns, (usual value, spread), before any record is seen.
-_USUAL_MEAN, _USUAL_VARIANCE = (0.0, 0.3), (0.1, 0.05)
+_HALVINGS = 2.0 ** -np.arange(7, 13)
+#: (bins + 1,) edges of a column's bins: 64 of equal width, the outermost ones halved again and again towards the bounds.
+EDGES = 2 * np.unique(np.concatenate([np.linspace(0.0, 1.0, 65), _HALVINGS, 1 - _HALVINGS])) - 1
+BINS = len(EDGES) - 1
+_MIDDLES, _WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, np.diff(EDGES)
+#: Mean and standard deviation of a numeric column of which nothing can be seen.
+USUAL = (0.0, 0.5)
+_SMALLEST_STD = 1e-3
+# A column must have this many times more patients than a count has noise.
+_LEAST_SIGNAL = 10.0
+# The interval holds between the first two shares of the patients, in between so many standard deviations of noise less than all,
+# and so many standard deviations of its own noise more.
+_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 45.0, 2.5
+# A bin with more than the first share of the patients is of one value where the bins beside it have less than the second.
+_ONE_VALUE, _SPREADS = 0.4, 0.1
+# Values outside of it count as far as they are so many standard deviations above the noise, and at most for so many times more.
+_DOUBT, _MOST_LARGER = 2.0, 3.0
 
 
 @dataclass(frozen=True)
-class Moments:
-    """``total``: (1 + k + 2 d,) sum over patients; ``sensitivity``: most that adding or removing one patient moves it.
-
-    Layout: patients times ``count_weight``, observed share of the k nullable columns, sums of the d values, sums of
-    the d squares.
-    """
+class PatientTotal:
+    """``total``: sum over patients; ``sensitivity``: most that adding or removing one patient moves it, in L2."""
 
     total: Reals
     sensitivity: float
 
 
-def moments(x: Reals, patient: Ints, patients: int, nullable: Bools | None = None) -> Moments:
-    """Sum over patients of (w, observed, value, value^2), each patient's rows averaged first.
+def binned_patients(x: Reals, patient: Ints, patients: int, nullable: Bools | None = None) -> PatientTotal:
+    """The number of patients, times its weight; those without a value in each of the k nullable columns; and those in each
+    bin of each of the d columns: 1 + k + d * ``BINS`` numbers.
 
-    x: (rows, d) in [-1, 1], anything beyond is clipped; NaN or infinite counts as missing and adds zero.
-    patient: (rows,) index below ``patients``. nullable: (d,) columns that may be missing, all by default; only those
-    need an observed count. However many rows a patient has, the contribution's L2 norm is at most sqrt(w^2 + k + 2 d).
+    x: (rows, d) in [-1, 1], anything beyond counts at the bound; NaN or infinite counts as missing. patient: (rows,) index below
+    ``patients``; a patient's rows count as one, each a part. nullable: (d,) columns that may be missing, all by default. However
+    many rows a patient has, the contribution's L2 norm is at most sqrt(w^2 + d): of each column one patient is in one bin or has
+    none.
     """
     nullable = np.ones(x.shape[1], dtype=bool) if nullable is None else nullable
-    observed = np.isfinite(x)
-    value = np.where(observed, np.clip(x, -1.0, 1.0), 0.0)
-    weight = count_weight(nullable)
-    rows = np.concatenate([np.full((len(x), 1), weight), observed[:, nullable], value, value**2], axis=1)
-    counts = np.bincount(patient, minlength=patients)
-    # Weights of a patient's rows add up to one.
-    return Moments((1.0 / counts[patient]) @ rows, sensitivity(nullable))
+    weight, observed = 1.0 / np.bincount(patient, minlength=patients)[patient], np.isfinite(x)
+    present = float(len(np.unique(patient))) * count_weight(nullable)
+    missing = weight @ ~observed[:, nullable]
+    at = np.clip(np.searchsorted(EDGES, np.where(observed, x, 0.0), "right") - 1, 0, BINS - 1)
+    counts = [
+        np.bincount(at[observed[:, column], column], weight[observed[:, column]], BINS) for column in range(x.shape[1])
+    ]
+    return PatientTotal(np.concatenate([[present], missing, *counts]), sensitivity(nullable))
 
 
 def sensitivity(nullable: Bools) -> float:
     """The most that a patient moves a total."""
-    return math.hypot(count_weight(nullable), math.sqrt(_others(nullable)))
+    return math.hypot(count_weight(nullable), math.sqrt(len(nullable)))
 
 
 def count_weight(nullable: Bools) -> float:
@@ -58,7 +73,7 @@ def count_weight(nullable: Bools) -> float:
     At weight 1 the noise on the count would grow with the number of columns; at half the norm it is sqrt(5) times the
     noise multiplier whatever the columns, and the noise on the rest grows by 12 %.
     """
-    return max(1.0, 0.5 * math.sqrt(_others(nullable)))
+    return max(1.0, 0.5 * math.sqrt(len(nullable)))
 
 
 def patient_count(total: Reals, nullable: Bools) -> float:
@@ -66,11 +81,7 @@ def patient_count(total: Reals, nullable: Bools) -> float:
     return float(total[0]) / count_weight(nullable)
 
 
-def _others(nullable: Bools) -> int:
-    return int(nullable.sum()) + 2 * len(nullable)
-
-
-def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream) -> Reals:
+def noisy_total(exact: PatientTotal, noise_multiplier: float | None, stream: Stream) -> Reals:
     """The total plus N(0, (noise_multiplier * sensitivity)^2) noise; unchanged, and not private, when it is None.
 
     Accounted as one Gaussian event of ``noise_multiplier``. Raises ValueError if that is not positive and finite.
@@ -82,30 +93,53 @@ def noisy_moments(exact: Moments, noise_multiplier: float | None, stream: Stream
     return exact.total + noise_multiplier * exact.sensitivity * stream.normal(len(exact.total))
 
 
-def standardiser(total: Reals, nullable: Bools, noise: float | None = None) -> tuple[Reals, Reals]:
-    """Mean and std, (d,) each, from a total (of several sites, added up) in the layout of ``Moments``.
+def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Floats, Floats]:
+    """Mean and standard deviation, (d,) each, from a total (of several sites, added up) in the layout of ``binned_patients``.
 
-    noise: standard deviation of the noise in each number of the total; None for exact sums. Noisy means and variances are
-    drawn towards those of a column whose public bounds were chosen with room, the more the noisier they are, so that they
-    help at any noise: means lie in [-1, 1], stds in [1/25, 1]. Exact stds of constant or never observed columns are 1.
-    Pure post-processing.
+    They are those of a normal distribution that is alike in the narrowest interval that holds 60 % to 98 % of the patients; the
+    deviation is larger where values outside of the interval show that it must be. A column of which the noise hides too much has
+    mean 0 and standard deviation 1/2. noise: standard deviation of the noise in each number of the total. Pure post-processing.
     """
     d, k = len(nullable), int(nullable.sum())
     observed = np.full(d, patient_count(total, nullable))
-    observed[nullable] = total[1 : 1 + k]
-    observed = np.maximum(observed, np.finfo(float).tiny if noise is None else 1.0)
-    mean = np.clip(total[1 + k : 1 + k + d] / observed, -1.0, 1.0)
-    variance = total[1 + k + d :] / observed - mean**2
-    if noise is None:
-        return mean, np.sqrt(np.where(variance > 1e-12, variance, 1.0))
-    error = noise / observed
-    mean = _drawn(mean, error**2, *_USUAL_MEAN)
-    variance = _drawn(variance, error**2 * (1 + 4 * mean**2), *_USUAL_VARIANCE)
-    return mean, np.sqrt(np.clip(variance, _SMALLEST_STD**2, 1.0))
+    observed[nullable] -= total[1 : 1 + k]
+    columns = zip(total[1 + k :].reshape(d, BINS), observed, strict=True)
+    found = np.array([_usual_values(counts, patients, noise) for counts, patients in columns]).reshape(d, 2)
+    return found[:, 0], found[:, 1]
 
 
-def _drawn(value: Reals, error: Reals, usual: float, spread: float) -> Reals:
-    """The best guess of a number near ``usual``, give or take ``spread``, that was seen with ``error``, a variance."""
-    trust = spread**2 / (spread**2 + error)
-    found: Reals = usual + trust * (value - usual)
-    return found
+def _usual_values(counts: Floats, patients: float, noise: float) -> tuple[float, float]:
+    """Mean and standard deviation by the narrowest interval of bins that holds most of so many patients."""
+    if patients <= max(_LEAST_SIGNAL * noise, 0.0):
+        return USUAL
+    share = min(max(1 - _ROOM * noise / patients, _LEAST_SHARE), _MOST_SHARE)
+    below = np.concatenate([[0.0], np.cumsum(counts)])
+    first, last = np.triu_indices(BINS + 1, 1)
+    held = below[last] - below[first]
+    holds = held - _SURE * noise * np.sqrt(last - first) >= share * patients
+    if not holds.any():
+        return USUAL
+    narrowest = np.flatnonzero(holds)[np.argmin((EDGES[last] - EDGES[first])[holds])]
+    share = min(max(held[narrowest] / patients, share), _MOST_SHARE)
+    inside = slice(first[narrowest], last[narrowest])
+    weight = np.maximum(counts[inside], 0.0)
+    weight = weight / weight.sum()
+    mean = float(weight @ _MIDDLES[inside])
+    variance = float(weight @ ((_MIDDLES[inside] - mean) ** 2 + _WIDTHS[inside] ** 2 / 12)) / _truncated_variance(share)
+    far = (_MIDDLES - mean) ** 2
+    whole, error = float(far @ counts) / patients, noise * float(np.linalg.norm(far)) / patients
+    fullest = int(np.argmax(counts))
+    beside = counts[max(fullest - 1, 0) : fullest + 2].sum() - counts[fullest]
+    if counts[fullest] > _ONE_VALUE * patients and beside < _SPREADS * patients:
+        # Perhaps one value, as of those who have none of something: the others say how far values are apart.
+        whole = min(max(whole, 0.0) + error, USUAL[1] ** 2)
+    else:
+        whole = min(whole - _DOUBT * error, _MOST_LARGER * variance)
+    return mean, min(math.sqrt(max(variance, whole, _SMALLEST_STD**2)), 1.0)
+
+
+def _truncated_variance(share: float) -> float:
+    """Variance of a standard normal within its central ``share``."""
+    normal = NormalDist()
+    bound = normal.inv_cdf((1 + share) / 2)
+    return 1 - 2 * bound * normal.pdf(bound) / share

@@ -102,6 +102,16 @@ class Sums(Program):
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         return SumsHalf(self.method(schema), self.classes(schema, classes))
 
+    def check_length(self, size: int, noise_multiplier: float, fewest: float) -> None:
+        """Raises ConfigError where a secure sum would cut the noisy sum of ``size`` numbers short at a hospital with the
+        ``fewest`` patients."""
+        secure, longest = self.config.secure, 1.0 + 2.0 * noise_multiplier * math.sqrt(size) / fewest
+        if secure.aggregation and not secure.shared_noise and secure.clip_norm < longest:
+            raise ConfigError(
+                f"Configuration key 'secure.clip-norm' has the value {secure.clip_norm:g}, but a hospital's sum by its number of "
+                f"patients may be as long as {longest:.3g}; a shorter one would be cut and the result false: set it to that."
+            )
+
     def subject(self, claim: Claim) -> Fixed:
         from polyclinic.training.auditing.fixed import of_sums
 
@@ -164,15 +174,9 @@ class Posterior(Sums):
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
-        config, method = self.config, self.method(schema)
+        method = self.method(schema)
         method.method.check_noise(noise)
-        longest = 1.0 + 2.0 * noise_multiplier * math.sqrt(method.method.width) / fewest
-        if config.secure.aggregation and not config.secure.shared_noise and config.secure.clip_norm < longest:
-            raise ConfigError(
-                f"Configuration key 'secure.clip-norm' has the value {config.secure.clip_norm:g}, but a hospital's sum by its "
-                f"number of patients may be as long as {longest:.3g}; a shorter one would be cut and the posterior false: set "
-                "it to that."
-            )
+        self.check_length(method.method.width, noise_multiplier, fewest)
 
     def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
         """Nothing scores a patient."""

@@ -70,8 +70,10 @@ def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
         found = np.empty_like(values)
         found[patient] = values
         return found
+    order, present = np.argsort(patient, kind="stable"), counts > 0
     total = np.zeros((patients, values.shape[1]))
-    np.add.at(total, patient, values)
+    if len(order):
+        total[present] = np.add.reduceat(values[order], (np.cumsum(counts) - counts)[present], axis=0)
     return total / np.maximum(counts, 1)[:, None]
 
 

@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polyclinic.ehr.encoding import Standardiser, nullable_mask, standardised_mask
+from polyclinic.ehr.encoding import Standardiser, measured_mask, nullable_mask, public_standardiser
 from polyclinic.ehr.imputation import Imputer, chained, check_fills, constants
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.statistics import Moments, moments, patient_count, sensitivity, standardiser
+from polyclinic.privacy.statistics import (
+    BINS,
+    PatientTotal,
+    binned_patients,
+    patient_count,
+    sensitivity,
+    standardiser,
+)
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Bools, Floats, Reals
 
@@ -24,7 +31,8 @@ from polyclinic.types import Bools, Floats, Reals
 class PatientSums:
     """What is summed over a hospital's training patients before a run, for a price.
 
-    measured: with the numeric columns' moments; otherwise the number of patients is all.
+    measured: with the bins of numeric columns that the schema gives no centre and spread; otherwise the number of patients is
+        all.
     by_class: instead of both, the patients in each class of the label.
     """
 
@@ -34,8 +42,8 @@ class PatientSums:
 
     @property
     def columns(self) -> Bools:
-        """(features,) True for encoded columns whose moments are paid for."""
-        return standardised_mask(self.schema) & (self.measured and not self.by_class)
+        """(features,) True for encoded columns whose bins are paid for."""
+        return measured_mask(self.schema) & (self.measured and not self.by_class)
 
     @property
     def nullable(self) -> Bools:
@@ -45,9 +53,11 @@ class PatientSums:
     @property
     def size(self) -> int:
         """How many numbers are summed."""
-        return self.schema.num_classes if self.by_class else 1 + int(self.nullable.sum()) + 2 * int(self.columns.sum())
+        return (
+            self.schema.num_classes if self.by_class else 1 + int(self.nullable.sum()) + BINS * int(self.columns.sum())
+        )
 
-    def exact(self, shard: Shard) -> Moments:
+    def exact(self, shard: Shard) -> PatientTotal:
         """The training patients' summed contributions and their sensitivity (add/remove one patient).
 
         A patient with rows of several classes counts in parts, which add up to 1.
@@ -55,20 +65,20 @@ class PatientSums:
         rows = shard.train
         if self.by_class:
             share = mean_of_rows(np.eye(self.schema.num_classes)[rows.y], rows.patient, rows.patients)
-            return Moments(share.sum(axis=0), 1.0)
-        return moments(rows.x[:, self.columns], rows.patient, rows.patients, self.nullable)
+            return PatientTotal(share.sum(axis=0), 1.0)
+        return binned_patients(rows.x[:, self.columns], rows.patient, rows.patients, self.nullable)
 
     def patients(self, total: Reals) -> float:
         """A site's number of patients, as noisy as its total is."""
         return float(total.sum()) if self.by_class else patient_count(total, self.nullable)
 
     def standardiser(self, totals: Sequence[Reals], noise_multiplier: float | None) -> Standardiser:
-        """Mean and std of all encoded columns (0 and 1 where they are not measured), from the sites' totals.
+        """Mean and std of all encoded columns, from the sites' totals; where they are not measured, those of the schema.
 
         noise_multiplier: of each total's noise; None for exact sums.
         """
-        noise = noise_multiplier and noise_multiplier * sensitivity(self.nullable) * len(totals) ** 0.5
-        mean, std = np.zeros(len(self.columns)), np.ones(len(self.columns))
+        noise = (noise_multiplier or 0.0) * sensitivity(self.nullable) * len(totals) ** 0.5
+        mean, std = public_standardiser(self.schema)
         mean[self.columns], std[self.columns] = standardiser(np.sum(totals, axis=0), self.nullable, noise)
         return mean, std
 

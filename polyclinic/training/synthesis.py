@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class SumsTask(Judged):
     question: Mapping[str, np.ndarray] = field(default_factory=dict)
     name: str = "synthesis"
 
-    def asked(self, question: Mapping[str, np.ndarray]) -> SumsTask:
+    def asked(self, question: Mapping[str, np.ndarray]) -> Self:
         """The task of a round with this question. Raises ConfigError, before anything is charged, for one that no sum
         follows from."""
         found = replace(self, question=question)

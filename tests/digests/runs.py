@@ -51,6 +51,7 @@ RUNS: dict[str, Options] = {
             "privacy.epsilon": 8.0,
             "privacy.patients-per-site": 0,
         },
+        "newton": {"training.optimizer": "newton", "rounds": 3, "privacy.patients-per-site": 0},
         "pictures": {**_STEPS, "dataset": "digits", "rounds": 1},
         "fedprox": {**_STEPS, "strategy": "fedprox", "strategy-options": "proximal-mu=0.1"},
         "fedadam": {**_STEPS, "strategy": "fedadam"},

@@ -26,8 +26,8 @@ from polyclinic.training.auditing.audit import audit, findings, noise, sampling,
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.auditing.faults import FAULTS, NO_FAULT, fault_named
 from polyclinic.training.auditing.subject import Subject
-from polyclinic.training.convex import OBJECTIVE, OUTPUT
 from polyclinic.training.local import PLAIN, LocalHalf, Sites, Trained
+from polyclinic.training.logistic.convex import OBJECTIVE, OUTPUT
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 

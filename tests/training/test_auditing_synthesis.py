@@ -14,7 +14,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.plugins import BUILT_IN, resolve
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event, gaussian_event
-from polyclinic.privacy.statistics import Moments as Counted
+from polyclinic.privacy.statistics import PatientTotal as Counted
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game

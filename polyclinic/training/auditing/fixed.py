@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise
-from polyclinic.privacy.statistics import Moments
+from polyclinic.privacy.statistics import PatientTotal
 from polyclinic.privacy.streams import Stream, torch_seed
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game, Published
@@ -34,7 +34,7 @@ from polyclinic.types import Arrays, Builder
 _NO_PLACE = {"batch-norm": "a model, of which a sum has none", "shuffled": "batches, of which a sum takes none"}
 
 
-def count_classes(shard: Shard) -> Moments:
+def count_classes(shard: Shard) -> PatientTotal:
     """The training patients of each class, as they are paid for."""
     return PatientSums(shard.schema, by_class=True).exact(shard)
 
@@ -51,7 +51,7 @@ class Fixed(Subject):
     parts: tuple[Fixed, ...] = ()
     number: int = 0
     published: Published | None = None
-    counts: Callable[[Shard], Moments] = count_classes
+    counts: Callable[[Shard], PatientTotal] = count_classes
 
     def model(self, extra: int = 0) -> tuple[Builder, Arrays]:
         """The builder and the arrays; nothing is made wider."""

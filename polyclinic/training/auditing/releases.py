@@ -16,7 +16,7 @@ from polyclinic.privacy.perturbation import TOLERANCE, determinant_epsilon, leas
 from polyclinic.training.auditing.faults import Silent
 from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding
 from polyclinic.training.auditing.subject import Hospital, Subject, canaries, joined, moves, neighbours, nobody, train
-from polyclinic.training.convex import ConvexTask
+from polyclinic.training.logistic.convex import ConvexTask
 from polyclinic.types import Arrays, Bools, Builder, Reals
 
 _SCALE = 100.0

@@ -25,7 +25,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.perturbation import TOLERANCE, BoundedRows
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.training import convex
+from polyclinic.training.logistic import convex
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays
 

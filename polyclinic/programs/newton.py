@@ -1,0 +1,87 @@
+"""A logistic regression by rounds of sums: noisy Newton steps, of which the last makes risks calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import Schema
+from polyclinic.programs.building import Model
+from polyclinic.programs.program import Collected, Half, Program, State
+from polyclinic.programs.sums import Sums
+from polyclinic.training import classification
+from polyclinic.training.logistic.newton import Newton, NewtonTask, Table
+from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.training.task import Task
+from polyclinic.types import Arrays, Builder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class NewtonSteps(Sums):
+    """Task classification of model ``logistic`` with ``training.optimizer`` newton."""
+
+    limits_noise: ClassVar[bool] = True
+
+    def method(self, schema: Schema) -> Newton:
+        features = len(feature_names(schema))
+        table = Table(schema, np.zeros(features), np.ones(features), np.zeros(features, dtype=bool))
+        return Newton(table, self.config.rounds, self.config.training.recalibrate)
+
+    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        return np.ones(1)
+
+    def builder(self, schema: Schema) -> Builder:
+        return Model(self.config).builder(self.width(schema), schema.num_classes, schema)
+
+    def converging_task(self, schema: Schema) -> Task:
+        task: Task = classification
+        return task
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return classification.probabilities(outputs)
+
+    def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
+        return Program.first(self, schema)
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> NewtonTask:
+        task = NewtonTask(self.method(schema), name=self.config.task)
+        return task if question is None else task.asked(question)
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> NewtonHalf:
+        return NewtonHalf(self.method(schema))
+
+    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
+        """Raises ConfigError where a secure sum would cut sums short."""
+        self.check_length(self.method(schema).size(1, {}), noise_multiplier, fewest)
+
+    @property
+    def lets_join(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class NewtonHalf(Half):
+    """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps."""
+
+    method: Newton
+    wants_noise = True
+
+    def first(self) -> State:
+        return {"arrays": {}}
+
+    def question(self, number: int, state: State) -> Arrays:
+        asked = {ROUND: np.array([number]), **self.method.question(number, state["arrays"])}
+        return {name: np.ascontiguousarray(value) for name, value in asked.items()}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        """The state after the round, and the model that follows from all sums so far."""
+        arrays = state["arrays"] | {"patients": np.array([float(collected.patients)])}
+        arrays = self.method.absorb(number, arrays, collected.mean[SUM].astype(np.float64), collected.noise)
+        return {"arrays": arrays}, self.method.arrays(arrays, sent)

@@ -34,4 +34,6 @@ def check_newton(config: RunConfig) -> None:
 
 
 #: Training a logistic regression by noisy Newton steps.
-NEWTON = Kind("newton", frozenset({"evaluation"}), DEFAULTS, check_newton, steps=False, shares_noise=True, server_steps=False)  # fmt: skip
+NEWTON = Kind(
+    "newton", frozenset({"evaluation"}), DEFAULTS, check_newton, steps=False, shares_noise=True, server_steps=False
+)

@@ -322,7 +322,7 @@ class Federation:
         Args:
             tables: By hospital, a data frame or the path of a CSV or Parquet file. Runs over files can be resumed and have
                 several workers; data frames live in this process alone.
-            label: Column of the outcome: 0 and 1, or up to 20 categories.
+            label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
             time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become a
                 sequence.

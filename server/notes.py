@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polyclinic.config import put_aside
+from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
@@ -46,6 +47,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
+    if (split := outcome.config.split.rule) != OWN_SPLIT:
+        said.append(f"Held out: {split.words}.")
     if simulated:
         said += dataset_of(outcome.config).notes
     if outcome.config.secure.shared_noise:
@@ -83,8 +86,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
     said += outcome.program.notes(learned, scored=any(state.released.values()))
-    if outcome.program.stepwise and not state.stopped:
-        said += _unfinished(state.rows)
+    if not (outcome.program.draws or state.stopped):
+        said += _unfinished(state.rows, outcome.program.stepwise)
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if outcome.privacy:
@@ -126,16 +129,17 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return said + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds."""
     for site in OVERALL:
         course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
         fall = last_fall([row["loss"] for row in course])
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
+            keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
             return [
                 f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
-                f"fell by {fall:.0%}. More `rounds` or more `training.local-steps` would probably improve it further."
+                f"fell by {fall:.0%}. More {keys} would probably improve it further."
             ]
     return []
 

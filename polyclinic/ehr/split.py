@@ -73,6 +73,19 @@ class Split:
         return not self.time and not self.folds and self.fraction > 0
 
     @property
+    def words(self) -> str:
+        """Whom the split holds out, for a note."""
+        column, _, moment = self.time.partition(":")
+        if self.time:
+            return f"patients with a record at or after {moment}, by column {column!r}"
+        what = (
+            f"fold {self.fold} of {self.folds}"
+            if self.folds
+            else f"about {self.fraction:.3g} of each hospital's patients"
+        )
+        return f"{what}, drawn by seed {self.seed}" if self.seed else what
+
+    @property
     def share(self) -> float:
         """The held-out share of patients, on average; of a split by time it is not known."""
         return 1 / self.folds if self.folds else self.fraction

@@ -137,7 +137,7 @@ class SumsTask(Judged):
         """Raises ConfigError unless made-up records have vectors of the sum's size, the same together as alone."""
         method, given = self.method, self._given
         layout, rng = method.layout, np.random.default_rng(0)
-        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), np.arange(3) % layout.schema.num_classes)
+        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), layout.some_labels(3))
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
         try:
             found = method.contributions(self._round, given, z, np.arange(3), 3)

@@ -94,8 +94,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
-            "The comparison without privacy and with each hospital alone is extra training, without noise, that epsilon does not "
-            "cover."
+            "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
 

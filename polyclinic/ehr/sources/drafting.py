@@ -91,8 +91,9 @@ class Roles:
         """
         asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
         own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
+        they_have = f" They have {several(names, most=12)}."
         wrong = [
-            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names)}"
+            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names) or they_have}"
             for flag, name in asked
             if name and not own[name]
         ]

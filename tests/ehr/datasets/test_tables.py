@@ -180,7 +180,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "more cells than the header"),
         (
             lambda: Federation.from_tables(frames, "dead", "mrm"),
-            "--label names 'dead', which is no column of the tables.",
+            "--label names 'dead', which is no column of the tables. Did you mean 'died'? --patient names",
         ),
         (lambda: Federation.from_tables(frames, "dead", "mrm"), "--patient names 'mrm'"),
         (
@@ -277,6 +277,7 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     frame["hour of death"] = np.where(frame["died"] == 1, 5.5 + np.arange(120) % 9, np.nan)
     notes = " ".join(tables(frames=hold({"a": frame}), label="died").notes)
     assert "Alone, each of 'discharge', 'hour of death' tells the label" in notes and "creatinine' tells" not in notes
+    Federation.from_tables({"a": frame}, "died", leave_out=["discharge", "hour of death"], missing=["m"])
     without = tables(frames=hold({"a": frame}), label="died", leave_out=["discharge", "hour of death"])
     assert "tells the label" not in " ".join(without.notes)
     assert [column.name for column in without.schema.features] == ["age", "creatinine", "sex"]

@@ -104,8 +104,8 @@ def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Fl
     observed = np.full(d, patient_count(total, nullable))
     observed[nullable] -= total[1 : 1 + k]
     columns = zip(total[1 + k :].reshape(d, BINS), observed, strict=True)
-    found = np.array([_usual_values(counts, patients, noise) for counts, patients in columns]).reshape(d, 2)
-    return found[:, 0], found[:, 1]
+    mean, std = np.array([_usual_values(counts, patients, noise) for counts, patients in columns]).reshape(d, 2).T
+    return mean, std
 
 
 def _usual_values(counts: Floats, patients: float, noise: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ _SMALLEST_STD = 1e-3
 _LEAST_SIGNAL = 10.0
 # The interval holds between the first two shares of the patients, in between so many standard deviations of noise less than all,
 # and so many standard deviations of its own noise more.
-_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 45.0, 2.5
+_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 45.0, 2.0
 # A bin with more than the first share of the patients is of one value where the bins beside it have less than the second.
 _ONE_VALUE, _SPREADS = 0.4, 0.1
 # Values outside of it count as far as they are so many standard deviations above the noise, and at most for so many times more.

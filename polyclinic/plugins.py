@@ -203,7 +203,7 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
     if _is_table(name):
         raise ConfigError(
             f"Configuration key 'dataset' has the value {name!r}, which is a file or a folder; give it as `--data {name} --label "
-            f"COLUMN --patient COLUMN`, or as dataset='tables' with dataset-options=\"files='{name}', label='COLUMN'\"."
+            f"COLUMN`, or as dataset='tables' with dataset-options=\"files='{name}', label='COLUMN'\"."
         )
     found = resolve("datasets", name)
     if isinstance(found, Dataset) and options:
@@ -225,8 +225,9 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
 
 
 def _is_table(name: str) -> bool:
-    return name.lower().endswith((".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx", ".xls")) or (
-        os.sep in name and Path(name).exists()
+    tables = (".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx", ".xls", ".toml")
+    return name.lower().endswith(tables) or (
+        (os.sep in name or name not in {*BUILT_IN["datasets"], *_brought("datasets")}) and Path(name).exists()
     )
 
 

@@ -161,7 +161,7 @@ def _dataset(
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
     draft = draft_tables(cells, sites, roles)
-    if len(draft.columns) == 1 + bool(roles.patient):
+    if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.all_notes)}".strip())
     if several_sites:
         column = SITE if SITE not in draft.records else f"{SITE} of the table"
@@ -182,7 +182,9 @@ def _dataset(
         + (f"the value of {roles.site!r}." if roles.site else "the file." if several_sites else "dealt."),
     ]
     if not roles.patient:
-        head.append("No column names the patient, so that each row counts as one: name it by --patient.")
+        copies = int(cells.duplicated().sum())
+        same = f" {copies:,} rows are copies of others." if copies else ""
+        head.append(f"No column names the patient, so that each row counts as one: name it by --patient.{same}")
     if not several_sites:
         head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
     if leaking := leaks(draft, roles.label):

@@ -23,7 +23,9 @@ from polyclinic.ehr.sources.cells import (
     code_separator,
     count_days,
     decimal_marks,
+    iso_dates,
     missing_codes,
+    one_identifier,
     plain_name,
     read_numbers,
     same_spelling,
@@ -152,13 +154,22 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         elif name == roles.label:
             _add_label(draft, name, cells[name])
         elif name == roles.patient:
-            draft.add(cells[name], name=name, kind="categorical", role="patient_id")
+            patients = one_identifier(cells[name])
+            if merged := cells[name].nunique() - patients.nunique():
+                draft.notes.append(
+                    f"{merged:,} values of {name!r} are another's in other spelling, and taken for the same patient."
+                )
+            draft.add(patients, name=name, kind="categorical", role="patient_id")
         elif name == roles.site:
             draft.add(cells[name], name=name, kind="categorical", role="site")
         elif several_hospitals and _names_hospitals(cells[name], hospitals):
             draft.leave_out(name, "the same for all of a hospital")
         else:
             _add(draft, name, cells[name], hospitals, decimals.get(name, {}), contents)
+    if times := [column["name"] for column in draft.columns if column.get("role") == "time"]:
+        draft.notes.append(
+            f"Dates, which are no features but may split patients (split.time): {several(times, most=8)}."
+        )
     if commas := {name: decimals[name] for name in draft.rules if "decimal" in draft.rules[name]}:
         at = sorted({hospital for hospitals in commas.values() for hospital in hospitals})
         where = "" if len(at) == hospitals.nunique() else f" at {several(at)}"
@@ -247,7 +258,10 @@ def _add(
         draft.leave_out(name, "a place of residence")
     elif not _add_numbers(draft, name, cells, hospitals, commas):
         if share_of_dates(given) >= _MOST_CELLS:
-            draft.leave_out(name, "a date or a time")
+            if (dates := iso_dates(cells)) is None:
+                draft.leave_out(name, "a date or a time")
+            else:
+                draft.add(dates, name=name, kind="categorical", role="time")
         elif separator := code_separator(given):
             _add_codes(draft, name, cells, separator)
         else:

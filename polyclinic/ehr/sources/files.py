@@ -151,12 +151,16 @@ def whole_table(file: Path, rows: int | None = None) -> pd.DataFrame:
         else:
             dialect = Dialect.of(file)
             header, options = dialect.header(file), dialect.options
-            if pd.to_numeric(pd.Series(header), errors="coerce").notna().sum() * 3 >= len(header):
-                raise DataError(f"{file}: the first line holds numbers; it must name the columns.")
             names = [number for number, _ in enumerate(header)]
             read = pd.read_csv(
                 file, header=0, names=names, index_col=False, dtype=str, keep_default_na=False, **options
             )
+            # The first line is not quoted: where it is none of names, it is a patient's row.
+            numbers = pd.to_numeric(pd.Series(header), errors="coerce").notna()
+            if sum(numbers[at] or (header[at] != "" and (read[at] == header[at]).any()) for at in names) * 3 >= len(
+                names
+            ):
+                raise DataError(f"{file}: the first line holds cells; it must name the columns.")
             yield read.set_axis(header, axis=1)
 
     check_suffix(file)

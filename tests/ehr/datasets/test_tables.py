@@ -95,7 +95,8 @@ def test_cells_beyond_a_limit_get_a_flag() -> None:
         ),
         ([19_300_101 + row % 28 for row in range(60)], "a date or a time"),
         ([f"{60 + row % 25} {'kg' if row % 3 else 'stone'}" for row in range(60)], "in units that do not convert"),
-        ([f"{row % 28 + 1:02d}.03.2024" for row in range(60)], "a date"),
+        ([f"{row % 12 + 1}/{row % 12 + 1}/2024" for row in range(60)], "a date or a time"),  # is the day first?
+        ([f"{row % 24}:30" for row in range(60)], "a date or a time"),
         ([row % 7 + 0.5 for row in range(60)], "the same as another column"),
     ],
 )
@@ -167,7 +168,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     frames["a"].assign(died=CANARY).to_csv(tmp_path / "a.csv", index=False)
     (tmp_path / "ragged.csv").write_text(f"a,died\n1,0,{CANARY}\n2,1,{CANARY}\n")
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    (tmp_path / "headless.csv").write_text(f"{CANARY},63,1,0\n{CANARY},41,0,1\n")
+    (tmp_path / "headless.csv").write_text(f"{CANARY},m,I10,yes\n{CANARY}2,m,I10,yes\nx,f,J44,no\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
@@ -192,7 +193,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
             ),
             "No column of a, b is among",
         ),
-        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds numbers"),
+        (lambda: Federation.from_tables({"a": tmp_path / "headless.csv"}, "died"), "the first line holds cells"),
         (lambda: Federation.from_tables({"a": tmp_path / "a.xlsx"}, "died"), "make a CSV of it, in Excel"),
         (lambda: Federation.from_tables({"a": frames["a"][["died"]]}, "died"), "no column can be learned from"),
         (lambda: Federation.from_tables(frames, "died", workers=2).run(), "worker processes cannot see"),
@@ -299,7 +300,8 @@ def test_parquet_with_an_index_lists_times_and_durations(tmp_path: Path) -> None
     kinds = {column.name: column.kind for column in dataset.schema.features}
     assert kinds["sex"] == "categorical" and kinds["stay"] == "continuous" and kinds["codes"] == "code_set"
     assert "the patient 'mrn'" in " ".join(dataset.notes) and dataset.load()["stay"].tolist()[:2] == [1.0, 2.5]
-    assert "Left out as a date or a time: admitted." in dataset.notes
+    assert {column.name: column.role for column in dataset.schema.columns}["admitted"] == "time"
+    assert dataset.load()["admitted"][1] == "2024-01-01T00:00:00"  # in UTC
 
 
 @pytest.mark.parametrize(
@@ -330,3 +332,25 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
     )
     with pytest.raises(DataError, match="lacks columns that the model needs: 'creatinine', 'sex'"):
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
+
+
+def test_dates_split_patients_by_time(tmp_path: Path) -> None:
+    frame = hospital(200, 1)
+    days = pd.date_range("2023-01-01", periods=200, freq="D")
+    forms = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d-%b-%Y %H:%M"]
+    frame["admitted"] = [day.strftime(forms[row % 4]) for row, day in enumerate(days)]
+    frame["mrn"] = range(200)
+    result = Federation.from_frame(frame.assign(h=["a", "b"] * 100), "h", "died", out=str(tmp_path)).run(
+        rounds=1, split={"time": "admitted:2023-06-01"}, pictures=False
+    )
+    assert "(split.time): admitted." in " ".join(result.summary["notes"])
+    assert len(result.predictions) == (days >= "2023-06-01").sum()
+
+
+def test_a_patient_in_two_spellings_is_one_unit() -> None:
+    frame = hospital(90, 1)
+    frame["mrn"] = [["P1", "p1 ", "P 2", "7.0", "7"][row % 5] if row < 10 else f"q{row}" for row in range(90)]
+    dataset = tables(frames=hold({"a": frame}), label="died")
+    assert dataset.patients == 83 and "2 values of 'mrn' are another's in other spelling" in " ".join(dataset.notes)
+    without = tables(frames=hold({"a": pd.concat([frame.drop(columns="mrn")] * 2)}), label="died")
+    assert "90 rows are copies of others" in " ".join(without.notes)

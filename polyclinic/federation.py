@@ -314,15 +314,18 @@ class Federation:
 
     @classmethod
     def from_tables(
-        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", **options: Any
-    ) -> Federation:
+        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", time: str = "", steps: int = 0,
+        **options: Any,
+    ) -> Federation:  # fmt: skip
         """A federation of hospitals' own tables, one for each, for a simulation.
 
         Args:
             tables: By hospital, a data frame or the path of a CSV or Parquet file. Runs over files can be resumed and have
                 several workers; data frames live in this process alone.
-            label: Column of the outcome: 0 and 1, or up to 20 categories.
+            label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
+            time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become a
+                sequence.
             options: Configuration keys.
 
         Raises:
@@ -345,14 +348,22 @@ class Federation:
         given: dict[str, Any] = {"frames": hold(frames)} if frames else {
             "files": [absolute(f"{name}={place}") for name, place in tables.items()]
         }  # fmt: skip
-        return cls._of_tables({**given, "label": label, "patient": patient}, options)
+        return cls._of_tables({**given, "label": label, "patient": patient, "time": time, "steps": steps}, options)
 
     @classmethod
-    def from_frame(cls, table: pd.DataFrame, site: str, label: str, patient: str = "", **options: Any) -> Federation:
+    def from_frame(
+        cls,
+        table: pd.DataFrame,
+        site: str,
+        label: str,
+        patient: str = "",
+        time: str = "",
+        steps: int = 0,
+        **options: Any,
+    ) -> Federation:
         """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
-        return cls._of_tables(
-            {"frames": hold({"all": table}), "site": site, "label": label, "patient": patient}, options
-        )
+        given = {"site": site, "label": label, "patient": patient, "time": time, "steps": steps}
+        return cls._of_tables({"frames": hold({"all": table}), **given}, options)
 
     @classmethod
     def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:

@@ -1,4 +1,4 @@
-"""TOML files read into checked models; what is wrong with one is said in one sentence that names file, key and value."""
+"""TOML files read into checked models; what is wrong with one is said in sentences that name file, key and value."""
 
 from __future__ import annotations
 
@@ -66,23 +66,37 @@ def checked(
     try:
         return model.model_validate(values)
     except ValidationError as problems:
-        key, problem = first_problem(problems, model, secret)
-        place = ".".join((*within, *key))
-        raise error(f"{source}: {f'key {place!r}: ' if place else ''}{problem}") from None
+        lines = []
+        for key, problem in all_problems(problems, model, secret):
+            place = ".".join((*within, *key))
+            lines.append(f"{source}: {f'key {place!r}: ' if place else ''}{problem}")
+        raise error("\n".join(lines)) from None
 
 
-def first_problem(
+def all_problems(
     problems: ValidationError, model: type[BaseModel], secret: bool = False
-) -> tuple[tuple[str, ...], str]:
-    """The key of the first problem and a sentence about it, which names the value and the nearest allowed key."""
-    first, *others = problems.errors(include_url=False)
-    if first["type"] == "missing":  # perhaps because its name is misspelt
-        strangers = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
-        first = next(strangers, first)
-    key, words, value = tuple(map(str, first["loc"])), first["msg"].removeprefix("Value error, "), first["input"]
-    plain = isinstance(value, int | float) or (isinstance(value, str) and repr(value) not in words)
-    hint = nearest(key[-1], _keys_at(model, key[:-1])) if first["type"] == "extra_forbidden" else ""
-    return key, f"{words}{f', got {value!r}' if plain and not secret else ''}.{hint}"
+) -> list[tuple[tuple[str, ...], str]]:
+    """The key of each problem and a sentence about it, which names the value and the nearest allowed key.
+
+    A key that is missing is passed over where its table has an unknown one like it. Of several problems of one value the first is
+    taken: a value that is none of several types fails by each.
+    """
+    errors = problems.errors(include_url=False)
+    strangers = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+    found: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+    for error in errors:
+        key = tuple(map(str, error["loc"]))
+        keys = _keys_at(model, key[:-1])
+        beside = [str(loc[-1]) for loc in strangers if loc[:-1] == error["loc"][:-1]]
+        if error["type"] == "missing" and nearest(key[-1], beside):
+            continue
+        words, value = error["msg"].removeprefix("Value error, "), error["input"]
+        plain = isinstance(value, int | float) or (isinstance(value, str) and repr(value) not in words)
+        hint = nearest(key[-1], keys) if error["type"] == "extra_forbidden" else ""
+        is_field = not key or key[-1] in keys or error["type"] == "extra_forbidden"
+        sentence = f"{words}{f', got {value!r}' if plain and not secret else ''}.{hint}"
+        found.setdefault(key if is_field else key[:-1], (key, sentence))
+    return list(found.values())
 
 
 def _keys_at(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polyclinic.config import put_aside
+from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
@@ -46,6 +47,8 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
+    if (split := outcome.config.split.rule) != OWN_SPLIT:
+        said.append(f"Held out: {split.words}.")
     if simulated:
         said += dataset_of(outcome.config).notes
     if outcome.config.secure.shared_noise:

@@ -144,6 +144,8 @@ class Hospital:
         hospital's own split: otherwise the splits that a run may have would tell how many patients there are.
         """
         patients = self.records.own.shard(self.site).train.patients
+        if self.policy.allow_without_privacy:  # no noise hides how few patients a run chose
+            patients = min(patients, self.records.shard(self.site).train.patients)
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import texts
+from polyclinic.ehr.sources.cells import read_numbers
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
 
@@ -33,6 +34,7 @@ class Measure:
     cut to ``characters`` where that is not 0); "years" from the value, a date, to the index, whole ones.
     units: for each unit that may stand beside a value, (factor, offset) to the column's own; none takes values as they
     are. values: texts and what they are read as. within: numbers outside are artefacts and do not count.
+    limits: "<0.4" is read as 0.4.
     default: what a patient without such an event gets, if not a missing cell.
     """
 
@@ -46,6 +48,7 @@ class Measure:
     units: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     within: tuple[float, float] | None = None
+    limits: bool = False
     default: str | None = None
 
     @property
@@ -150,8 +153,10 @@ def _values(events: pd.DataFrame, measure: Measure, source: str) -> tuple[pd.Ser
         read = [measure.values.get(cell, cell) or None for cell in texts(cells)]
         cells = pd.Series(read, dtype=object)
     known = cells.notna().to_numpy(dtype=bool)
-    if not (measure.units or measure.within or measure.take in _NUMERIC):
+    if not (measure.units or measure.within or measure.limits or measure.take in _NUMERIC):
         return cells, known
+    if measure.limits:
+        cells = read_numbers(pd.Series(texts(cells), dtype=object)).values
     numbers = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if not np.isfinite(numbers[known]).all():
         raise DataError(f"{source}: column {measure.name!r}: a value is not a finite number; read it by 'values'.")

@@ -73,6 +73,19 @@ class Split:
         return not self.time and not self.folds and self.fraction > 0
 
     @property
+    def words(self) -> str:
+        """Whom the split holds out, for a note."""
+        column, _, moment = self.time.partition(":")
+        if self.time:
+            return f"patients with a record at or after {moment}, by column {column!r}"
+        what = (
+            f"fold {self.fold} of {self.folds}"
+            if self.folds
+            else f"about {self.fraction:.3g} of each hospital's patients"
+        )
+        return f"{what}, drawn by seed {self.seed}" if self.seed else what
+
+    @property
     def share(self) -> float:
         """The held-out share of patients, on average; of a split by time it is not known."""
         return 1 / self.folds if self.folds else self.fraction
@@ -80,7 +93,7 @@ class Split:
     @property
     def _bound(self) -> float:
         """The moment from which on patients are held out; NaN where it cannot be read."""
-        return float(_moments([self.time.partition(":")[2]], self._is_number)[0])
+        return float(read_moments([self.time.partition(":")[2]], self._is_number)[0])
 
     @property
     def _is_number(self) -> bool:
@@ -101,7 +114,7 @@ class Split:
         if self.time:
             assert moments is not None, "a split by time needs the cells of its column"
             # What cannot be read compares as false, and may be of the future.
-            late = ~(_moments(moments, self._is_number) < self._bound)
+            late = ~(read_moments(moments, self._is_number) < self._bound)
             person, _ = pd.factorize(np.asarray(ids, dtype=object))
             return np.asarray(np.bincount(person, late)[person] > 0)
         if self.folds:
@@ -115,7 +128,7 @@ def held_out_per_training(splits: Sequence[Split]) -> float:
     return share / (1 - share) if len(set(splits)) > 1 else 0.0
 
 
-def _moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> Floats:
+def read_moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> Floats:
     """Each cell, read by itself, as a number or as nanoseconds since 1970 in UTC; NaN where it cannot be read.
 
     Dates are ISO 8601, or with dots and the day first. A date with slashes cannot be read: which part is the month is not known.
@@ -128,4 +141,4 @@ def _moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> 
         r"^(\d\d?)\.(\d\d?)\.(\d{4})", lambda date: f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}", regex=True
     )
     dates = pd.to_datetime(dotted, errors="coerce", format="ISO8601", utc=True)
-    return np.asarray(dates.astype("int64").astype("float64").where(dates.notna()), dtype=np.float64)
+    return np.asarray(dates.dt.as_unit("ns").astype("int64").astype("float64").where(dates.notna()), dtype=np.float64)

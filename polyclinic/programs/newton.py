@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,8 +47,8 @@ class NewtonSteps(Sums):
         task: Task = classification
         return task
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        return classification.probabilities(outputs)
+    def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
+        return classification.probabilities
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
         return Program.first(self, schema)

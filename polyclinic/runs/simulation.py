@@ -114,7 +114,7 @@ class SimulatedRecords:
             by += f" ({self.partitioner_options})"
         dataset = f"{self.dataset.name} ({self.dataset.options})" if self.dataset.options else self.dataset.name
         dataset += f", label {self.dataset.label}" if self.dataset.label else ""
-        split = "" if self.split == OWN_SPLIT else f", {self.split}"
+        split = "" if self.split == OWN_SPLIT else f", held out {self.split.words}"
         return f"{dataset} dealt to {number} by {by}, seed {self.seed}, alpha {self.alpha!r}{split}"
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept

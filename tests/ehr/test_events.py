@@ -58,6 +58,16 @@ def test_each_way_to_take(fields: dict[str, object], expected: list[object]) -> 
     assert taken(**fields) == expected
 
 
+def test_limits_of_measurement_are_read_as_the_limit() -> None:
+    events = EVENTS.assign(value=[f"<{cell}" for cell in EVENTS["value"]])
+    plain, limited = (
+        one_row_each(PATIENTS, some, [Measure("m", "max", ("hr",), limits=True)]) for some in (EVENTS, events)
+    )
+    assert limited.equals(plain)
+    with pytest.raises(DataError, match="not a finite number"):
+        one_row_each(PATIENTS, events, [Measure("m", "max", ("hr",))])
+
+
 def test_steps_are_windows_or_the_events_in_order() -> None:
     hourly = one_row_each(PATIENTS, EVENTS, steps(Measure("hr", codes=("hr",)), 3, 2.0))
     assert hourly.columns.tolist() == ["hr_00", "hr_01", "hr_02"]

@@ -1,4 +1,4 @@
-"""TOML files read into checked models: one sentence for whatever is wrong."""
+"""TOML files read into checked models: a sentence for each thing that is wrong."""
 
 from pathlib import Path
 from typing import Literal
@@ -56,6 +56,13 @@ def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
         ("nam = 1", "key 'nam': Extra inputs are not permitted, got 1. Did you mean 'name'?"),
         ("name = ' '", "key 'name': the name is blank, got ' '."),
         ("name = 'a'\nnam = 1", "key 'nam': Extra inputs are not permitted, got 1. Did you mean 'name'?"),
+        (
+            "nam = 1\nkind = 'hut'\n[[rooms]]\nbeds = 0\non-flor = 3",
+            "key 'kind': Input should be 'ward' or 'home', got 'hut'.\n"
+            "key 'rooms.0.beds': Input should be greater than 0, got 0.\n"
+            "key 'rooms.0.on-flor': Extra inputs are not permitted, got 3. Did you mean 'on-floor'?\n"
+            "key 'nam': Extra inputs are not permitted, got 1. Did you mean 'name'?",
+        ),
         ("name = 'a'\nkind = 'hut'", "key 'kind': Input should be 'ward' or 'home', got 'hut'."),
         ("name = 'a'\nrooms = 3", "key 'rooms': Input should be a valid tuple, got 3."),
         ("name = 'a'\n[[rooms]]\nbeds = 0", "key 'rooms.0.beds': Input should be greater than 0, got 0."),
@@ -75,7 +82,8 @@ def test_a_wrong_key_is_named_with_its_value_and_the_nearest_allowed_one(
     (tmp_path / "house.toml").write_text(text)
     with pytest.raises(DataError) as caught:
         read_model(House, tmp_path / "house.toml", "house file", DataError)
-    assert str(caught.value) == f"{tmp_path / 'house.toml'}: {sentence}"
+    source = f"{tmp_path / 'house.toml'}: "
+    assert str(caught.value) == source + sentence.replace("\n", f"\n{source}")
 
 
 def test_a_secret_is_never_quoted() -> None:

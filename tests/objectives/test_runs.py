@@ -166,3 +166,18 @@ def test_a_dataset_of_numbers_is_split_and_dealt_by_quarters_of_the_label() -> N
     shards = load_shards(days, 2, "classes:2", 0, 1.0)
     assert abs(shards[0].y.mean() - shards[1].y.mean()) > 1 and all(shard.y.dtype == np.float64 for shard in shards)
     assert {0.15 < shard.test.patients / shard.patients < 0.35 for shard in shards} == {True}
+
+
+def test_a_number_in_tables_of_ones_own_is_a_label(tmp_path: Path) -> None:
+    table = records("days").rename(columns={"los": "length of stay"}).round(1)
+    tables = {
+        "north": table[::2],
+        "south": table[1::2].assign(**{"length of stay": lambda t: t["length of stay"].astype(str)}),
+    }
+    federation = Federation.from_tables(tables, label="length of stay", patient="id", out=str(tmp_path))
+    result = federation.run(rounds=10, privacy={"dp": False}, pictures=False)
+    label = result.folder.schema().label
+    assert label.kind == "continuous" and label.bounds is not None and label.centre == pytest.approx(8, abs=1)
+    assert result.summary["objective"]["name"] == "squared" and result.pooled["r2"] > 0.3
+    assert any("is a number, from" in note for note in result.summary["notes"])
+    assert list(result.predict(table.drop(columns="length of stay"))) == ["length of stay"]

@@ -11,9 +11,14 @@ from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.runs.folder import Run
+from polyclinic.server.app import coordinate
 from polyclinic.wire.messages import RECORD, EvaluateRequest, StatisticsRequest
 from tests.client.test_enrolment import enrol
 from tests.client.test_hospital import CONFIG, SCHEMA, context, make_hospital, message, model, train
+from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
+
+__all__ = ["hospitals"]
 
 OPEN = "budget = 8.0\ndelta = 1e-3\nallow-splits = true\nrelease-metrics = true\nmetrics-epsilon = 1.0\n"
 
@@ -87,6 +92,14 @@ def test_what_the_held_out_patients_ledger_refuses_is_charged_to_neither(tmp_pat
     assert train(hospital, run="third").has_content(), "training patients have room"
 
 
+def test_without_privacy_no_run_chooses_a_side_of_few_patients(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, OPEN + "allow-without-privacy = true\n")
+    refused = train(hospital, config=chosen(fraction=0.95), noise_multiplier=None)
+    assert "fewer training patients than the policy's smallest-shard" in refused.error.reason
+    larger = train(hospital, config=chosen(fraction=0.5), noise_multiplier=None)
+    assert "smallest-shard" not in larger.error.reason and "it would become inf" in larger.error.reason
+
+
 @pytest.mark.parametrize("moment", ["0001", "9999"])
 def test_an_empty_side_is_not_heard(tmp_path: Path, moment: str) -> None:
     """From year 1 on everybody is held out; from 9999 on nobody. Both hospitals answer, with noise and a charge."""
@@ -102,3 +115,22 @@ def test_an_empty_side_is_not_heard(tmp_path: Path, moment: str) -> None:
     told = evaluate(hospital, config)
     assert told.has_content() and "held-out-epsilon" in told.content[RECORD]
     assert len(charges(tmp_path, "ledger.sqlite")) == 3
+
+
+def test_a_run_of_real_hospitals_over_a_fold_states_what_both_groups_spent(hospitals: Path) -> None:
+    for name in NAMES:
+        path = hospitals / name / "hospital.toml"
+        path.write_text(path.read_text().replace("budget = 3.0", "budget = 20") + "allow-splits = true\n")
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 2, "split": {"folds": 4, "fold": 2}})
+    run = Run.create(config)
+    _, summary = coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, run)
+    assert len(summary["metrics"]["sites"]) == 3 and summary["metrics"]["pooled"]["auroc"] is not None
+    for name in NAMES:
+        both = [
+            Ledger.read_all(hospitals / name / "home" / file)[name] for file in ("ledger.sqlite", "held-out.sqlite")
+        ]
+        assert both[0].spent() == pytest.approx(both[1].spent()) and len(both[0].recorded().rows) >= 3
+        assert summary["metrics"]["sites"][name]["epsilon"] == pytest.approx(both[0].spent(), rel=0.01)
+        assert summary["private_metrics"]["sites"][name]["epsilon"] == pytest.approx(both[1].spent(), rel=0.01)
+    assert "Held out: fold 2 of 4" in " ".join(summary["notes"])
+    assert not [note for note in summary["notes"] if "less than" in note or "more than" in note]

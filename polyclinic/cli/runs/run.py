@@ -47,6 +47,13 @@ class Flags:
         list[str] | None,
         typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
     ] = None
+    time: Annotated[
+        str | None,
+        typer.Option(help="With --data, several rows a patient: the column of a visit's time, with --steps."),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="With --time: how many of a patient's latest visits are the steps of a sequence.")
+    ] = None
     schema: Annotated[
         Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")
     ] = None
@@ -102,7 +109,7 @@ class Flags:
 
 _HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 _FILES = ("schema", "mapping", "cohort")
-_COLUMNS = ("label", "patient", "site", "leave_out", "missing")
+_COLUMNS = ("label", "patient", "site", "leave_out", "missing", "time", "steps")
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

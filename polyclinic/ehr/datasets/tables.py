@@ -30,15 +30,17 @@ from polyclinic.ehr.sources.cells import (
 from polyclinic.ehr.sources.columns import conversion
 from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
+from polyclinic.ehr.sources.visits import unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 SITE = "hospital"
+_MOST_STEPS = 100
 _HELD: dict[str, Mapping[str, pd.DataFrame]] = {}
 
 
 def tables(
     files: str | Sequence[str] = "", label: str = "", patient: str = "", site: str = "", leave_out: str | Sequence[str] = (),
-    missing: str | Sequence[str] = (), frames: str = "",
+    missing: str | Sequence[str] = (), time: str = "", steps: int = 0, frames: str = "",
 ) -> Dataset:  # fmt: skip
     """The dataset of files or data frames.
 
@@ -49,6 +51,8 @@ def tables(
         site: Column of the hospital, where files hold several.
         leave_out: Columns that are no features, such as those written after the outcome.
         missing: Texts that stand for a missing cell, in any column, beside the usual ones.
+        time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
+            trajectories.
         frames: What ``hold`` returned for data frames, in place of ``files``.
 
     Raises:
@@ -61,13 +65,22 @@ def tables(
                 "The run's tables are data frames of the Python session that began it, which other processes do not have; write "
                 "them to files and give Federation.from_tables their paths."
             )
-        return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing))
+        return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing), (time, steps))
     places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
     names = tuple(name for name, _ in places)
     return _from_files(
-        names, stamps, unread, _title(files), label, patient, site, _several(leave_out), _several(missing)
+        names,
+        stamps,
+        unread,
+        _title(files),
+        label,
+        patient,
+        site,
+        _several(leave_out),
+        _several(missing),
+        (time, steps),
     )
 
 
@@ -122,15 +135,16 @@ def _several(texts: object) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def _from_frames(
-    key: str, label: str, patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...]
-) -> Dataset:
-    return _dataset(_HELD[key], f"tables-{key[:8]}", label, patient, site, leave_out, missing)
+    key: str, label: str, patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...],
+    visits: tuple[str, int],
+) -> Dataset:  # fmt: skip
+    return _dataset(_HELD[key], f"tables-{key[:8]}", label, patient, site, leave_out, missing, visits)
 
 
 @lru_cache(maxsize=4)
 def _from_files(
     names: tuple[str, ...], stamps: tuple[tuple[str, int, int], ...], unread: tuple[str, ...], title: str, label: str,
-    patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...],
+    patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...], visits: tuple[str, int],
 ) -> Dataset:  # fmt: skip
     frames, problems = {}, []
     for name, (file, _, _) in zip(names, stamps, strict=True):
@@ -141,16 +155,17 @@ def _from_files(
     if problems:
         raise DataError("\n".join(problems))
     notes = [f"Not read, for they are neither CSV nor Parquet: {several(unread)}."] if unread else []
-    return _dataset(frames, title, label, patient, site, leave_out, missing, notes)
+    return _dataset(frames, title, label, patient, site, leave_out, missing, visits, notes)
 
 
 def _dataset(
     frames: Mapping[str, pd.DataFrame], title: str, label: str, patient: str, site: str, leave_out: Sequence[str],
-    missing: Sequence[str], notes: Sequence[str] = (),
+    missing: Sequence[str], visits: tuple[str, int], notes: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
     cells, files, spelt = join_tables({name: text_table(frame, missing) for name, frame in frames.items()})
     site = site or (usual_site(list(cells)) if len(frames) == 1 else "")
     roles = Roles.find(list(cells), label, patient, site, [name for name in leave_out if name])
+    time, steps = _visits(visits, roles, list(cells))
     if not roles.label:
         raise ConfigError(
             f"The tables need a label; name the column of the outcome by --label: {several(cells, most=12)}."
@@ -160,7 +175,7 @@ def _dataset(
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
-    draft = draft_tables(cells, sites, roles)
+    draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles)
     if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.all_notes)}".strip())
     if several_sites:
@@ -170,6 +185,10 @@ def _dataset(
         patients, shared = own_patients(roles.patient, draft.records[roles.patient], sites)
         draft.records[roles.patient] = patients
         draft.notes += shared
+    leaking = leaks(draft, roles.label)
+    if time:
+        draft, last = unroll(draft, draft.records[roles.patient], visit_times(cells[time], time), steps)
+        cells, sites = cells.loc[last].reset_index(drop=True), sites.loc[last].reset_index(drop=True)
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
     # Columns that are no features may split the patients by time.
@@ -187,7 +206,7 @@ def _dataset(
         head.append(f"No column names the patient, so that each row counts as one: name it by --patient.{same}")
     if not several_sites:
         head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
-    if leaking := leaks(draft, roles.label):
+    if leaking:
         each = "each of " if leaking[1:] else ""
         head.append(
             f"Alone, {each}{several(map(repr, leaking), most=12)} tells the label of nearly every row. Leave out by --leave-out "
@@ -200,6 +219,20 @@ def _dataset(
         load=records.copy, available=lambda: True, natural_sites=hospitals,
         notes=(*head, *notes, *lost, *spelt, *draft.all_notes),
     )  # fmt: skip
+
+
+def _visits(visits: tuple[str, int], roles: Roles, names: Sequence[str]) -> tuple[str, int]:
+    """The column of the visits' time and the number of steps; "" and 0 where rows are no visits."""
+    time, steps = visits
+    if not time and not steps:
+        return "", 0
+    own = time if time in names else usual_name(names, [time])
+    if not own or not roles.patient or not 2 <= steps <= _MOST_STEPS:
+        raise ConfigError(
+            f"Visits become sequences by --time, the column of their time, --steps from 2 to {_MOST_STEPS}, and --patient; given "
+            f"are {time!r}, {steps} and {roles.patient!r}.{nearest(time, names)}"
+        )
+    return own, steps
 
 
 def _whole(cells: pd.DataFrame, sites: pd.Series, roles: Roles) -> tuple[pd.DataFrame, pd.Series, list[str]]:
@@ -229,16 +262,20 @@ def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.S
 def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """New rows under a schema that ``tables`` drafted: its features, and its label where the frame has it.
 
-    Cells may be written as they were in the tables. Raises DataError for columns that are not there, all of them at once, and
+    Cells may be written as they were in the tables; of visits a row is a patient, with a column for each step, as ``pulse_00``.
+    Raises DataError for columns that are not there, all of them at once, and
     for a comma that may stand for a point or for thousands.
     """
     cells, columns = text_table(frame), {column.name: column for column in schema.columns}
-    records, absent, unclear = {}, list[str](), list[str]()
+    records, absent, unclear = dict[str, pd.Series](), list[str](), list[str]()
+    steps = [(step, column) for column in schema.columns if column.kind == "trajectory" for step in column.record_names]
+    absent += [step for step, _ in steps if step not in cells]
+    records |= {step: _within(read_numbers(cells[step]), column) for step, column in steps if step in cells}
     for name, column in columns.items():
         limited = name.removesuffix(" beyond limit")
         source = limited if limited in columns and not usual_name(cells, [name]) else name
         own = source if source in cells else usual_name(cells, [source])
-        if column.role not in ("feature", "label") or (column.role == "label" and not own):
+        if column.role not in ("feature", "label") or (column.role == "label" and not own) or column.steps:
             continue
         if not own:
             absent.append(source)

@@ -24,7 +24,7 @@ from polyclinic.ehr.schema import BOUNDED_KINDS, Column, Schema
 from polyclinic.ehr.sources.cells import read_numbers
 from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.toml import Declared, first_problem, read_toml
+from polyclinic.toml import Declared, all_problems, read_toml
 
 
 class Origin(Declared):
@@ -88,8 +88,9 @@ class ColumnMapping(Declared):
         try:
             mapping = cls.model_validate(values)
         except ValidationError as problems:
-            key, words = first_problem(problems, cls)
-            raise ConfigError(f"{_place(path, key)}: {words}") from None
+            raise ConfigError(
+                "\n".join(f"{_place(path, key)}: {words}" for key, words in all_problems(problems, cls))
+            ) from None
         found = [(name, _problem(name, origin, schema)) for name, origin in mapping.columns.items()]
         if wrong := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in found if at is not None]:
             raise ConfigError("\n".join(wrong))

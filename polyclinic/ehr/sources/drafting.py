@@ -63,6 +63,7 @@ _MOST_CELLS = 0.9
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
 _MOST_CATEGORIES = 20
+_MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 #: Ranges of living people, for columns of these names: to be confirmed, as every bound of a draft.
 PUBLIC_BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -152,7 +153,8 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         if name in roles.leave_out:
             draft.leave_out(name, "asked for")
         elif name == roles.label:
-            _add_label(draft, name, cells[name])
+            if not _add_number_label(draft, name, cells[name], hospitals, decimals.get(name, {})):
+                _add_label(draft, name, cells[name])
         elif name == roles.patient:
             patients = one_identifier(cells[name])
             if merged := cells[name].nunique() - patients.nunique():
@@ -269,6 +271,22 @@ def _add(
     contents.add(content)
 
 
+def _add_number_label(
+    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]
+) -> bool:
+    """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others."""
+    read = _read(cells, hospitals, commas)
+    units = sorted(set(read.units) - {""})
+    if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
+        return False
+    low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
+    unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
+    draft.notes.append(f"The label {name!r} is a number, from {low:g} to {high:g}.")
+    values, column = _bounded(read.values, low, high)
+    draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
+    return True
+
+
 def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
     if (truth := yes_or_no(cells)) is not None and truth.nunique() > 1:
         if set(cells.unique()) - {"0", "1"}:
@@ -284,8 +302,8 @@ def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
         (counts >= FEWEST_ROWS).sum() > _MOST_CATEGORIES
     ):
         raise DataError(
-            f"Column {name!r} cannot be the label: it must hold 0 and 1, or 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
-            "or more rows each."
+            f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
+            f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else."
         )
     if rare := int(counts[counts < FEWEST_ROWS].sum()):
         raise DataError(
@@ -340,11 +358,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
 
     Cells beyond a limit of measurement get a flag, and there is a note for everything that is read otherwise.
     """
-    if commas:
-        parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
-        read = Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
-    else:
-        read = read_numbers(cells)
+    read = _read(cells, hospitals, commas)
     values, is_given = read.values, cells != ""
     words, given = cells[is_given & values.isna()], int(is_given.sum())
     if values.count() < _MOST_CELLS * given or words.nunique() > _MOST_WORDS:
@@ -397,13 +411,27 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         low, high = float(numbers.min()), float(numbers.max())
     if whole:
         low, high = float(np.floor(low)), float(np.ceil(high))
-    clipped = np.clip(numbers, low, high)
-    draft.add(
-        values.astype("Int64") if whole else values, rules, name=name, kind="integer" if whole else "continuous",
-        **{"unit": unit} if unit else {}, bounds=[low, high], clip=True, centre=float(clipped.mean()),
-        spread=float(clipped.std(ddof=1)), nullable=bool(values.isna().any()),
-    )  # fmt: skip
+    values, column = _bounded(values, low, high)
+    units = {"unit": unit} if unit else {}
+    draft.add(values, rules, name=name, **units, **column, nullable=bool(values.isna().any()))
     return True
+
+
+def _read(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> Numbers:
+    if not commas:
+        return read_numbers(cells)
+    parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
+    return Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
+
+
+def _bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
+    """The records of a column of numbers, and its draft with these bounds."""
+    known = values.dropna()
+    whole, clipped = bool((known % 1 == 0).all()), np.clip(known.to_numpy(), low, high)
+    return values.astype("Int64") if whole else values, {
+        "kind": "integer" if whole else "continuous", "bounds": [low, high], "clip": True, "centre": float(clipped.mean()),
+        "spread": float(clipped.std(ddof=1)),
+    }  # fmt: skip
 
 
 def _missing(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:

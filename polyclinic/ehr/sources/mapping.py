@@ -83,6 +83,7 @@ class ColumnOf(_Named):
     units: dict[str, tuple[float, float]] = Field(default_factory=dict)
     values: dict[str, str] = Field(default_factory=dict)
     within: tuple[float, float] | None = None
+    limits: bool = False
     default: str | None = None
     hours: float = Field(0.0, ge=0, allow_inf_nan=False)
 
@@ -103,7 +104,7 @@ class ColumnOf(_Named):
         """One measure for each of the column's cells."""
         plain = Measure(
             self.name, self.take, self.codes, self.start, self.end, 0, self.characters, self.units, self.values,
-            self.within, self.default,
+            self.within, self.limits, self.default,
         )  # fmt: skip
         return steps(plain, column.steps, self.hours) if column.kind == "trajectory" else (plain,)
 

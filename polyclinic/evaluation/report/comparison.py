@@ -133,13 +133,13 @@ def _repeated(
         private = "no DP" if spent is None else f"ε {config.get('privacy.epsilon', spent):g}"
         splits = [Split(**{key.name: each.get(f"split.{key.name}", key.default) for key in fields(Split)})
                   for each in (configs[place] for place in places)]  # fmt: skip
-        metrics = []
-        for metric in _REPEATED:
-            values = [finite(part(rows[place], metric).get("value")) for place in places]
-            known = [value for value in values if value is not None]
-            estimate = repeated(known, held_out_per_training(splits)) if known else {"mean": None}
-            metrics.append({**estimate, "value": estimate["mean"]})
-        found.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})
+        values = [[finite(part(rows[place], metric).get("value")) for place in places] for metric in _REPEATED]
+        known = [[value for value in several if value is not None] for several in values]
+        share = held_out_per_training(splits)
+        estimates = [repeated(several, share) if len(several) > 1 else {} for several in known]
+        if any(estimates):
+            metrics = [{**estimate, "value": estimate.get("mean", "")} for estimate in estimates]
+            found.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})
     return found
 
 

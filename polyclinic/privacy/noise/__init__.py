@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.privacy.noise.factorisations import Banded, Buffered, Dense, Independent, SquareRoot
 from polyclinic.privacy.noise.process import Factorisation, NoiseProcess, PrefixError, State, error, warning
 from polyclinic.privacy.noise.sensitivity import Participation, check_count
-from polyclinic.privacy.noise.tree import Tree
 
 __all__ = ["NOISE", "NoiseProcess", "Participation", "PrefixError", "State", "error", "noise_process", "warning"]
 
-NOISE: dict[str, Callable[..., Factorisation]] = {
-    "independent": Independent,
-    "sqrt-toeplitz": SquareRoot,
-    "banded": Banded.designed,
-    "blt": Buffered,
-    "dense": Dense,
-    "tree": Tree,
+#: By the name of a process where its factorisation is made, which is loaded when a run asks for it.
+NOISE = {
+    "independent": "polyclinic.privacy.noise.factorisations:Independent",
+    "sqrt-toeplitz": "polyclinic.privacy.noise.factorisations:SquareRoot",
+    "banded": "polyclinic.privacy.noise.factorisations:Banded.designed",
+    "blt": "polyclinic.privacy.noise.factorisations:Buffered",
+    "dense": "polyclinic.privacy.noise.factorisations:Dense",
+    "tree": "polyclinic.privacy.noise.tree:Tree",
 }
 
 
@@ -39,7 +40,10 @@ def noise_process(
     check_count("steps of a noise process", steps)
     length = steps if restart is None else restart
     check_count("restart of a noise process", length, steps)
-    takes = set(inspect.signature(NOISE[name]).parameters) - {"steps", "participation"}
+    module, _, place = NOISE[name].partition(":")
+    make: Callable[..., Factorisation] = attrgetter(place)(import_module(module))
+    parameters = inspect.signature(make).parameters
+    takes = set(parameters) - {"steps", "participation"}
     for option in options:
         if option not in takes:
             raise ConfigError(f"The noise process {name!r} takes no option {option!r}.{nearest(option, takes)}")
@@ -47,6 +51,6 @@ def noise_process(
         raise ConfigError(
             f"participation is no option of a noise process but what it is made for, got {participation!r}."
         )
-    if "participation" in inspect.signature(NOISE[name]).parameters:
+    if "participation" in parameters:
         options["participation"] = participation or Participation(1, 1)
-    return NoiseProcess(name, steps, NOISE[name](length, **options))
+    return NoiseProcess(name, steps, make(length, **options))

@@ -334,6 +334,66 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
 
 
+VISITS = pd.DataFrame(
+    {
+        "mrn": ["a", "b", "a", "a", "b", "c", "a"] * 40,
+        "seen": ["2024-03-01", "2024-01-02", "2024-02-01", "", "2024-01-01", "2024-05-05", "2024-02-29"] * 40,
+        "pulse": ["80", "61", "70", "99", "60", "55.5", ""] * 40,
+        "fever": ["1", "0", "0", "0", "1", "0", "1"] * 40,
+        "ward": ["x", "y", "y", "y", "", "y", "x"] * 40,
+        "age": ["50", "40", "50", "50", "40", "30", "50"] * 40,
+        "died": ["1", "0", "1", "1", "0", "1", "1"] * 40,
+    }
+)
+VISITS["mrn"] += np.repeat(np.arange(40), 7).astype(str)
+
+
+def test_visits_become_sequences_of_the_latest_in_the_order_of_time() -> None:
+    dataset = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2)
+    columns = {column.name: column for column in dataset.schema.columns}
+    assert {name for name, column in columns.items() if column.kind == "trajectory"} == {
+        "pulse",
+        "fever",
+        "before latest",
+    }
+    assert columns["pulse"].steps == 2 and columns["fever"].whole and columns["before latest"].bounds == (0.0, 1.0)
+    records = dataset.load().set_index("mrn")
+    a, b, c = (records.loc[name] for name in ("a0", "b0", "c0"))
+    # The latest two of a's three visits that have a time; the earlier of them has no pulse, the patient's ward is the latest.
+    assert np.isnan(a["pulse_00"]) and a["pulse_01"] == 80 and (a["fever_00"], a["fever_01"]) == (1, 1)
+    assert a["before latest_00"] == 1 and a["before latest_01"] == 0 and a["ward"] == "x"
+    assert (b["pulse_00"], b["pulse_01"], b["fever_00"], b["fever_01"]) == (60, 61, 1, 0) and b["ward"] == "y"
+    assert np.isnan(c["pulse_00"]) and c["pulse_01"] == 55.5 and c["age"] == 30 and len(records) == 120
+    notes = " ".join(dataset.notes)
+    assert "240 visits of 120 patients are sequences of 2 steps" in notes and "patients have up to 3 visits" in notes
+    assert "40 rows have no time that can be read" in notes and "Column 'ward' changes from visit to visit" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"time": "sene", "steps": 2}, "given are 'sene', 2 and 'mrn'. Did you mean 'seen'?"),
+        ({"time": "seen"}, "--steps from 2 to 100"),
+        ({"steps": 3}, "--time, the column of their time"),
+        ({"time": "ward", "steps": 3}, "Column 'ward' cannot be the time of visits"),
+    ],
+)
+def test_visits_without_time_steps_or_patient_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolyclinicError) as refused:
+        tables(frames=hold({"all": VISITS}), label="died", patient="mrn", **options)
+    assert words in str(refused.value)
+
+
+def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:
+    schema = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2).schema
+    row = {f"{name}_{step:02d}": "1" for name in ("fever", "before latest") for step in range(2)}
+    row |= {"pulse_00": "", "pulse_01": "72", "ward": "x", "age": "44"}
+    read = read_as(pd.DataFrame([row]), schema)
+    assert np.isnan(read["pulse_00"][0]) and read["pulse_01"][0] == 72 and "died" not in read
+    with pytest.raises(DataError, match="lacks columns that the model needs: 'pulse_01'"):
+        read_as(pd.DataFrame([row]).drop(columns="pulse_01"), schema)
+
+
 def test_dates_split_patients_by_time(tmp_path: Path) -> None:
     frame = hospital(200, 1)
     days = pd.date_range("2023-01-01", periods=200, freq="D")

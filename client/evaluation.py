@@ -260,11 +260,11 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     return content
 
 
-def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
+def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predictions]:
     """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
 
     For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
-    schema.toml and model.safetensors.
+    schema.toml and model.safetensors. groups: a feature column whose group is told of each row; empty for none.
 
     Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
     run under another schema or without a classifier.
@@ -296,7 +296,8 @@ def own_predictions(path: Path, run: Run) -> tuple[str, Predictions]:
             f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."
         )
     (scores,) = program.scores(hospital.schema, arrays, [rows])
-    return hospital.site, Predictions(rows.y, scores, rows.patient)
+    group = group_numbers(hospital.shard().test.x, hospital.schema, groups) if groups else None
+    return hospital.site, Predictions(rows.y, scores, rows.patient, group)
 
 
 def _check(call: Call[EvaluateRequest]) -> None:

@@ -76,7 +76,7 @@ def _predictions(outcome: Outcome) -> pd.DataFrame | None:
     if not left or (outcome.sites[0].simulated and not outcome.program.evaluates_own):
         return None
     told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
-    return held_out_table(outcome.program.objective(outcome.sites[0].schema), told)
+    return held_out_table(outcome.program.objective(outcome.sites[0].schema), outcome.config.split.rule, told)
 
 
 class _Logged(Progress):

@@ -86,16 +86,15 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
     said += outcome.program.notes(learned, scored=any(state.released.values()))
-    if outcome.program.stepwise and not state.stopped:
-        said += _unfinished(state.rows)
+    if not (outcome.program.draws or state.stopped):
+        said += _unfinished(state.rows, outcome.program.stepwise)
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if outcome.privacy:
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
-            "The comparison without privacy and with each hospital alone is extra training, without noise, that epsilon does not "
-            "cover."
+            "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
 
@@ -129,16 +128,17 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return said + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds."""
     for site in OVERALL:
         course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
         fall = last_fall([row["loss"] for row in course])
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
+            keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
             return [
                 f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
-                f"fell by {fall:.0%}. More `rounds` or more `training.local-steps` would probably improve it further."
+                f"fell by {fall:.0%}. More {keys} would probably improve it further."
             ]
     return []
 

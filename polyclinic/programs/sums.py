@@ -161,7 +161,12 @@ class Posterior(Sums):
         check_options(config.model, make, options, ("columns",), "posterior.options")
         with making(config):
             return posterior_sums(
-                make, Layout.of(schema), config.posterior.columns, options, config.posterior.prior, method
+                make,
+                Layout.of(schema, label_may_be_number=True),
+                config.posterior.columns,
+                options,
+                config.posterior.prior,
+                method,
             )
 
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:

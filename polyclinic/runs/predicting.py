@@ -12,7 +12,9 @@ from polyclinic.ehr.datasets.tables import read_as
 from polyclinic.ehr.encoding import Encoded, encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
+from polyclinic.ehr.sources.cells import MISSING
 from polyclinic.ehr.sources.chunks import Chunk, typed
+from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
 from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import TABLES
@@ -61,11 +63,12 @@ def check_predicts(run: Run) -> None:
 
 
 def held_out_table(
-    objective: Objective, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    objective: Objective, split: Split, sites: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 ) -> pd.DataFrame:
     """Held-out predictions by hospital as one table: ``site``, ``patient``, ``label``, ``score_CLASS`` of each class, ``split``.
 
-    Of other labels ``score_COLUMN`` of each predicted number, and of several labels ``label_NAME`` of each.
+    Of other labels ``score_COLUMN`` of each predicted number, and of several labels ``label_NAME`` of each. ``split`` is
+    "held-out", or which fold it is.
 
     sites: of each hospital patient numbers (rows,), labels as in a shard and predictions (rows, columns).
     """
@@ -76,7 +79,9 @@ def held_out_table(
         )
         for site, (patient, labels, scores) in sites.items()
     ]
-    return pd.concat(parts, ignore_index=True).assign(split="held-out")
+    return pd.concat(parts, ignore_index=True).assign(
+        split=f"fold {split.fold} of {split.folds}" if split.folds else "held-out"
+    )
 
 
 def _labels(objective: Objective, labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -115,7 +120,8 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
         raise ConfigError(f"{run.path} stopped before there was a model to judge.")
     scores = program.scores(run.schema(), arrays, rows)
     told = [(part.patient, part.y, score) for part, score in zip(rows, scores, strict=True)]
-    return held_out_table(program.objective(run.schema()), dict(zip(sites, told, strict=True))), []
+    objective = program.objective(run.schema())
+    return held_out_table(objective, config.split.rule, dict(zip(sites, told, strict=True))), []
 
 
 def withheld_sentence(withheld: list[str], sites: int) -> str:
@@ -129,5 +135,9 @@ def _encoded(table: pd.DataFrame, schema: Schema, drafted: bool, source: str) ->
         return encode(read_as(table, schema), schema, source)
     wanted = [column for column in schema.columns if column.role == "feature" or column.name in table.columns]
     # A schema has one label and, with unit "patient", its column: what the table lacks of them is not read.
-    part = schema.model_copy(update={"columns": tuple(wanted)})
-    return encode(typed(Chunk(table.reset_index(drop=True), source, 0), part), schema, source)
+    part, cells = schema.model_copy(update={"columns": tuple(wanted)}), table.reset_index(drop=True)
+    for column in wanted:
+        marks = [mark for mark in MISSING if mark not in column.categories]
+        for name in set(column.record_names) & {*cells.columns}:
+            cells[name] = cells[name].mask(cells[name].isin(marks), None)
+    return encode(typed(Chunk(cells, source, 0), part), schema, source)

@@ -2,7 +2,8 @@
 
 z = [encoded features, numeric ones scaled by public numbers, missing cells 0 | a 0/1 indicator for each feature that may be
 missing and is not one-hot | one-hot class]. F features, K classes, D numbers in all. The class is the label; where rows are
-conditioned on their hospital too, it is label times H + hospital, of H hospitals.
+conditioned on their hospital too, it is label times H + hospital, of H hospitals. A label that is a number stands last in place
+of the class, scaled as a feature; a posterior's outcome may be one, synthesizers have none.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from polyclinic.ehr.encoding import (
     feature_names,
     feature_slices,
     nullable_mask,
+    public_scale,
     public_standardiser,
     standardised_mask,
 )
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import CLASS_KINDS, Column, Schema
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.types import Bools, Floats, Ints
+from polyclinic.types import Bools, Floats, Ints, Labels
+
+#: Kinds of a label that is a number.
+_NUMBERS = ("continuous", "integer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +44,17 @@ class Layout:
     hospitals: int = 1
 
     @classmethod
-    def of(cls, schema: Schema, hospitals: int = 1) -> Layout:
+    def of(cls, schema: Schema, hospitals: int = 1, label_may_be_number: bool = False) -> Layout:
         """The layout of rows that say of which of so many ``hospitals`` they are; 0 or 1: they are of all alike.
 
-        Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, or features of missingness."""
+        Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, features of missingness, or a label
+        without classes, where it may not be a number."""
+        label = schema.label
+        if not (schema.has_classes or (label_may_be_number and label.kind in _NUMBERS)):
+            raise ConfigError(
+                f"The label {label.name!r} is of kind {label.kind!r}; what was asked for takes a label with classes "
+                f"({', '.join(CLASS_KINDS)}){', or a number' if label_may_be_number else ''}."
+            )
         for column in schema.features:
             if column.is_open:
                 raise ConfigError(
@@ -61,10 +73,15 @@ class Layout:
         """F, the encoded features."""
         return len(self.mean)
 
+    @cached_property
+    def label_scale(self) -> tuple[float, float] | None:
+        """Centre and scale of a label that is a number, in its unit; None of one with classes."""
+        return public_scale(self.schema.label) if self.schema.label.kind in _NUMBERS else None
+
     @property
     def classes(self) -> int:
-        """K, the classes."""
-        return self.schema.num_classes * self.hospitals
+        """K, the classes; 1 of a label that is a number."""
+        return 1 if self.label_scale else self.schema.num_classes * self.hospitals
 
     @property
     def width(self) -> int:
@@ -78,7 +95,7 @@ class Layout:
 
     @property
     def label(self) -> slice:
-        """The one-hot class, last."""
+        """The one-hot class, or the label's number, last."""
         return slice(self.missing.stop, self.missing.stop + self.classes)
 
     @cached_property
@@ -86,7 +103,8 @@ class Layout:
         """(D,) a name for each number."""
         features = feature_names(self.schema)
         absent = [f"{name} missing" for name, one in zip(features, self.nullable, strict=True) if one]
-        return (*features, *absent, *(f"{self.schema.label.name}={number}" for number in range(self.classes)))
+        label = self.schema.label.name
+        return (*features, *absent, *([label] if self.label_scale else (f"{label}={k}" for k in range(self.classes))))
 
     @cached_property
     def columns(self) -> tuple[tuple[Column, slice], ...]:
@@ -98,6 +116,7 @@ class Layout:
         """(D,) True for scaled numbers; the others are 0 or 1."""
         found = np.zeros(self.width, dtype=bool)
         found[: self.features] = standardised_mask(self.schema)
+        found[self.label] = self.label_scale is not None
         return found
 
     @cached_property
@@ -117,20 +136,35 @@ class Layout:
         features = self.numeric[: self.features]
         low[: self.features][features] = ((-1.0 - self.mean) / self.std)[features]
         high[: self.features][features] = ((1.0 - self.mean) / self.std)[features]
+        if self.label_scale and self.schema.label.bounds:
+            low[-1], high[-1] = (np.array(self.schema.label.bounds) - self.label_scale[0]) / self.label_scale[1]
         return low, high
 
-    def rows(self, x: Floats, y: Ints, hospital: int = 0) -> Floats:
-        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) labels, at the hospital of this number.
+    def rows(self, x: Floats, y: Labels, hospital: int = 0) -> Floats:
+        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) labels, classes or numbers in the label's unit, at the
+        hospital of this number.
 
         Raises ConfigError for a hospital that is not one of ``hospitals``.
         """
         if self.hospitals > 1 and not 0 <= hospital < self.hospitals:
             raise ConfigError(f"hospital is {hospital}; this layout has {self.hospitals} of them, from 0.")
-        classes = y * self.hospitals + (hospital if self.hospitals > 1 else 0)
         absent = np.isnan(x)
         low, high = (bound[: self.features] for bound in self.bounds)
         scaled = np.where(absent, 0.0, np.clip((x - self.mean) / self.std, low, high))
-        return np.concatenate([scaled, absent[:, self.nullable], np.eye(self.classes)[classes]], axis=1)
+        if self.label_scale:
+            centre, scale = self.label_scale
+            label = np.clip((y - centre) / scale, self.bounds[0][-1], self.bounds[1][-1])[:, None]
+        else:
+            label = np.eye(self.classes)[y * self.hospitals + (hospital if self.hospitals > 1 else 0)]
+        return np.concatenate([scaled, absent[:, self.nullable], label], axis=1)
+
+    def some_labels(self, count: int) -> Labels:
+        """(count,) labels that take turns, made up: classes, or numbers around the public centre."""
+        turns = np.arange(count)
+        if self.label_scale:
+            centre, scale = self.label_scale
+            return np.asarray(centre + scale * (turns % 3 - 1.0))
+        return np.asarray(turns % self.schema.num_classes)
 
     def labels(self, z: Floats) -> Ints:
         """(n,) class of each row: its largest."""

@@ -204,6 +204,9 @@ def _may_miss(layout: Layout, name: str) -> bool:
 
 def _scale(layout: Layout, place: int) -> dict[str, Any]:
     """A number's place in the record's own unit; 0 and 1 of what is there or not."""
+    if layout.label_scale and place == layout.label.start:
+        centre, scale = layout.label_scale
+        return {"centre": float(centre), "scale": float(scale), "unit": layout.schema.label.unit}
     for column, at in layout.columns:
         if at.start <= place < at.stop and column.kind in NUMERIC_KINDS:
             low, high = column.bounds or (0.0, float(len(column.categories) - 1))

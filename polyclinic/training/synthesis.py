@@ -137,7 +137,7 @@ class SumsTask(Judged):
         """Raises ConfigError unless made-up records have vectors of the sum's size, the same together as alone."""
         method, given = self.method, self._given
         layout, rng = method.layout, np.random.default_rng(0)
-        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), np.arange(3) % layout.schema.num_classes)
+        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), layout.some_labels(3))
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
         try:
             found = method.contributions(self._round, given, z, np.arange(3), 3)
@@ -194,7 +194,7 @@ class GameTask(Judged):
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
         game, layout = self.game, self.layout
-        classification.check(build, arrays, layout.width, engine, private)
+        classification.check(build, arrays, layout.width, engine)
         with torch.no_grad():
             outputs = load(build, arrays)(torch.zeros(1, layout.width)).shape[1]
         check_loss(game.loss, outputs)

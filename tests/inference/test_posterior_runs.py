@@ -204,7 +204,7 @@ def test_a_likelihood_of_ones_own_is_taken_by_its_name(run: Run) -> None:
         ({"synthesis.rows": 20}, "only with the task synthesis"),
         ({"synthesis.candidates": 2}, "only with the task synthesis"),
         ({"task": "classification"}, "only with the task posterior"),
-        ({"secure.aggregation": True, "secure.clip-norm": 0.5}, "a shorter one would be cut and the posterior false"),
+        ({"secure.aggregation": True, "secure.clip-norm": 0.5}, "a shorter one would be cut and the result false"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(

@@ -20,10 +20,12 @@ from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.sources.files import whole_table
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import RunResult
 from polyclinic.runs import exporting
 from polyclinic.runs.exporting import description, scorer_of
+from polyclinic.runs.predicting import predict
 
 Table = dict[str, Any]
 SCHEMA = Schema(
@@ -121,6 +123,17 @@ def test_raw_rows_are_encoded_filled_and_scored_as_by_predict(
     scores = scorer(tensors(table, description(result.folder, ".pt"))).numpy()
     assert np.allclose(scores, result.predict(table).to_numpy(), atol=1e-5)
     assert len(np.unique(scores)) > 50
+
+
+def test_a_file_with_missing_cells_is_read_as_the_frame_that_was_written(
+    trained: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    result, table = trained(), records(30, seed=5)
+    for mark in ("", "NA", "?"):
+        table.to_csv(tmp_path / "table.csv", index=False, na_rep=mark)
+        scores, labels = predict(result.folder, whole_table(tmp_path / "table.csv"))
+        assert np.allclose(scores.to_numpy(), result.predict(table).to_numpy())
+        assert labels is not None and labels.tolist() == table["died"].tolist()
 
 
 def test_torchscript_holds_it_all_and_refuses_what_the_schema_does(

@@ -114,11 +114,12 @@ def shown_to_the_hospital(result: RunResult, hospital: Path) -> dict[str, Any]:
     for file in (result.folder.config_file, result.folder.schema_file, result.folder.model_file):
         copy(file, handed)
     before = {path: path.read_bytes() for path in (hospital.parent / "home").rglob("*") if path.is_file()}
-    for extra in ((), ("--json",)):
+    for extra in (("--groups", "age"), ("--groups", "age", "--json")):
         done = CliRunner().invoke(app, ["evaluate", str(handed), "--hospital", str(hospital), *extra])
         assert done.exit_code == 0, done.output
-        if not extra:
+        if "--json" not in extra:
             assert "own eyes: nothing was sent or charged, and no epsilon covers them" in " ".join(done.output.split())
+            assert "AUROC" in done.output and "30 to 60" in done.output
     assert before == {path: path.read_bytes() for path in (hospital.parent / "home").rglob("*") if path.is_file()}
     found = dict(json.loads(done.stdout))
     assert found["hospital"] == hospital.parent.name and found["table"] is None and found["private"] is False

@@ -67,13 +67,19 @@ def evaluate(
         Path | None,
         typer.Option(help="In place of TABLE: the held-out patients of this hospital.toml.", show_default=False),
     ] = None,
+    groups: Annotated[
+        str, typer.Option(help="With --hospital: feature column by whose groups it is judged, too.", show_default=False)
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."""
     if (records is None) == (hospital is None):
         raise ConfigError("Give exactly one of TABLE and --hospital.")
+    if groups and not hospital:
+        raise ConfigError("--groups is for --hospital.")
     with loading():
         from polyclinic.evaluation.assessment import assess
+        from polyclinic.evaluation.groups import group_names
         from polyclinic.evaluation.judges import judge_of
         from polyclinic.programs import program_of
         from polyclinic.runs.folder import Run
@@ -83,18 +89,20 @@ def evaluate(
         with loading():
             from polyclinic.client.evaluation import own_predictions
 
-        site, rows = own_predictions(hospital, opened)
+        site, rows = own_predictions(hospital, opened, groups)
     else:
         assert records is not None
         rows = _of_table(opened, records)
-    by = judge_of(program_of(opened.config()).objective(opened.schema()))
-    found = assess({"": rows}, seed=0, by=by)
+    schema = opened.schema()
+    by = judge_of(program_of(opened.config()).objective(schema))
+    found = assess({"": rows}, 0, groups, group_names(schema, groups) if groups else (), by)
     if found["undefined"]:
         raise PolyclinicError(f"There is nothing to judge: {found['undefined']}.")
     metrics, patients = found["pooled"], len(set(rows.patient.tolist()))
     value: dict[str, Any] = {
         "run": str(opened.path), "table": None if hospital else str(records), "hospital": site, "rows": len(rows.labels),
         "patients": patients, "private": False, "metrics": metrics, "calibration": found["calibration"],
+        "groups": found["groups"],
     }  # fmt: skip
     shown = [(by.titles[name], interval(row)) for name, row in metrics.items()]
     if by.has_classes and rows.scores.shape[1] == 2:
@@ -105,7 +113,12 @@ def evaluate(
         if patients == len(rows.labels)
         else f"{len(rows.labels):,} rows of {patients:,} patients"
     )
-    answer(as_json, value, table(("metric", whose), shown, words=("metric",)))
+    tables = [table(("metric", whose), shown, words=("metric",))]
+    if told := found["groups"]:
+        judged = [(name, row["metrics"]) for name, row in told["groups"].items() if row["metrics"]]
+        lines = [(name, *(interval(row[key]) for key in by.of_groups)) for name, row in judged]
+        tables.append(table((groups, *(by.titles[key] for key in by.of_groups)), lines))
+    answer(as_json, value, *tables)
     if not as_json:
         say(
             f"These figures are for {site}'s own eyes: nothing was sent or charged, and no epsilon covers them if they leave."

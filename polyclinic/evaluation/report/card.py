@@ -134,6 +134,7 @@ def _metrics(told: Mapping[str, Any], evaluation: Summary) -> list[Block]:
                 [name, *(_estimate(column[key]) for column in columns)] for key, name in titles(told["summary"]).items()
             ],
         },
+        "By hospital:",
         _table("Hospital", evaluation["sites"], told["summary"]),
     ]
     if groups := part(evaluation, "groups"):

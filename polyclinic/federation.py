@@ -204,7 +204,7 @@ class RunResult:
         return self.folder.model()
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label may be left out.
+        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label is not read.
 
         They are probabilities of classes, or what else the run's objective predicts, in the label's unit.
 
@@ -315,7 +315,7 @@ class Federation:
     @classmethod
     def from_tables(
         cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", time: str = "", steps: int = 0,
-        **options: Any,
+        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
     ) -> Federation:  # fmt: skip
         """A federation of hospitals' own tables, one for each, for a simulation.
 
@@ -326,6 +326,8 @@ class Federation:
             patient: Column that names the patient, the unit of privacy; without it each row is one.
             time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become a
                 sequence.
+            leave_out: Columns that are no features, such as those written after the outcome.
+            missing: Texts that stand for a missing cell, in columns of any kind, beside the usual ones.
             options: Configuration keys.
 
         Raises:
@@ -348,21 +350,17 @@ class Federation:
         given: dict[str, Any] = {"frames": hold(frames)} if frames else {
             "files": [absolute(f"{name}={place}") for name, place in tables.items()]
         }  # fmt: skip
-        return cls._of_tables({**given, "label": label, "patient": patient, "time": time, "steps": steps}, options)
+        given |= {"label": label, "patient": patient, "time": time, "steps": steps}
+        return cls._of_tables({**given, "leave_out": list(leave_out), "missing": list(missing)}, options)
 
     @classmethod
     def from_frame(
-        cls,
-        table: pd.DataFrame,
-        site: str,
-        label: str,
-        patient: str = "",
-        time: str = "",
-        steps: int = 0,
-        **options: Any,
-    ) -> Federation:
+        cls, table: pd.DataFrame, site: str, label: str, patient: str = "", time: str = "", steps: int = 0,
+        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
+    ) -> Federation:  # fmt: skip
         """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
         given = {"site": site, "label": label, "patient": patient, "time": time, "steps": steps}
+        given |= {"leave_out": list(leave_out), "missing": list(missing)}
         return cls._of_tables({"frames": hold({"all": table}), **given}, options)
 
     @classmethod
@@ -416,8 +414,7 @@ class Federation:
         if changeable(config):
             _forget()
         check_names(config)
-        if config.privacy.dp:
-            config = with_delta(config)
+        config = with_delta(config)
         program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
@@ -525,7 +522,7 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
 
     check(runs, checked)
     # By its delta, too, a run that finished is recognised.
-    settled = [replace(run, config=with_delta(run.config)) if run.config.privacy.dp else run for run in runs]
+    settled = [replace(run, config=with_delta(run.config)) for run in runs]
     return sweep(settled, _execute, jobs, watch)
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polyclinic.config import put_aside
-from polyclinic.ehr.datasets import OWN_SPLIT
+from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
@@ -94,8 +94,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
-            "The comparison without privacy and with each hospital alone is extra training, without noise, that epsilon does not "
-            "cover."
+            "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
     return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
 

@@ -8,14 +8,13 @@ Only for simulations: these are extra trainings on the same patients, which no b
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyclinic.config import RunConfig
-from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import PolyclinicError
 from polyclinic.evaluation.judges import TITLES, judge_of
@@ -28,7 +27,6 @@ from polyclinic.server.progress import Progress
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training.converged import fit, scale_of
 from polyclinic.training.preparation import standardised
-from polyclinic.training.task import Task
 
 METHODS = ("moments", "independent")
 # What a method of synthesis shares with the game: the patients, and the terms of privacy.
@@ -38,6 +36,10 @@ _SHARED = (
     "privacy.statistics-share", "synthesis.rows",
 )  # fmt: skip
 GridFor = Callable[[RunConfig], LocalGrid]
+#: By site, and ``pooled``, its metrics.
+Metrics = dict[str, dict[str, float | None]]
+#: Of hospitals' names: the metrics of one model of all their patients.
+Measure = Callable[[Sequence[str]], Metrics]
 
 
 def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Progress | None = None) -> dict[str, Any]:
@@ -48,28 +50,12 @@ def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Prog
     repeated without privacy, and with each hospital alone.
     """
     watcher, names, config = progress or Progress(), [site.name for site in sites], run.config()
-    task = program_of(config).converging_task(sites[0].schema)
-    alone: dict[str, Any] = {}
-    if task is None:
-        config = config.changed({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
-        watcher.doing(f"comparison: 1 of {len(names) + 1}, all hospitals without DP")
-        without = _metrics(config.changed({"privacy.dp": False}), grid_for)
-        single = config.changed(
-            {"participation.min-sites": 1, "participation.sites": 0, "participation.min-separation": 1}
-        )
-    else:
-        simulation = run.simulation("compare a simulation")
-        rows = {name: simulation.rows(name) for name in names}
-        watcher.doing(f"comparison: 1 of {len(names) + 1}, all patients without DP")
-        without = _fitted(config, task, sites[0].schema, rows)
+    measure = _by_fitting(run, config, sites) or _by_repeating(config, grid_for)
+    watcher.doing(f"comparison: 1 of {len(names) + 1}, all patients without DP")
+    without, alone = measure(names), {}
     for number, name in enumerate(names, start=2):
         watcher.doing(f"comparison: {number} of {len(names) + 1}, {name} alone")
-        found = (
-            _metrics(single, grid_for, name)
-            if task is None
-            else _fitted(config, task, sites[0].schema, {name: rows[name]})
-        )
-        alone[name] = found.get(name, {})
+        alone[name] = measure([name]).get(name, {})
     return {
         "without_dp": {
             "pooled": without.get("pooled", {}),
@@ -77,6 +63,42 @@ def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Prog
         },
         "alone": {"sites": alone},
     }
+
+
+def _by_repeating(config: RunConfig, grid_for: GridFor) -> Measure:
+    """The run again: without privacy of several hospitals, as it was of one alone."""
+    config = config.changed({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
+    single = {"participation.min-sites": 1, "participation.sites": 0, "participation.min-separation": 1}
+
+    def measure(names: Sequence[str]) -> Metrics:
+        if len(names) > 1:
+            return _metrics(config.changed({"privacy.dp": False}), grid_for)
+        return _metrics(config.changed(single), grid_for, names[0])
+
+    return measure
+
+
+def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure | None:
+    """The run's model fitted to the patients of the hospitals until it converges; None where the program cannot."""
+    schema, program = sites[0].schema, program_of(config)
+    task = program.converging_task(schema)
+    if task is None:
+        return None
+    simulation = run.simulation("compare a simulation")
+    rows = {site.name: simulation.rows(site.name) for site in sites}
+    judge = judge_of(program.objective(schema))
+
+    def measure(names: Sequence[str]) -> Metrics:
+        train = Rows.joined([rows[name][0] for name in names])
+        scale = scale_of(train)
+        model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
+        held_out = [standardised(rows[name][1], scale) for name in names]
+        labels, scores = [part.y for part in held_out], program.scores(schema, model, held_out)
+        pairs = dict(zip(names, zip(labels, scores, strict=True), strict=True))
+        pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)
+        return {name: _shown(judge.exact(*pair)) for name, pair in pairs.items()}
+
+    return measure
 
 
 def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = None) -> dict[str, dict[str, Any]]:
@@ -96,33 +118,13 @@ def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = Non
     return found
 
 
-def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> dict[str, dict[str, float | None]]:
+def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> Metrics:
     """By site the metrics after the last round of a training of all hospitals, or of ``only`` one."""
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home, grid_for(config) as grid:
         state = federate(
             grid, config, "comparison", Places(Path(home)), choose=lambda site: only in ("", site.name)
         ).state
     return {row["site"]: _shown(row) for row in state.newest_rows()}
-
-
-def _fitted(
-    config: RunConfig, task: Task, schema: Schema, sites: Mapping[str, tuple[Rows, Rows]]
-) -> dict[str, dict[str, float | None]]:
-    """By site and ``pooled`` the metrics of one model fitted to the training patients of all ``sites``, on those held out.
-
-    sites: training and held-out rows by name.
-    """
-    program = program_of(config)
-    judge = judge_of(program.objective(schema))
-    train = Rows.joined([train for train, _ in sites.values()])
-    scale = scale_of(train)
-    model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
-    held_out = [standardised(test, scale) for _, test in sites.values()]
-    scores = program.scores(schema, model, held_out)
-    labels = [rows.y for rows in held_out]
-    pairs = dict(zip(sites, zip(labels, scores, strict=True), strict=True))
-    pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)
-    return {name: _shown(judge.exact(*pair)) for name, pair in pairs.items()}
 
 
 def _shown(metrics: Mapping[str, float | None]) -> dict[str, float | None]:

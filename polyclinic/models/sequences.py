@@ -32,8 +32,8 @@ class Unrolled(nn.Module):
         paths = [(column, at) for column, at in feature_slices(schema) if column.kind == "trajectory"]
         if not paths:
             raise ConfigError(
-                f"A model of sequences needs a column of kind 'trajectory', and the schema {schema.name!r} has none; a table of "
-                "visits becomes trajectories by the dataset option steps, or take another model, as mlp."
+                f"A model of sequences needs a column of kind 'trajectory', and the schema {schema.name!r} has none; give "
+                "the tables' visits by --time and --steps, or take another model, as mlp."
             )
         self.steps, self.channels = max(column.steps for column, _ in paths), len(paths)
         # Behind the features stand a 0 and a 1, for what is always so.

@@ -39,7 +39,7 @@ class Scorer(nn.Module):
             places in the column's categories with -1 where missing, of columns with categories; of a code_set (rows, codes) 0/1.
 
     Returns:
-        (rows, columns) float32 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
+        (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
         schema does not allow has NaN.
     """
 
@@ -63,7 +63,7 @@ class Scorer(nn.Module):
         x = (x - self.mean) / self.std
         x = torch.where(x.isnan(), 0.0, x)  # the mean, as in training
         scores = self.predictions(self.model(x.to(next(self.model.parameters()).dtype)))
-        return torch.where(allowed[:, None], scores, torch.nan).float()
+        return torch.where(allowed[:, None], scores, torch.nan).double()
 
     def _filled(self, x: Tensor) -> Tensor:
         if self.imputation == "constant":

@@ -14,7 +14,6 @@ from polyclinic.ehr.split import held_out_per_training
 from polyclinic.evaluation.intervals import repeated
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
-from polyclinic.runs.summary import Metrics
 from polyclinic.sweeps.carrying import Outcome
 from polyclinic.sweeps.plan import Planned, Value
 
@@ -94,9 +93,9 @@ def measured(run: Run) -> dict[str, dict[str, float]]:
     summary = run.summary()
     judged = summary.evaluation or {}
     estimates = {POOLED: judged.get(POOLED) or {}, **(judged.get("sites") or {})}
-    found = {}
+    found, names = {}, set(summary.metrics.pooled.model_dump()) - {"released"}
     for site, row in {POOLED: summary.metrics.pooled, **summary.metrics.sites}.items():
-        exact = row.model_dump(include=set(Metrics.model_fields) - {"released"}, exclude_none=True)
+        exact = row.model_dump(include=names, exclude_none=True)
         values = {name: estimate["value"] for name, estimate in estimates.get(site, {}).items()} | exact
         found[site] = {name: float(value) for name, value in values.items() if value is not None}
     return found

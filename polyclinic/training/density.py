@@ -41,7 +41,7 @@ class DensityTask(Judged):
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
-        classification.check(build, arrays, self.recipe.layout.width, engine, private)
+        classification.check(build, arrays, self.recipe.layout.width, engine)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.types import Arrays, Builder
 
+# What computes several steps at once, of which no patient's gradient can be told, and what to take instead.
+_HIDING: dict[type[nn.Module], str] = {
+    nn.GRU: "opacus.layers.DPGRU", nn.LSTM: "opacus.layers.DPLSTM", nn.RNN: "opacus.layers.DPRNN",
+    nn.MultiheadAttention: "polyclinic.models.sequences.Attention",
+}  # fmt: skip
 _ROW_BY_ROW = {nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm}
 
 
@@ -149,11 +154,10 @@ def check_module(module: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm)
         or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)
     ]  # fmt: skip
-    hidden = [type(part).__name__ for part in module.modules() if isinstance(part, nn.GRU | nn.LSTM)]
+    hidden = [kind for part in module.modules() for kind in _HIDING if isinstance(part, kind)]
     if problems and hidden and not tracking:
         raise ConfigError(
-            f"The model has nn.{hidden[0]}, whose steps hide each patient's gradient; use opacus.layers.DP{hidden[0]} in its "
-            "place."
+            f"The model has nn.{hidden[0].__name__}, which hides each patient's gradient; use {_HIDING[hidden[0]]} in its place."
         )
     if problems or tracking:
         found = ", ".join(tracking) or str(problems[0]).splitlines()[0]

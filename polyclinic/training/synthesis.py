@@ -194,7 +194,7 @@ class GameTask(Judged):
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
         game, layout = self.game, self.layout
-        classification.check(build, arrays, layout.width, engine, private)
+        classification.check(build, arrays, layout.width, engine)
         with torch.no_grad():
             outputs = load(build, arrays)(torch.zeros(1, layout.width)).shape[1]
         check_loss(game.loss, outputs)

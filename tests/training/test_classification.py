@@ -316,6 +316,11 @@ def test_models_that_keep_patients_apart_pass(build: Callable[[], nn.Module]) ->
     classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
 
 
+def test_attention_is_refused_with_its_replacement() -> None:
+    with pytest.raises(ConfigError, match="has nn.MultiheadAttention.*use polyclinic.models.sequences.Attention"):
+        modules.check_module(nn.TransformerEncoderLayer(4, 2, 8))
+
+
 @pytest.mark.parametrize("unit", [nn.GRU, nn.LSTM])
 def test_recurrent_units_are_refused_with_their_replacement(unit: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match=f"has nn.{unit.__name__}.*use opacus.layers.DP{unit.__name__} in its place"):

@@ -76,6 +76,14 @@ def test_codes_for_missing_lie_far_from_every_number(cells: list[float], codes: 
     assert columns["x"].nullable == bool(codes) and ("read as a code for missing" in notes) == bool(codes)
 
 
+def test_words_for_what_was_not_measured_are_missing() -> None:
+    columns, records, notes = drafted(
+        ["not done", "unknown", *[row + 0.25 for row in range(46, 0, -1)]] + ["not done"] * 12
+    )
+    assert columns["x"].kind == "continuous" and records["x"].isna().sum() == 14
+    assert "14 cells of column 'x' are no numbers, and count as missing." in notes and "not done" not in notes
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6
@@ -180,7 +188,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "more cells than the header"),
         (
             lambda: Federation.from_tables(frames, "dead", "mrm"),
-            "--label names 'dead', which is no column of the tables.",
+            "--label names 'dead', which is no column of the tables. Did you mean 'died'? --patient names",
         ),
         (lambda: Federation.from_tables(frames, "dead", "mrm"), "--patient names 'mrm'"),
         (
@@ -277,6 +285,7 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     frame["hour of death"] = np.where(frame["died"] == 1, 5.5 + np.arange(120) % 9, np.nan)
     notes = " ".join(tables(frames=hold({"a": frame}), label="died").notes)
     assert "Alone, each of 'discharge', 'hour of death' tells the label" in notes and "creatinine' tells" not in notes
+    Federation.from_tables({"a": frame}, "died", leave_out=["discharge", "hour of death"], missing=["m"])
     without = tables(frames=hold({"a": frame}), label="died", leave_out=["discharge", "hour of death"])
     assert "tells the label" not in " ".join(without.notes)
     assert [column.name for column in without.schema.features] == ["age", "creatinine", "sex"]

@@ -32,7 +32,13 @@ from polyclinic.ehr.split import Split
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
-from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites, with_delta
+from polyclinic.runs.simulation import (
+    SimulatedDataset,
+    SimulatedRecords,
+    read_imputer,
+    simulated_delta,
+    simulated_sites,
+)
 from polyclinic.training.preparation import check_imputation, imputed
 from polyclinic.wire.messages import AskRequest, Request, site_home
 
@@ -248,7 +254,7 @@ def simulation_policy(config: RunConfig) -> Policy:
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,), allowed_objectives=(config.objective,),
         allowed_strategies=(config.strategy,),
-        budget=config.privacy.epsilon if config.privacy.dp else None, delta=with_delta(config).privacy.delta,
+        budget=config.privacy.epsilon if config.privacy.dp else None, delta=simulated_delta(config),
         allow_without_privacy=not config.privacy.dp,
         patients_elsewhere=config.privacy.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
         most_parameters=None, release_metrics=config.evaluation.metrics == "exact",

@@ -270,3 +270,9 @@ def test_groups_are_categories_or_quarters_of_public_bounds() -> None:
     for name in ("note", "died", "sx"):
         with pytest.raises(ConfigError, match=f"'evaluation.groups' has the value '{name}'"):
             group_names(schema, name)
+
+
+def test_a_slope_that_no_regression_has_is_undefined() -> None:
+    chance, labels = np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1])
+    for scores in (np.stack([1 - chance, chance], 1), np.full((4, 2), 0.5)):  # told apart without error; all alike
+        assert np.isnan(by_name(weighted_metrics(labels, scores, np.ones((1, 4)))[0])["calibration_slope"])

@@ -10,6 +10,7 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
+from polyclinic.ehr.sources.drafting import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 CANARY = "canary-4711"
@@ -423,3 +424,26 @@ def test_a_patient_in_two_spellings_is_one_unit() -> None:
     assert dataset.patients == 83 and "2 values of 'mrn' are another's in other spelling" in " ".join(dataset.notes)
     without = tables(frames=hold({"a": pd.concat([frame.drop(columns="mrn")] * 2)}), label="died")
     assert "90 rows are copies of others" in " ".join(without.notes)
+
+
+@pytest.mark.parametrize("cells", [1, 4])
+@pytest.mark.parametrize("name", ["mrn", "age", "creatinine", "sex", "weight", "icd", "died"])
+def test_no_note_schema_draft_or_error_quotes_a_rare_cell(tmp_path: Path, name: str, cells: int) -> None:
+    frame = (
+        hospital(120, 1)
+        .astype(object)
+        .assign(weight=lambda t: [f"{50 + row % 40} kg" for row in range(120)], icd="I10;E11")
+    )
+    frame.loc[: cells - 1, name] = [f"{CANARY}-{row} kg" for row in range(cells)]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for read in (
+        lambda: tables(frames=hold({"a": frame}), label="died"),
+        lambda: draft_schema(tmp_path / "a.csv", label="died"),
+        lambda: draft_schema(tmp_path / "a.csv", label="died", look=True),
+    ):
+        try:
+            found = str(read())
+        except DataError as error:
+            found = str(error)
+            assert name == "died"
+        assert CANARY not in found

@@ -204,7 +204,7 @@ class RunResult:
         return self.folder.model()
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label may be left out.
+        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label is not read.
 
         They are probabilities of classes, or what else the run's objective predicts, in the label's unit.
 

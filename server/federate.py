@@ -327,7 +327,7 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
             spent = "the numbers of patients were" if config.asks_statistics else "nothing was"
             raise ConfigError(f"{error} Of the hospitals' budgets {spent} spent.") from None
     state.arrays = program.first(schema, state.classes)
-    state.learning_rate = config.training.learning_rate or _learning_rate(config, state)
+    state.learning_rate = config.training.learning_rate or _learning_rate(program, state, schema)
     if program.stepwise and program.tells_rate and not config.secure.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
     state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
@@ -335,15 +335,18 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     return state
 
 
-def _learning_rate(config: RunConfig, state: RunState) -> float:
-    """The largest that the noise allows a mean round's hospitals."""
+def _learning_rate(program: Program, state: RunState, schema: Schema) -> float:
+    """The largest that the noise and the objective allow a mean round's hospitals."""
+    config, longest = program.config, program.objective(schema).longest_step if program.judged else math.inf
     sites = len(state.public_patients)
     cohort = cohort_size(config, sites)
     patients = sum(state.public_patients.values()) * cohort / max(sites, 1)
     steps, settings = config.rounds * config.training.local_steps, train_settings(config, state.noise_multiplier)
     if config.secure.shared_noise:  # all hospitals have one noise, and the server the momentum
-        return usual_rate(replace(settings, momentum=config.options.get("server_momentum", 0.0)), steps, patients)
-    return usual_rate(settings, steps, patients, cohort)
+        return usual_rate(
+            replace(settings, momentum=config.options.get("server_momentum", 0.0)), steps, patients, longest=longest
+        )
+    return usual_rate(settings, steps, patients, cohort, longest)
 
 
 def _returned(sites: Sequence[Site], state: RunState, absent: Mapping[str, str]) -> list[Site]:

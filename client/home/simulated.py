@@ -91,7 +91,8 @@ def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Dat
         name=schema.name, title=f"{schema.name}, hospitals of one's own", description="Hospitals that were given for this run.",
         schema=schema.model_copy(update={"columns": columns}), licence="yours", citation="yours", rows=len(records),
         patients=records[schema.patient_id.name].nunique() if schema.patient_id else len(records), default_sites=len(sites),
-        default_partitioner="natural", load=records.copy, available=lambda: True, natural_sites=tuple(sites), notes=tuple(notes),
+        default_partitioner="natural", load=lambda: records.copy(), available=lambda: True, natural_sites=tuple(sites),
+        notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ _CLASSES = {
     "brier": "Brier score",
     "calibration_error": "Calibration error",
     "calibration_in_the_large": "Calibration in the large",
+    "calibration_slope": "Calibration slope",
 }
 _RANKS = {"kappa": "Weighted kappa", "rank_error": "Mean error of the rank"}
 _NUMBERS = {

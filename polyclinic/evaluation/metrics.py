@@ -21,7 +21,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float64).eps)
 SUM_TOLERANCE = 1e-3  # rows come from a float32 softmax, sometimes in half precision
 METRICS = (
     "auroc", "auprc", "accuracy", "f1", "sensitivity", "specificity", "sensitivity_at_90", "loss", "brier",
-    "calibration_error", "calibration_in_the_large",
+    "calibration_error", "calibration_in_the_large", "calibration_slope",
 )  # fmt: skip
 #: The metrics that hospitals' replies carry, of training and of evaluation; others are a strategy's own.
 REPLIED = frozenset({
@@ -29,6 +29,7 @@ REPLIED = frozenset({
     "held-out-patients", "n",
 })  # fmt: skip
 SPECIFICITY = 0.9
+_SLOPE_STEPS, _SETTLED = 8, 1e-4
 BINS = 10
 
 
@@ -125,6 +126,8 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
     threshold whose specificity is at least 0.9; these last three for K = 2 only.
     calibration_error: expected calibration error, over 10 bins of equal width (Naeini et al. 2015); calibration_in_the_
     large: mean probability less share; both of class 1 for K = 2, else of the likeliest class (Guo et al. 2017).
+    calibration_slope: of a logistic regression of whether it came about on the probability's logit (Cox 1958); 1 is true, below 1
+    probabilities are too extreme.
     """
     classes, total = scores.shape[1], weights.sum(axis=1)
     guessed, one_hot = scores.argmax(axis=1), labels[:, None] == np.arange(classes)
@@ -149,8 +152,32 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
         "brier": weights @ brier / total,
         "calibration_error": np.abs(off).sum(axis=1) / total,
         "calibration_in_the_large": off.sum(axis=1) / total,
+        "calibration_slope": _slope(chance, event, weights),
     }
     return np.stack([found[name] for name in METRICS], axis=1)
+
+
+def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
+    """(B,) slopes of weighted logistic regressions on (n,) logits, by Newton's method; NaN where it does not settle."""
+    bounded = chance.clip(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
+    logit = np.log(bounded / (1 - bounded))
+    middle, spread = float(logit.mean()), float(logit.std())
+    if not spread > 0:
+        return np.full(len(weights), np.nan)
+    z = (logit - middle) / spread
+    powers = np.stack([np.ones_like(z), z, z**2], axis=1)
+    wanted = weights @ (event[:, None] * powers[:, :2])
+    level, slope = np.full(len(weights), middle), np.full(len(weights), spread)
+    with np.errstate(all="ignore"):
+        for _ in range(_SLOPE_STEPS):
+            guess = 1 / (1 + np.exp(-(level[:, None] + slope[:, None] * z)))
+            short = wanted - (weights * guess) @ powers[:, :2]
+            one, tilt, square = ((weights * guess * (1 - guess)) @ powers).T
+            determinant = one * square - tilt**2
+            step = (one * short[:, 1] - tilt * short[:, 0]) / determinant
+            level = level + (square * short[:, 0] - tilt * short[:, 1]) / determinant
+            slope = slope + step
+        return np.where(np.abs(step) < _SETTLED * (1 + np.abs(slope)), slope / spread, np.nan)
 
 
 def judged(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:

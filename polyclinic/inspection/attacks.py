@@ -16,9 +16,9 @@ import numpy as np
 from torch import nn
 
 from polyclinic.config import train_settings
-from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
+from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
@@ -35,6 +35,7 @@ from polyclinic.runs.summary import Summary
 from polyclinic.server.calibration import calibrate
 from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.shadows import train_shadows
+from polyclinic.training.synthesis import SumsTask
 from polyclinic.training.task import SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays
 
@@ -197,6 +198,10 @@ def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
     elif target.program.config.secure.shared_noise:
         why = "the noise is in the sum of all hospitals, which shadow models of this kind do not have"
         target.leave_out("LiRA", why)
+    elif isinstance(target.task, SumsTask):
+        target.leave_out(
+            "LiRA", "the server makes the model of hospitals' sums, which shadow models of this kind do not"
+        )
     else:
         target.doing(f"membership by {shadows} shadow models")
         scores, inside = _lira(target, shadows)
@@ -265,7 +270,7 @@ def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
 def _gradients(target: Target) -> dict[str, Any] | None:
     """Steps at the model that the run began with; a run without noise is shown what that of its epsilon would do."""
     layer, arrays = gradients.first_layer(target.build()), target.program.first(target.schema)
-    if target.task.name != "classification" or layer is None:
+    if target.task.name != "classification" or isinstance(target.task, SumsTask) or layer is None:
         why = "it needs steps of gradients, and a model whose first layer is linear with a bias"
         target.leave_out("gradient inversion", why)
         return None

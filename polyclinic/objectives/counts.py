@@ -25,6 +25,7 @@ class Poisson(Objective):
 
     name: ClassVar[str] = "poisson"
     predicts: ClassVar[Predicted] = "counts"
+    longest_step: ClassVar[float] = 2.0  # as of a squared loss
 
     def check(self) -> None:
         low, _ = self.number().bounds or (0.0, 0.0)

@@ -7,6 +7,7 @@ the loss of a row is, and what the outputs predict, in the label's unit. How goo
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -36,6 +37,8 @@ class Objective(ABC):
 
     name: ClassVar[str]
     predicts: ClassVar[Predicted]
+    #: The longest step that a run takes where no learning rate is given, with what momentum adds to it (``usual_rate``).
+    longest_step: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         self.check()

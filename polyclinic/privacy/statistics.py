@@ -27,7 +27,7 @@ _SMALLEST_STD = 1e-3
 _LEAST_SIGNAL = 10.0
 # The interval holds between the first two shares of the patients, in between so many standard deviations of noise less than all,
 # and so many standard deviations of its own noise more.
-_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 45.0, 2.5
+_LEAST_SHARE, _MOST_SHARE, _ROOM, _SURE = 0.6, 0.98, 45.0, 2.0
 # A bin with more than the first share of the patients is of one value where the bins beside it have less than the second.
 _ONE_VALUE, _SPREADS = 0.4, 0.1
 # Values outside of it count as far as they are so many standard deviations above the noise, and at most for so many times more.
@@ -104,8 +104,8 @@ def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Fl
     observed = np.full(d, patient_count(total, nullable))
     observed[nullable] -= total[1 : 1 + k]
     columns = zip(total[1 + k :].reshape(d, BINS), observed, strict=True)
-    found = np.array([_usual_values(counts, patients, noise) for counts, patients in columns]).reshape(d, 2)
-    return found[:, 0], found[:, 1]
+    mean, std = np.array([_usual_values(counts, patients, noise) for counts, patients in columns]).reshape(d, 2).T
+    return mean, std
 
 
 def _usual_values(counts: Floats, patients: float, noise: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,13 +14,16 @@ from polyclinic.programs.building import Model
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.sums import Sums
 from polyclinic.training import classification
-from polyclinic.training.logistic.newton import Newton, NewtonTask, Table
+from polyclinic.training.logistic.newton import LEAST_ROUNDS, Newton, NewtonTask, Table
 from polyclinic.training.synthesis import ROUND, SUM
 from polyclinic.training.task import Task
 from polyclinic.types import Arrays, Builder
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from polyclinic.training.auditing.fixed import Fixed
+    from polyclinic.training.auditing.subject import Claim
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,20 @@ class NewtonSteps(Sums):
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Raises ConfigError where a secure sum would cut sums short."""
         self.check_length(self.method(schema).size(1, {}), noise_multiplier, fewest)
+
+    def subject(self, claim: Claim) -> Fixed:
+        return replace(super().subject(claim), counts=lambda shard: self.patient_sums(shard.schema).exact(shard))
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        scale = {
+            "measured": "by counts of all hospitals' patients in bins, or by the schema where it has a centre and a spread",
+            "public": "by the schema's centres and spreads, or its bounds",
+            "none": "by nothing",
+        }[self.config.data.standardise]
+        told = [f"Numeric features are scaled {scale}."]
+        if self.config.training.recalibrate and self.config.rounds > LEAST_ROUNDS:
+            told.append("The last round recalibrated the risks: it shifted and stretched all logits.")
+        return told
 
     @property
     def lets_join(self) -> bool:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic.config import RunConfig
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.ehr.datasets import OWN_SPLIT, Dataset, load_shards
+from polyclinic.ehr.datasets import Dataset, load_shards
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.shard import Rows, Shard
-from polyclinic.ehr.split import Split
+from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, dealer_named
 from polyclinic.privacy.accounting import usual_delta

@@ -17,17 +17,20 @@ _WITHOUT_NOISE = 0.2
 _ADAPTIVE = {"adam": 0.1, "adamw": 0.1, "rmsprop": 0.03}
 
 
-def usual_rate(settings: TrainSettings, steps: int = 1, patients: float = 1.0, sites: int = 1) -> float:
+def usual_rate(
+    settings: TrainSettings, steps: int = 1, patients: float = 1.0, sites: int = 1, longest: float = math.inf
+) -> float:
     """The learning rate at which noise carries a parameter of the mean model by 0.35 over all ``steps``.
 
     It is at most 0.7 / max_grad_norm. patients: of all ``sites`` of a round. Each adds noise of noise_multiplier *
     max_grad_norm to a batch's sum, which sample_rate * patients divides in the mean, and momentum repeats every step
     1 / (1 - momentum) times. Without privacy it is 0.2. Optimizers that scale gradients by themselves have a rate of their
-    own: 0.1, and 0.03 for RMSprop.
+    own: 0.1, and 0.03 for RMSprop. longest: of a step that momentum repeats, rate / (1 - momentum), over the clipping norm.
     """
     if settings.optimizer != "sgd":
         return _ADAPTIVE[settings.optimizer]
     if settings.noise_multiplier is None:
         return _WITHOUT_NOISE
     noise = settings.noise_multiplier * math.sqrt(sites * steps) / (settings.sample_rate * patients)
-    return min(_LONGEST_STEP, _MOST_DRIFT * (1 - settings.momentum) / noise) / settings.max_grad_norm
+    rate = min(_LONGEST_STEP, _MOST_DRIFT * (1 - settings.momentum) / noise, longest * (1 - settings.momentum))
+    return rate / settings.max_grad_norm

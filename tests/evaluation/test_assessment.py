@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import (
     average_precision_score,
     brier_score_loss,
@@ -75,6 +76,10 @@ def test_two_classes_agree_with_scikit_learn_also_when_rows_are_weighted(seed: i
             "loss": log_loss(y, scores.clip(1e-15, 1), **given_weight),
             "calibration_in_the_large": np.average(chance, weights=weight) - np.average(y, weights=weight),
         }
+        logit = np.log(chance.clip(1e-9, 1 - 1e-9) / (1 - chance).clip(1e-9, 1))[:, None]
+        regression = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(logit, y, sample_weight=weight)
+        if seed < 2:  # otherwise some chances are 0 and 1, which is taken otherwise
+            assert found["calibration_slope"] == pytest.approx(regression.coef_[0, 0], rel=1e-3)
         for name, value in known.items():
             assert found[name] == pytest.approx(value, abs=1e-6), name
 
@@ -265,3 +270,9 @@ def test_groups_are_categories_or_quarters_of_public_bounds() -> None:
     for name in ("note", "died", "sx"):
         with pytest.raises(ConfigError, match=f"'evaluation.groups' has the value '{name}'"):
             group_names(schema, name)
+
+
+def test_a_slope_that_no_regression_has_is_undefined() -> None:
+    chance, labels = np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1])
+    for scores in (np.stack([1 - chance, chance], 1), np.full((4, 2), 0.5)):  # told apart without error; all alike
+        assert np.isnan(by_name(weighted_metrics(labels, scores, np.ones((1, 4)))[0])["calibration_slope"])

@@ -110,12 +110,12 @@ def test_outputs_that_cannot_be_trained_are_refused_before_anything_is_charged(
 
 def test_probabilities_in_place_of_logits_are_warned_of(quick: Quick, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="polyclinic.programs.supervised"):
-        quick(model=f"{HERE}:Net", model_options={"shape": "softmax"}, rounds=1)
+        quick(model=f"{HERE}:Net", model_options={"shape": "softmax"}, rounds=1, privacy={"dp": False})
         assert [record.getMessage().partition(", as of")[0] for record in caplog.records] == [
             f"The model '{HERE}:Net' gives probabilities"
         ]
         caplog.clear()
-        quick(model=f"{HERE}:Net", rounds=1)
+        quick(model=f"{HERE}:Net", rounds=1, privacy={"dp": False})
         assert not caplog.records
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic import sweeps
-from polyclinic.cli.terminal import number, significant, table, unless_withheld
+from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.judges import headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
@@ -325,6 +325,18 @@ def posterior_table(posterior: dict[str, Any]) -> Table:
         figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
         table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
     return table
+
+
+def calibration_sentence(summary: dict[str, Any]) -> str:
+    """How true the predicted risks are, with 95 % intervals; empty where that is not known."""
+    pooled = (summary.get("evaluation") or {}).get("pooled") or {}
+    off, slope = (pooled.get(f"calibration_{name}") or {} for name in ("in_the_large", "slope"))
+    if off.get("value") is None or slope.get("value") is None:
+        return ""
+    return (
+        f"Calibration: predicted less observed {interval(off)}, 0 is true; slope {interval(slope, 2)}, 1 is true and below 1 "
+        "predictions are too extreme."
+    )
 
 
 def privacy_sentence(summary: dict[str, Any]) -> str:

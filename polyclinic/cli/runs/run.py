@@ -157,11 +157,13 @@ def run(
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.runs.live import posterior_table, privacy_sentence, result_table
+    from polyclinic.cli.runs.live import calibration_sentence, posterior_table, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
     if (posterior := summary.get("posterior")) and posterior["finished"]:
         screen.print(posterior_table(posterior))
+    if calibration := calibration_sentence(summary):
+        screen.print(calibration)
     screen.print(privacy_sentence(summary))
     drops = summary["dropouts"]
     for drop in drops[:_MOST_DROPOUTS]:

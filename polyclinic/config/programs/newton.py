@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyclinic.config.programs.kinds import Kind
-
-if TYPE_CHECKING:
-    from polyclinic.config.run import RunConfig
 
 # A round is one sum over all patients of a logistic model.
 _FIXED: dict[str, Any] = {
@@ -23,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_newton(config: RunConfig) -> None:
+def check_newton(config: Any) -> None:
     """Raises ValueError for keys that a round of one sum has no place for."""
     for key, wanted in _FIXED.items():
         if config.value(key) != wanted:

@@ -216,7 +216,7 @@ def _dataset(
         name=title, title=f"{title}, tables of one's own", description="Tables that were given for this run.", schema=schema,
         licence="yours", citation="yours", patients=records[roles.patient].nunique() if roles.patient else len(records),
         rows=len(records), default_sites=len(hospitals) or 4, default_partitioner="natural" if hospitals else "iid",
-        load=records.copy, available=lambda: True, natural_sites=hospitals,
+        load=lambda: records.copy(), available=lambda: True, natural_sites=hospitals,
         notes=(*head, *notes, *lost, *spelt, *draft.all_notes),
     )  # fmt: skip
 

@@ -172,6 +172,8 @@ figures of this very model.</p>
 below in 95 of 100 such samples. {% endif %}{% if "calibration_in_the_large" in metrics %}<strong>Calibration in the
 large</strong>: {% if predicts_numbers %}mean prediction less the mean that came about; above 0, the
 label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %}{% endif %}
+{% if "calibration_slope" in metrics %}<strong>Calibration slope</strong>: 1 is true; below 1, high predictions are too high and
+low ones too low.{% endif %}
 <strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
 alone.</p>
 {% if groups %}

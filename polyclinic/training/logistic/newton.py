@@ -28,6 +28,8 @@ from polyclinic.types import Arrays, Builder, Floats, Ints
 
 #: With more features only variances are asked for, since the noise in all products would hide them.
 MOST_CORRELATED = 300
+#: So many rounds come before one that recalibrates.
+LEAST_ROUNDS = 2
 #: Variance of all logits together under the prior of the coefficients of standardised features.
 PRIOR_VARIANCE = 2.0
 # Shares of the squared length of a patient's first vector: products with the outcome, means, products of features.
@@ -78,7 +80,7 @@ class Newton:
         if "basis" not in state:
             return {}
         asked = {name: state[name] for name in ("basis", "weights", "radius")}
-        if self.recalibrates and round == self.rounds >= 3:
+        if self.recalibrates and round == self.rounds > LEAST_ROUNDS:
             asked |= {name: state[name] for name in ("centre", "spread")}
         return asked
 

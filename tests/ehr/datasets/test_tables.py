@@ -10,6 +10,7 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
+from polyclinic.ehr.sources.drafting import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 CANARY = "canary-4711"
@@ -74,6 +75,14 @@ def test_codes_for_missing_lie_far_from_every_number(cells: list[float], codes: 
     read = set(records["x"].dropna().astype(float))
     assert not codes & read and set(map(float, cells)) - codes <= read
     assert columns["x"].nullable == bool(codes) and ("read as a code for missing" in notes) == bool(codes)
+
+
+def test_words_for_what_was_not_measured_are_missing() -> None:
+    columns, records, notes = drafted(
+        ["not done", "unknown", *[row + 0.25 for row in range(46, 0, -1)]] + ["not done"] * 12
+    )
+    assert columns["x"].kind == "continuous" and records["x"].isna().sum() == 14
+    assert "14 cells of column 'x' are no numbers, and count as missing." in notes and "not done" not in notes
 
 
 def test_cells_beyond_a_limit_get_a_flag() -> None:
@@ -415,3 +424,26 @@ def test_a_patient_in_two_spellings_is_one_unit() -> None:
     assert dataset.patients == 83 and "2 values of 'mrn' are another's in other spelling" in " ".join(dataset.notes)
     without = tables(frames=hold({"a": pd.concat([frame.drop(columns="mrn")] * 2)}), label="died")
     assert "90 rows are copies of others" in " ".join(without.notes)
+
+
+@pytest.mark.parametrize("cells", [1, 4])
+@pytest.mark.parametrize("name", ["mrn", "age", "creatinine", "sex", "weight", "icd", "died"])
+def test_no_note_schema_draft_or_error_quotes_a_rare_cell(tmp_path: Path, name: str, cells: int) -> None:
+    frame = (
+        hospital(120, 1)
+        .astype(object)
+        .assign(weight=lambda t: [f"{50 + row % 40} kg" for row in range(120)], icd="I10;E11")
+    )
+    frame.loc[: cells - 1, name] = [f"{CANARY}-{row} kg" for row in range(cells)]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for read in (
+        lambda: tables(frames=hold({"a": frame}), label="died"),
+        lambda: draft_schema(tmp_path / "a.csv", label="died"),
+        lambda: draft_schema(tmp_path / "a.csv", label="died", look=True),
+    ):
+        try:
+            found = str(read())
+        except DataError as error:
+            found = str(error)
+            assert name == "died"
+        assert CANARY not in found

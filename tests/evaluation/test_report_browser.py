@@ -40,7 +40,7 @@ def test_the_report_renders_sorts_by_keyboard_and_asks_for_nothing(
 
     tab.open(render_report(write_run(change=change)).as_uri())
     images = tab.value("[...document.images].map(image => image.naturalWidth)")
-    assert len(images) == 6 and all(width > 100 for width in images)
+    assert len(images) == 8 and all(width > 100 for width in images)
     assert tab.value("document.querySelector('table.sortable').tHead.querySelectorAll('button').length") == 8
     tab.value("document.querySelector('table.sortable').tHead.querySelectorAll('button')[1].focus()")
     tab.press("Tab")

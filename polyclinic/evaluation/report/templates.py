@@ -5,11 +5,11 @@ from __future__ import annotations
 BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 #: What stands for a figure, by its name without its number.
 ALT = {
-    "rounds": f"The first metric on held-out patients {BY_ROUND}",
+    "rounds": f"The main metric (AUROC of classes) on held-out patients {BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
     "loss": f"Loss on held-out patients {BY_ROUND}",
     "epsilon": f"Epsilon spent {BY_ROUND}",
-    "sites": "The first metric at each hospital with 95 % intervals; the numbers are in summary.json.",
+    "sites": "The main metric (AUROC of classes) at each hospital with 95 % intervals; the numbers are in summary.json.",
     "roc": "ROC curve: sensitivity over one less specificity; the numbers are in summary.json.",
     "pr": "Precision over sensitivity; the numbers are in summary.json.",
     "calibration": "Calibration curve: share that came about by predicted probability; the numbers are in summary.json.",

@@ -204,7 +204,7 @@ class RunResult:
         return self.folder.model()
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label may be left out.
+        """(rows, columns) predictions of raw rows with the columns of the run's schema; the label is not read.
 
         They are probabilities of classes, or what else the run's objective predicts, in the label's unit.
 
@@ -414,8 +414,7 @@ class Federation:
         if changeable(config):
             _forget()
         check_names(config)
-        if config.privacy.dp:
-            config = with_delta(config)
+        config = with_delta(config)
         program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
@@ -523,7 +522,7 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
 
     check(runs, checked)
     # By its delta, too, a run that finished is recognised.
-    settled = [replace(run, config=with_delta(run.config)) if run.config.privacy.dp else run for run in runs]
+    settled = [replace(run, config=with_delta(run.config)) for run in runs]
     return sweep(settled, _execute, jobs, watch)
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polyclinic.config import put_aside
-from polyclinic.ehr.datasets import OWN_SPLIT
+from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.evaluation.judges import predicts_numbers
 from polyclinic.plugins import dataset_of

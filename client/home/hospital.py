@@ -23,19 +23,25 @@ from polyclinic.client.home.own_files import LEDGER, make_private, own_file
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.client.home.records import check_files, own_records
 from polyclinic.config import RunConfig
-from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, divided, split_shard
+from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, shard_of
 from polyclinic.ehr.sources import Chunk
-from polyclinic.ehr.split import Split
+from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
-from polyclinic.runs.simulation import SimulatedDataset, SimulatedRecords, read_imputer, simulated_sites, with_delta
+from polyclinic.runs.simulation import (
+    SimulatedDataset,
+    SimulatedRecords,
+    read_imputer,
+    simulated_delta,
+    simulated_sites,
+)
 from polyclinic.training.preparation import check_imputation, imputed
 from polyclinic.wire.messages import AskRequest, Request, site_home
 
+_shard_of = lru_cache(maxsize=2)(shard_of)
 _typed_here = ContextVar("_typed_here", default=False)
 
 
@@ -82,15 +88,6 @@ class OwnRecords:
         schema = _real_schema(self.folder / described.schema_, self.indicators)
         chunks = _logged(own_records(described, self.folder, schema), described.site)
         return check_chunks(chunks, schema, described.data), schema, described.site, described.data
-
-
-@lru_cache(maxsize=2)
-def _shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Split) -> Shard:
-    """The hospital's own split may be refused. Whether a side that a run chose is empty, or lacks a class, must not be heard."""
-    test_rows = checked.test_rows(split, source)
-    if split == OWN_SPLIT:
-        return split_shard(checked, schema, site, source, test_rows)
-    return divided(checked, schema, site, test_rows)
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,7 @@ def simulation_policy(config: RunConfig) -> Policy:
     return Policy(
         allowed_tasks=(config.task, "statistics"), allowed_models=(config.model,), allowed_objectives=(config.objective,),
         allowed_strategies=(config.strategy,),
-        budget=config.privacy.epsilon if config.privacy.dp else None, delta=with_delta(config).privacy.delta,
+        budget=config.privacy.epsilon if config.privacy.dp else None, delta=simulated_delta(config),
         allow_without_privacy=not config.privacy.dp,
         patients_elsewhere=config.privacy.overlap - 1, smallest_shard=1, smallest_noise_multiplier=0, most_local_steps=None,
         most_parameters=None, release_metrics=config.evaluation.metrics == "exact",

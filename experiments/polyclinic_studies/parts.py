@@ -14,6 +14,7 @@ from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.experiments import Say
 from polyclinic.federation import Federation, RunResult
 from polyclinic.files import write_file
+from polyclinic.runs.simulation import with_delta
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
 
@@ -54,7 +55,7 @@ class Parts:
         the part's name.
         """
         place = self.folder / "runs" / plain_name(name)
-        config = RunConfig.build({**options, "out": str(place)})
+        config = with_delta(RunConfig.build({**options, "out": str(place)}))  # as its folder has it
         wanted = _deciding(config)
         for folder in sorted(place.glob("*/")):
             try:

@@ -23,7 +23,7 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import Chunk, typed
-from polyclinic.ehr.split import Split
+from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints, Labels
 
@@ -218,12 +218,23 @@ def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[
 
 
 def read_shard(
-    chunks: Iterable[Chunk], schema: Schema, site: str, source: str | None = None, test_fraction: float = 0.25
+    chunks: Iterable[Chunk], schema: Schema, site: str, source: str | None = None, split: Split = OWN_SPLIT
 ) -> Shard:
-    """``build_shard`` of records that come in chunks. Raises DataError as it does."""
-    _check_fraction(test_fraction)
+    """``shard_of`` records that come in chunks. Raises DataError also for records that the schema does not allow."""
     source = site if source is None else source
-    return _split_by_patient(check_chunks(chunks, schema, source), schema, site, source, test_fraction)
+    return shard_of(check_chunks(chunks, schema, source), schema, site, source, split)
+
+
+def shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Split = OWN_SPLIT) -> Shard:
+    """A hospital's shard of records that were checked before, as the split divides its patients.
+
+    Raises DataError as ``split_shard`` for the hospital's own split, and for no other: whether a side that a run chose is empty,
+    or lacks a class, must not be heard. Raises ConfigError where the records lack the split's column.
+    """
+    test_rows = checked.test_rows(split, source)
+    if split == OWN_SPLIT:
+        return split_shard(checked, schema, site, source, test_rows)
+    return divided(checked, schema, site, test_rows)
 
 
 def build_shard(

@@ -122,6 +122,10 @@ class Split:
         return np.asarray(self.positions(ids) < self.fraction)
 
 
+#: The split of all runs that ask for no other.
+OWN_SPLIT = Split()
+
+
 def held_out_per_training(splits: Sequence[Split]) -> float:
     """Held-out patients for each training patient, on average, of runs that hold out other patients; 0 of runs with one split."""
     share = splits[0].share

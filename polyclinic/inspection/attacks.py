@@ -16,9 +16,9 @@ import numpy as np
 from torch import nn
 
 from polyclinic.config import train_settings
-from polyclinic.ehr.datasets import OWN_SPLIT
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
+from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity

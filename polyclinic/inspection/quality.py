@@ -63,7 +63,8 @@ def judge_at_home(
     if schema.columns != synthesizer.layout.schema.columns:
         raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {run.path}.")
     doing("reading the hospital's records")
-    shard = read_shard(own_records(described, home, schema), schema, described.site, source=described.data)
+    split = run.config().split.rule
+    shard = read_shard(own_records(described, home, schema), schema, described.site, described.data, split)
     found = _judged(synthesizer, schema, [shard], full, seed, doing)
     whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
     write_outputs(

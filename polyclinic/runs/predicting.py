@@ -24,17 +24,20 @@ from polyclinic.runs.simulation import read_imputer
 from polyclinic.training.preparation import filled, standardised
 
 
-def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.DataFrame, np.ndarray | None]:
+def predict(
+    run: Run, table: pd.DataFrame, source: str = "table", labelled: bool = False
+) -> tuple[pd.DataFrame, np.ndarray | None]:
     """The model's predictions for the rows of a table, and the rows' own labels.
 
     Args:
         run: A finished run of a task that trains a model of a label.
-        table: Raw rows with the columns of the run's schema; the label and identifiers may be left out.
+        table: Raw rows with the columns of the run's schema; identifiers may be left out.
         source: What errors call the table.
+        labelled: Whether to read the labels, too; then no row may lack one.
 
     Returns:
         A frame with the table's index and a column for each number that the run's objective predicts: the probability of each
-        class, or a number in the label's unit; and the labels as in a shard, None where the table lacks one.
+        class, or a number in the label's unit; and the labels as in a shard, None where none was read or the table lacks one.
 
     Raises:
         ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
@@ -42,6 +45,8 @@ def predict(run: Run, table: pd.DataFrame, source: str = "table") -> tuple[pd.Da
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
+    if not labelled:
+        table = table.drop(columns=[label.name for label in schema.labels], errors="ignore")
     encoded = _encoded(table, schema, config.dataset == TABLES, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)

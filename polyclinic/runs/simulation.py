@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic.config import RunConfig
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.ehr.datasets import OWN_SPLIT, Dataset, load_shards
+from polyclinic.ehr.datasets import Dataset, load_shards
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.shard import Rows, Shard
-from polyclinic.ehr.split import Split
+from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, dealer_named
 from polyclinic.privacy.accounting import usual_delta
@@ -148,17 +148,22 @@ def _written(path: str) -> int:
         return 0
 
 
-def with_delta(config: RunConfig) -> RunConfig:
-    """The configuration of a simulation with a delta: its own, or ``usual_delta`` of all its patients where it names none.
+def simulated_delta(config: RunConfig) -> float:
+    """The delta of a simulation: its own, or ``usual_delta`` of all its patients where it names none.
 
     They are all patients of the dataset, held out or not, so that every split has the same delta; where
     ``privacy.patients-per-site`` is public, so many at each hospital, which makes delta a function of public numbers. Else
     the number of patients counts as public.
     """
     if config.privacy.delta:
-        return config
+        return config.privacy.delta
     public, shards = config.privacy.patients_per_site, simulated_shards(config)
-    return config.changed({"privacy.delta": usual_delta(sum(public or shard.patients for shard in shards))})
+    return usual_delta(sum(public or shard.patients for shard in shards))
+
+
+def with_delta(config: RunConfig) -> RunConfig:
+    """The configuration of a simulation with the delta that it has; as it is without privacy."""
+    return config.changed({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
 
 
 def check_simulation(config: RunConfig) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from polyclinic import Federation
-from polyclinic.ehr.datasets import Dataset
+from polyclinic.ehr.datasets import Dataset, builtin
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Column, Schema
@@ -131,7 +132,7 @@ def test_a_file_with_missing_cells_is_read_as_the_frame_that_was_written(
     result, table = trained(), records(30, seed=5)
     for mark in ("", "NA", "?"):
         table.to_csv(tmp_path / "table.csv", index=False, na_rep=mark)
-        scores, labels = predict(result.folder, whole_table(tmp_path / "table.csv"))
+        scores, labels = predict(result.folder, whole_table(tmp_path / "table.csv"), labelled=True)
         assert np.allclose(scores.to_numpy(), result.predict(table).to_numpy())
         assert labels is not None and labels.tolist() == table["died"].tolist()
 
@@ -217,6 +218,26 @@ def test_sequences_and_embeddings_are_traced_for_any_number_of_rows(
     loaded = torch.jit.load(str(result.export(tmp_path / "model.pt")))
     given = tensors(table, description(result.folder, ".pt"))
     assert np.allclose(loaded(given).numpy(), result.predict(table).to_numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "label, options",
+    [("age", {"objective": "huber"}), ("consciousness", {"objective": "ordinal"}),
+     ("age, died", {"objective_options": "edges=[50, 60, 70, 80]"})],
+)  # fmt: skip
+def test_every_objectives_predictions_are_exported_and_kept(tmp_path: Path, label: str, options: Any) -> None:
+    federation = Federation.from_dataset("icu", out=str(tmp_path), sites=3, data={"label": label}, **options)
+    result, table = federation.run(rounds=1, pictures=False), builtin()["icu"].generate
+    assert table is not None
+    rows = table(2, 40, 5)
+    loaded = torch.jit.load(str(result.export(tmp_path / "model.pt")))
+    predicted, given = result.predict(rows), tensors(rows, description(result.folder, ".pt"))
+    assert np.allclose(loaded(given).numpy(), predicted.to_numpy(), atol=1e-5)
+    told = result.predictions
+    assert [name for name in told if name.startswith("score_")] == [f"score_{name}" for name in predicted]
+    assert result.plot("sites", Figure().subplots()).get_title(loc="left")
+    assert "## Limits" in result.folder.card_file.read_text()
 
 
 @pytest.mark.slow

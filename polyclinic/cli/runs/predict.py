@@ -137,7 +137,7 @@ def _of_table(run: Run, records: Path) -> Predictions:
     from polyclinic.runs.predicting import predict as probabilities
 
     cells, schema = whole_table(records), run.schema()
-    scores, classes = probabilities(run, cells, str(records))
+    scores, classes = probabilities(run, cells, str(records), labelled=True)
     if classes is None:
         raise DataError(
             f"{records}: the label column {schema.labels[0].name!r} is missing; `polyclinic predict` needs none."

@@ -13,14 +13,12 @@ import numpy as np
 from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
 from polyclinic.ehr.shard import Checked, Shard, check_records, divided, split_shard
-from polyclinic.ehr.split import Split
+from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools
 
-__all__ = ["BUILT_IN", "OWN_SPLIT", "Dataset", "builtin", "hash_split", "load_shards"]
+__all__ = ["BUILT_IN", "Dataset", "builtin", "hash_split", "load_shards"]
 
-#: The split of all runs that ask for no other.
-OWN_SPLIT = Split()
 #: Where each dataset that comes with Polyclinic is, by name; loaded when it is asked for.
 BUILT_IN = {
     name: f"polyclinic.ehr.datasets.{place}"

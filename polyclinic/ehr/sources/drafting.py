@@ -62,6 +62,7 @@ _DATED = re.compile(r"date|datum|\bdob\b|birthday", re.IGNORECASE)
 _MOST_CELLS = 0.9
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
+_MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
 _MOST_CATEGORIES = 20
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
@@ -375,7 +376,10 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     read = _read(cells, hospitals, commas)
     values, is_given = read.values, cells != ""
     words, given = cells[is_given & values.isna()], int(is_given.sum())
-    if values.count() < _MOST_CELLS * given or words.nunique() > _MOST_WORDS:
+    measured = (
+        values.nunique() > _MOST_CATEGORIES and words.nunique() <= _MOST_MARKS
+    )  # "not done" among laboratory values
+    if values.count() < (0.5 if measured else _MOST_CELLS) * given or words.nunique() > _MOST_WORDS:
         return False
     notes: list[str] = []
     beyond = read.beyond

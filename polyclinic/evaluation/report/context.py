@@ -30,8 +30,8 @@ from polyclinic.evaluation.privacy_text import (
 MOST_ROWS = 60
 FEW_ROWS = 10
 COMPARISONS = {
-    "without_dp": ("Without privacy", "one model of all hospitals' patients, fitted without noise."),
-    "alone": ("Trained alone", "each hospital's own model, fitted to its own patients only, without noise."),
+    "without_dp": ("Without privacy", "one model of all hospitals' patients, without noise."),
+    "alone": ("Trained alone", "each hospital's own model, of its own patients only."),
 }
 
 

@@ -76,6 +76,14 @@ def test_codes_for_missing_lie_far_from_every_number(cells: list[float], codes: 
     assert columns["x"].nullable == bool(codes) and ("read as a code for missing" in notes) == bool(codes)
 
 
+def test_words_for_what_was_not_measured_are_missing() -> None:
+    columns, records, notes = drafted(
+        ["not done", "unknown", *[row + 0.25 for row in range(46, 0, -1)]] + ["not done"] * 12
+    )
+    assert columns["x"].kind == "continuous" and records["x"].isna().sum() == 14
+    assert "14 cells of column 'x' are no numbers, and count as missing." in notes and "not done" not in notes
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6

@@ -92,12 +92,10 @@ def test_rows_of_errors_count_over_the_file_and_not_the_chunk(schema: Schema, tm
     assert "canary" not in str(caught.value)
 
 
-def test_no_rows_and_a_share_that_is_none_are_refused(schema: Schema, tmp_path: Path) -> None:
+def test_no_rows_are_refused(schema: Schema, tmp_path: Path) -> None:
     _table(5, 0).iloc[:0].to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(DataError, match="there are no records"):
         read_shard(file_chunks(tmp_path / "a.csv", schema), schema, "north")
-    with pytest.raises(ConfigError, match="test_fraction"):
-        read_shard([], schema, "north", test_fraction=1.0)
 
 
 def test_a_source_of_another_package_is_found_by_its_name(

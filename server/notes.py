@@ -145,8 +145,8 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
         if stepwise and (best := best_before(losses)) is not None:
             return [
                 f"The loss of held-out patients was lower before the run ended: {losses[best]:.3f} after round "
-                f"{course[best]['round']}, {losses[-1]:.3f} at the end. A smaller `training.learning-rate`, or fewer `rounds`, would "
-                "probably give a better one."
+                f"{course[best]['round']}, {losses[-1]:.3f} at the end. A smaller `training.learning-rate`, or fewer `rounds`, "
+                "would probably give a better one."
             ]
         fall = last_fall(losses)
         if fall:

@@ -175,9 +175,8 @@ def _estimate(row: Summary | None) -> str:
 def _limits(told: Mapping[str, Any], evaluation: Summary) -> list[str]:
     """What is measured, or was not, and what the run itself noted."""
     found = ["It was judged at the hospitals that trained it: how it does elsewhere, or later, was not measured."]
-    if evaluation and not evaluation.get("undefined"):
-        if not evaluation["groups"]:
-            found.append("No groups of patients were judged apart (key evaluation.groups).")
+    if evaluation and not evaluation.get("undefined") and not evaluation["groups"]:
+        found.append("No groups of patients were judged apart (key evaluation.groups).")
     if told["dropouts"]:
         found.append(f"{several(sorted({row['site'] for row in told['dropouts']}))} missed rounds of the training.")
     return [*found, *told["notes"]]

@@ -248,7 +248,16 @@ def test_each_hospital_has_its_own_decimal_mark() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("no", "yes"), ("alive", "dead"), ("FALSE", "TRUE"), ("N", "Y"), ("0.0", "1.0"), ("nein", "ja"), ("N", "J"), (False, True)],
+    [
+        ("no", "yes"),
+        ("alive", "dead"),
+        ("FALSE", "TRUE"),
+        ("N", "Y"),
+        ("0.0", "1.0"),
+        ("nein", "ja"),
+        ("N", "J"),
+        (False, True),
+    ],
 )
 def test_a_label_in_words_is_the_same_label(words: tuple[object, object]) -> None:
     frames = {name: hospital(80, seed, name) for seed, name in enumerate("ab")}

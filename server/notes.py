@@ -9,6 +9,7 @@ from typing import Any
 from polyclinic.config import put_aside
 from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import several
+from polyclinic.evaluation.judges import predicts_numbers
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.privacy.noise import warning
@@ -20,11 +21,17 @@ from polyclinic.server.federate import Outcome
 
 _MOST_UNCHANGED = 5
 _STILL_FALLING = 0.02  # share of the loss
+_RISEN = 0.05  # the same
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
 
-def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None) -> list[str]:
+def notes(
+    outcome: Outcome,
+    unchanged: Sequence[Mapping[str, Any]],
+    comparison: Mapping[str, Any] | None,
+    evaluation: Mapping[str, Any] | None,
+) -> list[str]:
     """What a reader must know beside the numbers."""
     said = []
     state = outcome.state
@@ -88,6 +95,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     said += outcome.program.notes(learned, scored=any(state.released.values()))
     if not (outcome.program.draws or state.stopped):
         said += _unfinished(state.rows, outcome.program.stepwise)
+    said += _miscalibrated(outcome, evaluation)
     if state.stopped:
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if outcome.privacy:
@@ -129,10 +137,18 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
 
 
 def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
-    """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds."""
+    """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds, or had
+    been lower before."""
     for site in OVERALL:
         course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
-        fall = last_fall([row["loss"] for row in course])
+        losses = [row["loss"] for row in course]
+        if stepwise and (best := best_before(losses)) is not None:
+            return [
+                f"The loss of held-out patients was lower before the run ended: {losses[best]:.3f} after round "
+                f"{course[best]['round']}, {losses[-1]:.3f} at the end. A smaller `training.learning-rate`, or fewer `rounds`, "
+                "would probably give a better one."
+            ]
+        fall = last_fall(losses)
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
             keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
@@ -141,6 +157,43 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
                 f"fell by {fall:.0%}. More {keys} would probably improve it further."
             ]
     return []
+
+
+def best_before(losses: Sequence[float]) -> int | None:
+    """The place of the lowest of ``losses``, where the mean of the last quarter, two at least, is more than 5 % above it.
+
+    Returns None elsewhere, and for fewer than four losses.
+
+    >>> best_before([0.5, 0.25, 0.4, 0.375]), best_before([0.5, 0.4, 0.3, 0.3]), best_before([0.2, 0.3, 0.4])
+    (1, None, None)
+    """
+    span = max(2, len(losses) // 4)
+    if len(losses) < 2 * span or fmean(losses[-span:]) <= (1 + _RISEN) * min(losses):
+        return None
+    best = losses.index(min(losses))
+    return best if best < len(losses) - span else None
+
+
+def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where predictions are surely too high or too low on average, by the interval of all hospitals together."""
+    if not evaluation or evaluation["undefined"]:
+        return []
+    off = evaluation["pooled"].get("calibration_in_the_large", {})
+    if off.get("low") is None or off["low"] <= 0 <= off["high"]:
+        return []
+    objective, config = outcome.program.objective(outcome.sites[0].schema), outcome.config
+    numbers = predicts_numbers({"objective": {"predicts": objective.predicts}})
+    least, most = sorted(abs(off[end]) for end in ("low", "high"))
+    newton = (
+        outcome.privacy and objective.name == "classification" and objective.has_classes and config.model == "logistic"
+        and config.strategy == "fedavg" and config.training.optimizer != "newton"
+    )  # fmt: skip
+    return [
+        f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f} too "
+        f"{'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
+        f"{'prediction' if numbers else 'probability'}."
+        + (" `training.optimizer=newton` does so within the same budget." if newton else "")
+    ]
 
 
 def last_fall(losses: Sequence[float]) -> float:

@@ -36,6 +36,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     unchanged, flow = _unchanged(outcome, statement), dataset_of(config).flow if simulated else None
     objective = outcome.program.objective(site.schema) if outcome.program.judged else None
     by = judge_of(objective) if objective else CLASSES
+    evaluation = _evaluation(outcome, by) if outcome.program.judged else None
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
@@ -49,7 +50,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             },
         },
         "objective": _objective(objective, by) if objective else None,
-        "evaluation": _evaluation(outcome, by) if outcome.program.judged else None,
+        "evaluation": evaluation,
         "private_metrics": _private_metrics(outcome),
         "privacy": {
             "epsilon": _composed(outcome, charged, spent) if private and spent else None,
@@ -68,7 +69,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "strategy_metrics": state.strategy_metrics,
         "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.secure.shared_noise,
-        "statement": statement, "notes": notes(outcome, unchanged, comparison) + tracker_note(run_dir),
+        "statement": statement, "notes": notes(outcome, unchanged, comparison, evaluation) + tracker_note(run_dir),
     }  # fmt: skip
 
 

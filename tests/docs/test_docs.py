@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,9 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
         (folder / "mymodels.py").write_text(blocks(page, "python")[0][1])
     if page.endswith("start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
+        tables = [sys.executable, "-c", blocks("docs/datasets/own.md", "python")[0][1]]
+        assert subprocess.run(tables, cwd=folder, env=environment).returncode == 0
+        shutil.copy(folder / "hospitals" / "west.csv", folder / "new-patients.csv")
     if page == "docs/flower.md":
         app_folder("own_loop", folder).rename(folder / "my-app")
     if page.endswith("method-developer.md"):

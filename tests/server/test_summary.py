@@ -11,7 +11,7 @@ from polyclinic.federation import RunResult
 from polyclinic.privacy.accounting.risk import worst
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import risk_of
-from polyclinic.server.notes import last_fall
+from polyclinic.server.notes import best_before, last_fall
 from tests.privacy.ledger.test_ledger_terms import ran
 
 CYCLIC = {"training.batching": "cyclic", "rounds": 4, "training.local-steps": 4}
@@ -115,6 +115,33 @@ def entry_in(event: dict[str, Any]) -> str:
 )
 def test_a_fall_of_the_loss_in_the_last_rounds(losses: list[float], fall: float) -> None:
     assert last_fall(losses) == pytest.approx(fall)
+
+
+@pytest.mark.parametrize(
+    ("losses", "place"),
+    [
+        ([0.5, 0.3, 0.4, 0.4, 0.38], 1),
+        ([0.5, 0.3, 0.31, 0.3, 0.31], None),  # by less than 5 %
+        ([0.5, 0.4, 0.3, 0.35], None),  # among the last ones
+        ([0.3, 0.5, 0.5], None),  # too few
+    ],
+)
+def test_where_the_loss_was_lower_before(losses: list[float], place: int | None) -> None:
+    assert best_before(losses) == place
+
+
+def test_a_run_says_that_its_risks_are_too_low_and_that_its_loss_was_lower_before(
+    quick: Callable[..., RunResult],
+) -> None:
+    rare = {"dataset": "icu", "rounds": 8, "privacy.epsilon": 3.0, "training.learning-rate": 0.5}
+    run = quick(**rare)
+    off = run.summary["evaluation"]["pooled"]["calibration_in_the_large"]
+    [note] = [note for note in run.summary["notes"] if "on average" in note]
+    assert off["high"] < 0 and f"{-off['value']:.3f} too low" in note and "`training.optimizer=newton`" in note
+    assert any("was lower before the run ended" in note for note in run.summary["notes"])
+    newton = {"training.optimizer": "newton", "training.local-steps": 1}
+    true = quick(**{"dataset": "icu", "rounds": 8, "privacy.epsilon": 3.0} | newton).summary["notes"]
+    assert not any("on average" in note for note in true)
 
 
 def test_a_run_that_ended_too_early_says_so_and_what_to_change(quick: Callable[..., RunResult]) -> None:

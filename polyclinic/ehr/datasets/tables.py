@@ -28,7 +28,7 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
-from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, usual_site
+from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, substance_of, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.ehr.sources.visits import unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
@@ -228,9 +228,10 @@ def _visits(visits: tuple[str, int], roles: Roles, names: Sequence[str]) -> tupl
         return "", 0
     own = time if time in names else usual_name(names, [time])
     if not own or not roles.patient or not 2 <= steps <= _MOST_STEPS:
+        hint = "" if own else nearest(time, names)
         raise ConfigError(
             f"Visits become sequences by --time, the column of their time, --steps from 2 to {_MOST_STEPS}, and --patient; given "
-            f"are {time!r}, {steps} and {roles.patient!r}.{nearest(time, names)}"
+            f"are {time!r}, {steps} and {roles.patient!r}.{hint}"
         )
     return own, steps
 
@@ -320,7 +321,7 @@ def _within(numbers: Numbers, column: Column) -> pd.Series:
     low, high = column.bounds or (-np.inf, np.inf)
     for unit in set(numbers.units) - {"", column.unit.lower()} if column.unit else ():
         try:
-            factor, offset = conversion(unit, column.unit)
+            factor, offset = conversion(unit, column.unit, substance_of(column.name))
         except ConfigError as error:
             raise DataError(f"Column {column.name!r}: {error}") from None
         here = numbers.units == unit

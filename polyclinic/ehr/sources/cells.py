@@ -36,7 +36,7 @@ _CODE = re.compile(r"[A-Za-z0-9][\w.\-/*+]{0,14}")
 CODES = frozenset(sign * int("9" * digits) for digits in range(1, 7) for sign in (-1, 1))
 NO = frozenset(("0", "no", "n", "false", "alive", "survived", "nein", "non", "negative", "neg", "absent"))
 YES = frozenset(
-    ("1", "yes", "y", "true", "dead", "died", "deceased", "expired", "ja", "oui", "positive", "pos", "present")
+    ("1", "yes", "y", "true", "dead", "died", "deceased", "expired", "ja", "j", "oui", "positive", "pos", "present")
 )
 
 

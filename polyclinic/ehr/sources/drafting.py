@@ -156,7 +156,7 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
             draft.leave_out(name, "asked for")
         elif name == roles.label:
             if not _add_number_label(draft, name, cells[name], hospitals, decimals.get(name, {})):
-                _add_label(draft, name, cells[name])
+                _add_label(draft, name, cells[name], hospitals)
         elif name == roles.patient:
             patients = one_identifier(cells[name])
             if merged := cells[name].nunique() - patients.nunique():
@@ -289,7 +289,7 @@ def _add_number_label(
     return True
 
 
-def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
+def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
     if (truth := yes_or_no(cells)) is not None and truth.nunique() > 1:
         if set(cells.unique()) - {"0", "1"}:
             draft.notes.append(
@@ -314,7 +314,20 @@ def _add_label(draft: Draft, name: str, cells: pd.Series) -> None:
     categories = sorted(counts.index)
     if len(categories) == 2:
         draft.notes.append(f"The event of the label {name!r} is its second category, {categories[1]!r}.")
+    else:
+        draft.notes.append(f"The label {name!r} has {len(categories)} categories, each a class of its own.")
+    if apart := _with_own_words(values, hospitals):
+        draft.notes.append(
+            f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
+            "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."
+        )
     draft.add(values, name=name, kind="categorical", categories=categories, role="label")
+
+
+def _with_own_words(values: pd.Series, hospitals: pd.Series) -> list[str]:
+    """The hospitals none of whose values another hospital has."""
+    shared = hospitals.groupby(values).nunique() > 1
+    return sorted(str(hospital) for hospital, own in values.groupby(hospitals) if not shared[own.unique()].any())
 
 
 def _add_categories(draft: Draft, name: str, cells: pd.Series) -> None:
@@ -399,7 +412,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""))
         return True
     draft.notes += notes
-    substance = _substance(name) if unit else ""
+    substance = substance_of(name) if unit else ""
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
     if (limited := int(beyond.sum())) >= FEWEST_ROWS:
@@ -458,7 +471,7 @@ def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
     if counts.empty:
         return ""
     main = str(counts.index[0])
-    substance = _substance(name)
+    substance = substance_of(name)
     for other in map(str, counts.index[1:]):
         try:
             factor, offset = conversion(other, main, substance)
@@ -472,7 +485,7 @@ def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
     return known_unit(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
 
 
-def _substance(name: str) -> str:
+def substance_of(name: str) -> str:
     """The substance of molar mass that the column's name names, or ""."""
     return next((known for known in SUBSTANCES if plain_name(known) in plain_name(name)), "")
 

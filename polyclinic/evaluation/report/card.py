@@ -12,7 +12,7 @@ from typing import Any
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import several
-from polyclinic.evaluation.formats import Summary, count, delta, finite, part, percent, span
+from polyclinic.evaluation.formats import Summary, count, delta, part, percent, span
 from polyclinic.evaluation.judges import groups_shown, titles
 from polyclinic.runs.folder import Run
 
@@ -175,17 +175,8 @@ def _estimate(row: Summary | None) -> str:
 def _limits(told: Mapping[str, Any], evaluation: Summary) -> list[str]:
     """What is measured, or was not, and what the run itself noted."""
     found = ["It was judged at the hospitals that trained it: how it does elsewhere, or later, was not measured."]
-    if evaluation and not evaluation.get("undefined"):
-        off = evaluation["pooled"].get("calibration_in_the_large", {})
-        low, high = finite(off.get("low")), finite(off.get("high"))
-        if low is not None and high is not None and not low <= 0 <= high:
-            whose, what = ("predictions", "prediction") if told["predicts_numbers"] else ("risks", "probability")
-            found.append(
-                f"Its {whose} are on average {abs(off['value']):.3f} too {'high' if off['value'] > 0 else 'low'}: recalibrate it "
-                f"before anybody acts on a {what}."
-            )
-        if not evaluation["groups"]:
-            found.append("No groups of patients were judged apart (key evaluation.groups).")
+    if evaluation and not evaluation.get("undefined") and not evaluation["groups"]:
+        found.append("No groups of patients were judged apart (key evaluation.groups).")
     if told["dropouts"]:
         found.append(f"{several(sorted({row['site'] for row in told['dropouts']}))} missed rounds of the training.")
     return [*found, *told["notes"]]

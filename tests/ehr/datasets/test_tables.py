@@ -249,7 +249,16 @@ def test_each_hospital_has_its_own_decimal_mark() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("no", "yes"), ("alive", "dead"), ("FALSE", "TRUE"), ("N", "Y"), ("0.0", "1.0"), ("nein", "ja"), (False, True)],
+    [
+        ("no", "yes"),
+        ("alive", "dead"),
+        ("FALSE", "TRUE"),
+        ("N", "Y"),
+        ("0.0", "1.0"),
+        ("nein", "ja"),
+        ("N", "J"),
+        (False, True),
+    ],
 )
 def test_a_label_in_words_is_the_same_label(words: tuple[object, object]) -> None:
     frames = {name: hospital(80, seed, name) for seed, name in enumerate("ab")}
@@ -257,6 +266,16 @@ def test_a_label_in_words_is_the_same_label(words: tuple[object, object]) -> Non
     frames["b"]["died"] = [words[cell] for cell in frames["b"]["died"]]
     read = tables(frames=hold(frames), label="died")
     assert read.schema.columns == expected.schema.columns and read.load()["died"].equals(expected.load()["died"])
+
+
+def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("abc")}
+    for name, words in {"a": ("home", "ward"), "b": ("home", "ward"), "c": ("Hause", "Station")}.items():
+        frames[name]["died"] = [words[cell] for cell in frames[name]["died"]]
+    notes = " ".join(tables(frames=hold(frames), label="died").notes)
+    assert "has 4 categories" in notes and "No word of the label 'died' at c occurs at another hospital." in notes
+    alike = " ".join(tables(frames=hold({name: frames[name] for name in "ab"}), label="died").notes)
+    assert "occurs at another hospital" not in alike
 
 
 def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -> None:
@@ -344,6 +363,14 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
 
 
+def test_new_rows_in_the_unit_of_an_amount_convert_by_the_columns_name() -> None:
+    frame = hospital(90, 1)
+    frame["creatinine"] = frame["creatinine"].astype(str) + " mg/dL"
+    schema = tables(frames=hold({"a": frame}), label="died").schema
+    row = pd.DataFrame({"age": [40], "creatinine": ["88.4 umol/L"], "sex": ["m"]})
+    assert read_as(row, schema)["creatinine"].tolist() == pytest.approx([1.0], abs=1e-3)
+
+
 VISITS = pd.DataFrame(
     {
         "mrn": ["a", "b", "a", "a", "b", "c", "a"] * 40,
@@ -392,6 +419,7 @@ def test_visits_without_time_steps_or_patient_are_refused(options: dict[str, Any
     with pytest.raises(PolyclinicError) as refused:
         tables(frames=hold({"all": VISITS}), label="died", patient="mrn", **options)
     assert words in str(refused.value)
+    assert ("Did you mean" in str(refused.value)) == (options.get("time") == "sene")
 
 
 def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:

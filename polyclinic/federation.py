@@ -414,10 +414,10 @@ class Federation:
         if changeable(config):
             _forget()
         check_names(config)
-        config = with_delta(config)
         program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
+        config = with_delta(config)  # counts patients, so that records are read from here on
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)

@@ -189,10 +189,12 @@ def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quic
 
 def test_where_all_hospitals_know_each_other_epsilon_does_not_count_on_the_server(tmp_path: Path) -> None:
     _, outcome = recorded(tmp_path, **SHARED, rounds=1, privacy={"patients_per_site": 100})
-    assert "and the server keeps to the protocol" in notes(outcome, [], None)[1]
+    assert "and the server keeps to the protocol" in notes(outcome, [], None, None)[1]
     for knowing in (3, 4):
         sites = [replace(site, knows_others=site.index < knowing) for site in outcome.sites]
-        (said,) = [note for note in notes(replace(outcome, sites=tuple(sites)), [], None) if "noise is shared" in note]
+        (said,) = [
+            note for note in notes(replace(outcome, sites=tuple(sites)), [], None, None) if "noise is shared" in note
+        ]
         assert ("the server keeps to the protocol" in said) == (knowing < 4)
         assert "as long as the other hospitals add their shares" in said
 

@@ -254,7 +254,7 @@ def test_personal_models_cost_more_noise_and_local_layers_none(quick: Quick) -> 
         ({**DITTO, "strategy_options": "pull=-1"}, "pull must be a number of at least 0"),
         ({**DITTO, "task": "objective-perturbation"}, "take another strategy"),
         ({**DITTO, "training.batching": "cyclic"}, "set training.batching to 'poisson'"),
-        ({"strategy": "fedbn", "model": f"{__name__}:mixing", "privacy.dp": False}, "mixes patients within a batch"),
+        ({"strategy": "fedbn", "model": f"{__name__}:mixing"}, "mixes patients within a batch"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(

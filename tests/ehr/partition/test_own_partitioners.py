@@ -181,7 +181,7 @@ def test_flowers_partitioners_deal_whole_patients() -> None:
         deal_by(VerticalEvenPartitioner, {}, records, SCHEMA, 2, rng, 1.0)
 
 
-def test_flowers_dirichlet_is_as_flower_deals_it_and_follows_the_runs_seed(quick: Quick) -> None:
+def test_flowers_dirichlet_is_as_flower_deals_it_and_follows_the_runs_seed(quick: Quick, heart_disease: None) -> None:
     """Against the partitioner by hand, with the seed that the adapter draws."""
     from datasets import Dataset as Rows
 

@@ -324,8 +324,8 @@ class Federation:
                 several workers; data frames live in this process alone.
             label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
-            time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become a
-                sequence.
+            time: Of visits, several rows a patient: the column of their time.
+            steps: How many of a patient's latest visits become a sequence.
             leave_out: Columns that are no features, such as those written after the outcome.
             missing: Texts that stand for a missing cell, in columns of any kind, beside the usual ones.
             options: Configuration keys.

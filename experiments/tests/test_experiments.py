@@ -91,7 +91,7 @@ def test_every_installed_experiment_has_a_function() -> None:
 
 def test_whatever_this_package_brings_can_be_used(as_json: Callable[..., Any]) -> None:
     ours = [one for one in as_json("plugins") if one["package"] == "polyclinic-studies"]
-    assert {one["group"] for one in ours} == {"experiments", "datasets", "games"} and len(ours) == 26
+    assert {one["group"] for one in ours} == {"experiments", "datasets", "games"} and len(ours) == 27
     assert not [one for one in ours if one["problem"]]
 
 

@@ -247,10 +247,11 @@ class Schema(Declared):
 
         Raises ConfigError for a name that is no column, DataError for columns that no label can be.
 
-        >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
-        >>> schema = Schema(name="x", unit="record", columns=(*columns, Column(name="died", kind="binary", role="label")))
-        >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
-        [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
+        Examples:
+            >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
+            >>> schema = Schema(name="x", unit="record", columns=(*columns, Column(name="died", kind="binary", role="label")))
+            >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
+            [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
         """
         known = [column.name for column in self.columns]
         if strange := [name for name in names if name not in known]:

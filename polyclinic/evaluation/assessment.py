@@ -145,8 +145,9 @@ def operating_points(positive: Bools, score: Floats) -> dict[str, list[float]]:
 
     positive, score: (n,), of both classes. At most 200 thresholds, evenly spaced by rank; the first list begins at 0.
 
-    >>> operating_points(np.array([True, False, True]), np.array([0.9, 0.4, 0.2]))["sensitivity"]
-    [0.0, 0.5, 0.5, 1.0]
+    Examples:
+        >>> operating_points(np.array([True, False, True]), np.array([0.9, 0.4, 0.2]))["sensitivity"]
+        [0.0, 0.5, 0.5, 1.0]
     """
     order = np.argsort(-score, kind="stable")
     last_of_tie = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)

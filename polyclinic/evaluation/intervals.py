@@ -147,9 +147,10 @@ def repeated(values: Sequence[float], share: float = 0.0, level: float = LEVEL) 
     The standard error is therefore sd * sqrt(1/n + share), for random splits and for folds (Nadeau and Bengio 2003, section 3;
     Bouckaert and Frank 2004 for repeated folds). With share 0 it is sd / sqrt(n).
 
-    >>> found = repeated([0.80, 0.82, 0.84])
-    >>> [round(found[name], 4) for name in ("mean", "sd", "se", "low", "high")]
-    [0.82, 0.02, 0.0115, 0.7703, 0.8697]
+    Examples:
+        >>> found = repeated([0.80, 0.82, 0.84])
+        >>> [round(found[name], 4) for name in ("mean", "sd", "se", "low", "high")]
+        [0.82, 0.02, 0.0115, 0.7703, 0.8697]
     """
     number, mean = len(values), float(np.mean(values))
     if number < 2:

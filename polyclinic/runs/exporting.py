@@ -34,13 +34,10 @@ _EXAMPLES = 3  # rows; torch takes 0 and 1 for special
 class Scorer(nn.Module):
     """A trained model from raw columns to predictions.
 
-    Args:
-        columns: A mapping of tensors by input name, all of the same number of rows: float64 numbers with NaN where missing; int64
-            places in the column's categories with -1 where missing, of columns with categories; of a code_set (rows, codes) 0/1.
-
-    Returns:
-        (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
-        schema does not allow has NaN.
+    It takes a mapping of tensors by input name, all of the same number of rows: float64 numbers with NaN where missing; int64
+    places in the column's categories with -1 where missing, of columns with categories; of a code_set (rows, codes) 0/1. It gives
+    (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
+    schema does not allow has NaN.
     """
 
     def __init__(
@@ -169,12 +166,13 @@ def export(run: Run, path: Path) -> dict[str, Any]:
             function of one row gives.
         PolyclinicError: for a model that torch cannot export.
 
-    >>> import tempfile
-    >>> from polyclinic import Federation
-    >>> result = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp()).run(rounds=1, pictures=False)
-    >>> described = export(result.folder, result.path / "model.pt")
-    >>> len(described["inputs"]), described["inputs"][0]["name"], described["output"]["classes"]
-    (30, 'mean_radius', ['0', '1'])
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic import Federation
+        >>> result = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp()).run(rounds=1, pictures=False)
+        >>> described = export(result.folder, result.path / "model.pt")
+        >>> len(described["inputs"]), described["inputs"][0]["name"], described["output"]["classes"]
+        (30, 'mean_radius', ['0', '1'])
     """
     write = _FORMATS.get(path.suffix)
     if write is None:

@@ -30,8 +30,9 @@ HOLDS = {
 assert 2.9 < result.sites["epsilon"].max() <= 3.0 and result.privacy["unit"] == "patient"
 assert charges["epsilon_after"].is_monotonic_increasing and len(charges) == 1 + 20
 assert len(result.rounds.query("site == 'pooled'")) == 20 and result.pooled["auroc"] > 0.95
-gains = loss["together, ε = 3"] < loss["alone, no privacy"]
-assert gains.sum() == 3 and not gains["hospital-4"], loss
+gains = loss.drop(columns="alone, no privacy").lt(loss["alone, no privacy"], axis=0)
+assert gains["together, no privacy"].tolist() == [True, True, True, False], loss
+assert gains["together, ε = 3"]["hospital-1"] and not gains["together, ε = 3"]["hospital-2"], loss
 assert result.report().stat().st_size > 50_000
 assert "RunResult" in repr(result) and "<table" in result._repr_html_() and "&epsilon; = 2.99" in result._repr_html_()
 """,
@@ -55,8 +56,8 @@ assert not verify("shared noise.csv")["intact"]
 """,
     "what_does_epsilon_buy": """
 mean = lost.mean(axis=1)
-assert mean.is_monotonic_increasing and mean[0.1] < -0.05 and mean[3.0] > -0.04, mean
-assert mean[1.0] > alone.max(), "at ε = 1 the federation is better than each hospital alone"
+assert mean.is_monotonic_increasing and mean[0.3] < -0.1, mean
+assert mean[1.0] < alone.min() and alone.min() < mean[3.0], "from ε = 3 on the federation is level with each hospital alone"
 auc = found.set_index(["attack", "model"])
 assert auc.loc[("LiRA", "no privacy"), "low"] > 0.6
 assert auc.loc[("LiRA", "ε = 1"), "low"] < 0.5 < auc.loc[("LiRA", "ε = 1"), "high"]

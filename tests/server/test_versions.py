@@ -12,8 +12,8 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation, RunResult
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.versions import recorded_versions
 from polyclinic.wire.messages import ENROL
+from polyclinic.wire.versions import recorded_versions
 from tests.server.test_history import StopsAfter
 from tests.server.test_hostile_enrolment import Lying
 from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run

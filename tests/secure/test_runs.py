@@ -21,7 +21,7 @@ from polyclinic.client.app import app
 from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.secure.distributed import SumTerms

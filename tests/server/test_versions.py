@@ -9,7 +9,8 @@ import pytest
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
 from polyclinic.wire.messages import ENROL

@@ -114,9 +114,11 @@ def _check_sites(config: RunConfig) -> None:
 
 def _check_gpus(config: RunConfig) -> None:
     """Raises ConfigError when this machine lacks the GPUs of a run; a Ray cluster is asked when it is joined."""
-    found = torch.cuda.device_count()
-    if config.gpus > found and not config.ray_address:
-        raise ConfigError(f"Configuration key 'gpus' has the value {config.gpus:g}, but torch finds {found} GPUs here.")
+    devices = torch.cuda.device_count()
+    if config.gpus > devices and not config.ray_address:
+        raise ConfigError(
+            f"Configuration key 'gpus' has the value {config.gpus:g}, but torch finds {devices} GPUs here."
+        )
 
 
 @dataclass(frozen=True)
@@ -331,9 +333,9 @@ class Federation:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
                 _summarised(folder, summary)
             if folder.awaits_comparison:
-                found = compare(folder, Federation._grid, outcome.sites, progress)
+                comparison = compare(folder, Federation._grid, outcome.sites, progress)
                 told = summary["synthesis"]
-                summary = summarise(outcome, folder.path, folder.sites, found) | {"synthesis": told}
+                summary = summarise(outcome, folder.path, folder.sites, comparison) | {"synthesis": told}
                 _summarised(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.inspection.quality import (

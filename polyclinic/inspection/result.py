@@ -164,9 +164,9 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         spent, pooled = self.privacy["epsilon"], self.pooled
-        known = "not known" if spent is None else f"{spent:.3f}" if spent < 1e6 else f"{spent:.4g}"
+        amount = "not known" if spent is None else f"{spent:.3f}" if spent < 1e6 else f"{spent:.4g}"
         promise = (
-            f"&epsilon; = {known} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
+            f"&epsilon; = {amount} at &delta; = {self.privacy['delta']:g} per {self.privacy['unit']} "
             f"({self.privacy['relation']}, {self.privacy['accountant'].upper()})"
             if self.privacy["private"]
             else "no noise at the hospitals"

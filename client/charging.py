@@ -130,9 +130,7 @@ def check_same_records(call: Call[R]) -> None:
     """
     hospital, cyclic = call.hospital, call.config.training.batching == "cyclic"
     if not isinstance(call.request, AskRequest) and (cyclic or not hospital.simulated):
-        shard = hospital.shard()
-        contents = shard.digest if cyclic else shard.contents
-        check_records(hospital.home, call.request.run, hospital.site, contents, not hospital.simulated)
+        check_records(hospital.home, call.request.run, hospital.site, hospital.began(cyclic), not hospital.simulated)
 
 
 def _charge_others(call: Call[R], release: Release[R]) -> None:

@@ -152,6 +152,39 @@ def check_size(hospital: Hospital, arrays: Arrays) -> None:
         )
 
 
+def check_model_size(hospital: Hospital, config: RunConfig) -> None:
+    """``check_size`` of the model that a configuration describes, before it takes any memory: a message may hold few arrays and
+    describe a huge model.
+
+    Building ends where there are too many parameters. A model that cannot be built without numbers is let through.
+    """
+    import torch
+    from torch import nn
+
+    most, size = hospital.policy.most_parameters, 0
+    if most is None:
+        return
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal size
+        size += 0 if parameter is None else parameter.numel()
+        if size > most:
+            raise BudgetRefused(
+                f"{hospital.site}: the model has at least {size} parameters, above the policy's most-parameters {most}."
+            )
+
+    build = program_of(config).builder(hospital.schema)
+    counting = nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            build()
+    except ConfigError as error:
+        if not isinstance(error.__cause__, RuntimeError | TypeError):
+            raise
+    finally:
+        counting.remove()
+
+
 def train_settings(
     config: RunConfig, request: TrainRequest, content: RecordDict, real: bool, half: LocalHalf = PLAIN
 ) -> TrainSettings:

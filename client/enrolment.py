@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, Context, RecordDict
 
 import polyclinic
 from polyclinic.client.calls import Answer, Call, each
-from polyclinic.client.checks import check_policy, check_size, check_terms, planned_settings
+from polyclinic.client.checks import check_model_size, check_policy, check_terms, planned_settings
 from polyclinic.client.home.hospital import is_real, own_imputer
 from polyclinic.client.home.own_files import own_file
 from polyclinic.client.home.policy import HospitalFile
@@ -29,7 +28,6 @@ from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.programs import program_of
 from polyclinic.runs.simulation import simulated_sites
-from polyclinic.types import Arrays
 from polyclinic.wire.messages import RECORD, EnrolRequest
 from polyclinic.wire.versions import version_conflict, versions
 
@@ -100,7 +98,7 @@ def _check_run(call: Call[EnrolRequest]) -> None:
             "statistics",
             (call.request.statistics_noise_multiplier or math.inf) if config.privacy.dp else None,
         )
-    check_size(hospital, _empty_model(call))
+    check_model_size(hospital, config)
     check_plan(call.request.plan, hospital.policy.relation)
     if config.privacy.dp and noise is not None:
         first: list[DpEvent] = [program_of(config).price(settings)]
@@ -108,13 +106,3 @@ def _check_run(call: Call[EnrolRequest]) -> None:
             first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
         for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
             check_affordable(path, hospital.terms, call.request.run, first, call.request.plan)
-
-
-def _empty_model(call: Call[EnrolRequest]) -> Arrays:
-    """Arrays of the shapes of the run's model that take no memory; none for a model that cannot be built without numbers."""
-    try:
-        with torch.device("meta"):
-            module = program_of(call.config).builder(call.hospital.schema)()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # training checks the arrays that come
-        return {}
-    return {name: np.broadcast_to(np.float32(0), tuple(value.shape)) for name, value in module.state_dict().items()}

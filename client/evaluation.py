@@ -17,7 +17,14 @@ from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, charged, check_same_records
-from polyclinic.client.checks import check_names, check_numbers, check_size, model_arrays, standardiser
+from polyclinic.client.checks import (
+    check_model_size,
+    check_names,
+    check_numbers,
+    check_size,
+    model_arrays,
+    standardiser,
+)
 from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_hospital, own_imputer
 from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
@@ -281,6 +288,7 @@ def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predic
         )
     program, arrays = program_of(config), run.arrays()
     check_size(hospital, arrays)
+    check_model_size(hospital, config)
     check_numbers(hospital, arrays)
     if config.strategy in hospital.policy.allowed_strategies and program.evaluates_own:
         own = own_arrays(read_state(hospital.home, run.name, config.rounds + 1))
@@ -312,6 +320,7 @@ def _check(call: Call[EvaluateRequest]) -> None:
     check_names(hospital, config)
     check_same_records(call)
     check_size(hospital, _arrays(call))
+    check_model_size(hospital, config)
     check_numbers(hospital, model_arrays(call.content)[1])
     own_imputer(hospital, config.data.imputation)
     features, objective = len(feature_names(hospital.schema)), _objective(call)

@@ -23,6 +23,7 @@ from polyclinic.client.calls import Answer, Call, each, reply
 from polyclinic.client.charging import Release, behind, charged
 from polyclinic.client.checks import (
     beside,
+    check_model_size,
     check_numbers,
     check_size,
     check_terms,
@@ -190,6 +191,7 @@ def _allow(question: _Question, call: Call[TrainRequest]) -> None:
     check_terms(call.hospital, question.config, question.settings)
     sent = question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()}
     check_size(call.hospital, sent)
+    check_model_size(call.hospital, question.config)
     check_numbers(call.hospital, sent | _flat(question.beside))
     check_size(call.hospital, sent | question.origin)  # a sum may be larger than what asks for it
     own_imputer(call.hospital, question.config.data.imputation)

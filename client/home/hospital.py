@@ -23,6 +23,7 @@ from polyclinic.client.home.own_files import LEDGER, make_private, own_file
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.client.home.records import check_files, own_records
 from polyclinic.config import RunConfig
+from polyclinic.digests import digest
 from polyclinic.ehr.imputation import Imputer, with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, shard_of
@@ -141,8 +142,6 @@ class Hospital:
         hospital's own split: otherwise the splits that a run may have would tell how many patients there are.
         """
         patients = self.records.own.shard(self.site).train.patients
-        if self.policy.allow_without_privacy:  # no noise hides how few patients a run chose
-            patients = min(patients, self.records.shard(self.site).train.patients)
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
@@ -154,6 +153,17 @@ class Hospital:
                 "choose a smaller delta (at most a tenth of 1/patients is recommended)."
             )
         return self.records.shard(self.site)
+
+    def began(self, in_order: bool) -> str:
+        """Identifies the records with which a run begins here, in their order if that matters. Raises as ``shard``.
+
+        A split that a run chose counts by its public rule alone: by whom it holds out, a run that changed its split a little
+        would hear, without any charge, whether there is a patient in between.
+        """
+        self.shard()
+        own = self.records.own.shard(self.site)
+        found = own.digest if in_order else own.contents
+        return digest(found, repr(self.records.split)) if self.moves_patients else found
 
 
 def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:

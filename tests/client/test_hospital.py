@@ -414,6 +414,28 @@ def test_work_beyond_the_policys_limits_is_refused_before_the_ledger(tmp_path: P
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.enrol"])
+@pytest.mark.parametrize(
+    "huge",
+    [{"model": "mlp", "hidden": "90000,90000"}, {"model": "tabular-resnet", "model-options": "blocks=1000000000"}],
+)
+def test_a_small_message_makes_no_hospital_build_a_huge_model(tmp_path: Path, kind: str, huge: dict[str, Any]) -> None:
+    """The arrays of the message are few; the configuration beside them describes 8 billion parameters, or more."""
+    hospital, config = (
+        make_hospital(tmp_path, STRICT + "most-parameters = 1000\n"),
+        RunConfig.build(CONFIG.given(), huge),
+    )
+    request: Any = {
+        "train": TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5),
+        "evaluate": EvaluateRequest(run="r", site=0, round=1, private_evaluations=1),
+        "query.enrol": EnrolRequest(run="r", site=0, version=polyclinic.__version__),
+    }[kind]
+    reply = app(message(request, kind, model()), context(hospital, config))
+    said = str(reply.content[RECORD]["refusal"]) if reply.has_content() else str(reply.error.reason)
+    assert "above the policy's most-parameters 1000" in said
+    assert not (tmp_path / "home" / "ledger.sqlite").exists() or not ledger(hospital).recorded().rows
+
+
 class Planted:
     """Writes a file when it is unpickled."""
 

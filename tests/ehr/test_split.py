@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import builtin, load_shards
-from polyclinic.ehr.split import OWN_SPLIT, Split, is_test_patient
+from polyclinic.ehr.split import OWN_SPLIT, Split, is_test_patient, read_moments
 from polyclinic.errors import ConfigError
 
 IDS = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=40)
@@ -59,6 +59,23 @@ def test_a_split_by_time_trains_on_no_record_of_the_future(data: st.DataObject) 
     late = held_out(Split(time="seen:2024-01-21"), ids, list(moments))
     assert late == {patient for patient, day in zip(ids, days, strict=True) if day >= 20}
     assert late == held_out(Split(time="day:20"), ids, list(days)), "numbers and dates are split alike"
+
+
+def test_what_a_date_is_read_as_does_not_depend_on_other_patients_dates() -> None:
+    """The first date that nanoseconds hold is of 1677, the last of 2262; a placeholder's year is often 9999."""
+    cells = [
+        "2024-01-01T00:00:00.123456789",
+        "9999-12-31",
+        "1600-01-01",
+        "2024-03-01T10:00:00+02:00",
+        "now",
+        "31.12.2023",
+    ]
+    together = read_moments(cells, False)
+    np.testing.assert_array_equal(together, [read_moments([cell], False)[0] for cell in cells])
+    assert np.argsort(together).tolist() == [2, 5, 0, 3, 1, 4] and np.isnan(together[4])
+    assert together[5] == pd.Timestamp("2023-12-31").timestamp() * 1e6
+    assert read_moments([10**400, "5", None, "soon"], True).tolist()[1] == 5
 
 
 def test_a_record_without_a_moment_may_be_of_the_future() -> None:

@@ -10,6 +10,7 @@ from flwr.app import Message
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.split import split_position
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
@@ -92,12 +93,26 @@ def test_what_the_held_out_patients_ledger_refuses_is_charged_to_neither(tmp_pat
     assert train(hospital, run="third").has_content(), "training patients have room"
 
 
-def test_without_privacy_no_run_chooses_a_side_of_few_patients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "allow-without-privacy = true\n"])
+@pytest.mark.parametrize("who", ["7", "1007"])
+def test_no_answer_tells_whether_there_is_a_patient_between_two_splits(tmp_path: Path, who: str, more: str) -> None:
+    """Patient 7 is there and 1007 is not; the two splits differ in who has that id, by whose hash they are drawn."""
+    hospital, place = make_hospital(tmp_path, OPEN + more), split_position(who, "polyclinic split 5")
+    first, second = (chosen(fraction=place + step, seed=5) for step in (-1e-9, 1e-9))
+    assert train(hospital, config=first).has_content()
+    assert "not those with which this run began" in train(hospital, config=second, round=2).error.reason
+    assert train(hospital, config=first, round=2).has_content()
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.9999])
+def test_whether_a_chosen_side_is_small_is_not_heard_of_a_policy_that_allows_work_without_privacy(
+    tmp_path: Path, fraction: float
+) -> None:
+    """A budget pays for no such work, so that the side's size need not be told."""
     hospital = make_hospital(tmp_path, OPEN + "allow-without-privacy = true\n")
-    refused = train(hospital, config=chosen(fraction=0.95), noise_multiplier=None)
-    assert "fewer training patients than the policy's smallest-shard" in refused.error.reason
-    larger = train(hospital, config=chosen(fraction=0.5), noise_multiplier=None)
-    assert "smallest-shard" not in larger.error.reason and "it would become inf" in larger.error.reason
+    refused = train(hospital, config=chosen(fraction=fraction), noise_multiplier=None)
+    assert "it would become inf" in refused.error.reason
+    assert train(hospital, config=chosen(fraction=fraction)).has_content()
 
 
 @pytest.mark.parametrize("moment", ["0001", "9999"])

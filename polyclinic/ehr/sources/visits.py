@@ -16,7 +16,7 @@ from polyclinic.ehr.split import read_moments
 from polyclinic.errors import DataError
 from polyclinic.types import Floats
 
-_DAY = 86_400e9  # nanoseconds
+_DAY = 86_400e6  # microseconds
 _NUMERIC = ("continuous", "integer", "binary")
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.machine import machine
-from benchmarks.probes import OUT, ROOT, Probe, module, run
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import OUT, ROOT, Probe, module, run
 
 RESULT = ROOT / "benchmarks" / "results" / "anonymity.json"
 PAGE = ROOT / "docs" / "records" / "anonymity.md"

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT, module
 from benchmarks.critic_steps import BATCH, PATIENTS, PHYSICAL, SITES
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT, module
 
 RESULT = ROOT / "benchmarks" / "results" / "critics.json"
 PAGE = ROOT / "docs" / "engine.md"

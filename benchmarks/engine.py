@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import SAME, machine
-from benchmarks.plan import NAMES, full, quick
-from benchmarks.probes import ROOT, Probe, Sample, run
-from benchmarks.report import seconds, table, write_plot, write_section
-from benchmarks.rows import Row, measure
+from benchmarks.common.machine import SAME, machine
+from benchmarks.common.plan import NAMES, full, quick
+from benchmarks.common.probes import ROOT, Probe, Sample, run
+from benchmarks.common.report import seconds, table, write_plot, write_section
+from benchmarks.common.rows import Row, measure
 
 RESULT = ROOT / "benchmarks" / "results" / "engine.json"
 PLOT = ROOT / "docs" / "results" / "engine.svg"

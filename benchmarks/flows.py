@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from benchmarks.critics import write_between
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise

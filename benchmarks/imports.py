@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 
 RESULT = ROOT / "benchmarks" / "results" / "imports.json"
 # What is started, ours and theirs as Python's arguments, and how many times theirs ours may take.

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from benchmarks.critics import write_between
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
 from polyclinic.evaluation.assessment import Predictions, judge
 from polyclinic.evaluation.metrics import METRICS, weighted_metrics
 from polyclinic.privacy.streams import generator

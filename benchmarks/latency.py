@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from benchmarks.critics import write_between
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
 from polyclinic.deployment.bundles import own_bundle
 from polyclinic.deployment.environment import with_settings
 from polyclinic.deployment.hospital import HospitalNode

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.settings import epsilon_for, options
+from benchmarks.common.settings import epsilon_for, options
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.server.progress import Progress
@@ -66,7 +66,7 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    dataset = f"benchmarks.work:hospitals_{given.patients}"
+    dataset = f"benchmarks.common.work:hospitals_{given.patients}"
     found = measure(dataset, given.patients, given.sites, given.rounds, given.dp, given.workers)
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.report import render_comparison, render_report, write_plots

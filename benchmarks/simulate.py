@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from polyclinic.cli.runs.flower import superlink
 from polyclinic.deployment.environment import flower_settings, with_settings
 

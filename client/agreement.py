@@ -17,8 +17,8 @@ from polyclinic.client.calls import Call
 from polyclinic.client.home.identity import identity
 from polyclinic.client.home.secure_files import refusal
 from polyclinic.digests import digest
-from polyclinic.privacy.secure_sum import KEY_BYTES
-from polyclinic.privacy.signatures import SIGNATURE_BYTES, is_signed, public_identity, sign, statement
+from polyclinic.privacy.secure.secure_sum import KEY_BYTES
+from polyclinic.privacy.secure.signatures import SIGNATURE_BYTES, is_signed, public_identity, sign, statement
 from polyclinic.types import Arrays
 from polyclinic.wire.messages import RoundRequest, TrainRequest
 

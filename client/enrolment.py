@@ -30,8 +30,8 @@ from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.programs import program_of
 from polyclinic.runs.simulation import simulated_sites
 from polyclinic.types import Arrays
-from polyclinic.versions import version_conflict, versions
 from polyclinic.wire.messages import RECORD, EnrolRequest
+from polyclinic.wire.versions import version_conflict, versions
 
 
 def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:

@@ -39,10 +39,10 @@ from polyclinic.client.home.secure_files import (
 )
 from polyclinic.config import secure_terms
 from polyclinic.digests import digest
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_BYTES, SHARE_BYTES
-from polyclinic.privacy.signatures import public_identity
+from polyclinic.privacy.secure import secure_sum
+from polyclinic.privacy.secure.distributed import SumTerms
+from polyclinic.privacy.secure.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_BYTES, SHARE_BYTES
+from polyclinic.privacy.secure.signatures import public_identity
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.compression import flattened

@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.report import TITLES, seconds  # noqa: E402
+from benchmarks.common.report import TITLES, seconds  # noqa: E402
 
 PAGE, RESULTS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"

@@ -60,17 +60,22 @@ if _TYPE_CHECKING:
         Training,
         Upload,
     )
-    from polyclinic.federation import Federation, RunResult
+    from polyclinic.federation import Federation
+    from polyclinic.inspection.result import RunResult
     from polyclinic.sim.simulation import simulate
     from polyclinic.training.local import LocalHalf, Pass, Penalty, Sites, Trained
 
 
 def __getattr__(name: str) -> object:
     # Lazy, because Flower imports this package from two threads before any room may be imported (docs/architecture.md).
-    if name in ("Federation", "RunResult"):
+    if name == "Federation":
         from polyclinic import federation
 
-        return getattr(federation, name)
+        return federation.Federation
+    if name == "RunResult":
+        from polyclinic.inspection import result
+
+        return result.RunResult
     if name == "simulate":
         from polyclinic.sim import simulation
 

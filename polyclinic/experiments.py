@@ -18,7 +18,7 @@ import tomli_w
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.files import NewFile, write_files
 from polyclinic.plugins import plugins, resolve
-from polyclinic.versions import recorded_versions
+from polyclinic.wire.versions import recorded_versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.nursery import Done, python
 
 if TYPE_CHECKING:
-    from polyclinic.federation import RunResult
+    from polyclinic.inspection.result import RunResult
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.tables import CLASSES, FEATURES, HIDDEN
+from benchmarks.common.tables import CLASSES, FEATURES, HIDDEN
 
 
 @dataclass(frozen=True)

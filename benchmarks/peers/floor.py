@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from benchmarks.common.tables import BATCH, LEARNING_RATE, PARAMETERS, PATIENTS, STEPS, tables
 from benchmarks.peers.command import Task, main, model, timed
-from benchmarks.tables import BATCH, LEARNING_RATE, PARAMETERS, PATIENTS, STEPS, tables
 from polyclinic.privacy.streams import keyed_stream
 
 

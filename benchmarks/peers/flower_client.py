@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import TensorDataset
 
+from benchmarks.common.tables import PATIENTS, tables
 from benchmarks.peers.opacus_loop import train
-from benchmarks.tables import PATIENTS, tables
 
 app = ClientApp()
 warnings.filterwarnings("ignore")

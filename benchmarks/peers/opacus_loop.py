@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.common.tables import BATCH, CLIP, LEARNING_RATE, NOISE, PATIENTS, tables
 from benchmarks.peers.command import Task, main, model, timed
-from benchmarks.tables import BATCH, CLIP, LEARNING_RATE, NOISE, PATIENTS, tables
 
 
 def train(weights: dict[str, Tensor], data: TensorDataset, dp: bool) -> dict[str, Tensor]:

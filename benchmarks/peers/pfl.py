@@ -1,6 +1,6 @@
 """pfl-research's simulated backend in one process: FedAvg without privacy, as its benchmarks write it.
 
-Runs in an environment of its own (``benchmarks.environment``), where Polyclinic is not installed.
+Runs in an environment of its own (``benchmarks.common.environment``), where Polyclinic is not installed.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -23,8 +23,8 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.common.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 from benchmarks.peers.command import Task, main, model
-from benchmarks.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.common.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 from benchmarks.peers.command import Task, main, model, timed
-from benchmarks.tables import BATCH, LEARNING_RATE, PATIENTS, tables
 
 
 def train(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:

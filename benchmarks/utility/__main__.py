@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.probes import ROOT
+from benchmarks.common.machine import machine
+from benchmarks.common.probes import ROOT
 from benchmarks.utility.measure import Plan, beside_opacus, measured, measured_further, quick
 from benchmarks.utility.noise import noise_rows
 from benchmarks.utility.report import goals, tables, write_plot, write_section

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyclinic.errors import DataError
 from polyclinic.files import SECRET, write_file
-from polyclinic.privacy.signatures import new_identity, public_identity
+from polyclinic.privacy.secure.signatures import new_identity, public_identity
 
 
 def identity(home: Path, durable: bool = True) -> bytes:

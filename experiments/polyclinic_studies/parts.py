@@ -12,8 +12,9 @@ from typing import Any
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.experiments import Say
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
 from polyclinic.files import write_file
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.simulation import with_delta
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState

@@ -15,8 +15,8 @@ MOST_PATIENTS = 2**24
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
-    from polyclinic.privacy.distributed import SumTerms
     from polyclinic.privacy.noise import NoiseProcess
+    from polyclinic.privacy.secure.distributed import SumTerms
     from polyclinic.training.task import TrainSettings
 
 
@@ -75,7 +75,7 @@ def secure_terms(
     noise_multiplier: of the patients' training, which the sum has where hospitals share it. Any one of them may look at the
     sum, so that its own share is not counted on.
     """
-    from polyclinic.privacy.distributed import SumTerms
+    from polyclinic.privacy.secure.distributed import SumTerms
 
     try:
         if config.secure.shared_noise:

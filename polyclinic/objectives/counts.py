@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from polyclinic.ehr.encoding import public_scale
-from polyclinic.objectives.objective import Objective, Predicted
+from polyclinic.objectives.numbers import Number
+from polyclinic.objectives.objective import Predicted
 
 _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Poisson(Objective):
+class Poisson(Number):
     """Counts whose variance is their mean."""
 
     name: ClassVar[str] = "poisson"
     predicts: ClassVar[Predicted] = "counts"
-    longest_step: ClassVar[float] = 2.0  # as of a squared loss
 
     def check(self) -> None:
         low, _ = self.number().bounds or (0.0, 0.0)
@@ -33,14 +33,6 @@ class Poisson(Objective):
             raise self.refuse(
                 f"which takes a label of 0 or more; the bounds of {self.number().name!r} begin at {low:g}"
             )
-
-    @property
-    def outputs(self) -> int:
-        return 1
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.number().name,)
 
     @property
     def extra(self) -> float:

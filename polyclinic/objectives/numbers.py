@@ -20,7 +20,9 @@ from polyclinic.objectives.objective import Objective, Predicted
 
 
 @dataclass(frozen=True)
-class _Number(Objective):
+class Number(Objective):
+    """One output for one label that is a number; predictions are the output in the label's unit."""
+
     predicts: ClassVar[Predicted] = "numbers"
     longest_step: ClassVar[float] = 2.0  # a squared loss does not flatten: longer steps overshoot, and repeat the noise
 
@@ -52,7 +54,7 @@ class _Number(Objective):
 
 
 @dataclass(frozen=True)
-class Squared(_Number):
+class Squared(Number):
     """Squared error, which the mean minimises."""
 
     name: ClassVar[str] = "squared"
@@ -62,7 +64,7 @@ class Squared(_Number):
 
 
 @dataclass(frozen=True)
-class Huber(_Number):
+class Huber(Number):
     """Squared error near the label and absolute error beyond ``threshold`` spreads (Huber 1964)."""
 
     threshold: float = 1.0
@@ -80,7 +82,7 @@ class Huber(_Number):
 
 
 @dataclass(frozen=True)
-class Quantile(_Number):
+class Quantile(Number):
     """The pinball loss of one quantile or several, an output each (Koenker and Bassett 1978).
 
     levels: Between 0 and 1, rising. Quantiles that cross are put in order when they are predicted.

@@ -28,7 +28,7 @@ from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
 from polyclinic.toml import checked, read_toml
 from polyclinic.types import Arrays
-from polyclinic.versions import recorded_versions
+from polyclinic.wire.versions import recorded_versions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,7 +1,8 @@
 """DP-GD over all hospitals' patients at once: each gives its clipped gradient sum to a secure sum, which alone has the noise.
 
-A hospital's sum is not private by itself: it leaves under masks and with a share of the noise (``privacy.distributed``). With
-H hospitals the noise is a square root of H below that of hospitals which each add the whole.
+A hospital's sum is not private by itself: it leaves under masks and with a share of the noise
+(``privacy.secure.distributed``). With H hospitals the noise is a square root of H below that of hospitals which each add the
+whole.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.privacy.distributed import patient_rho
 from polyclinic.privacy.events import zcdp_event
+from polyclinic.privacy.secure.distributed import patient_rho
 from polyclinic.training.local import PLAIN
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays, Builder

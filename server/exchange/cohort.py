@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.secure_sum import is_safe_threshold
+from polyclinic.privacy.secure.secure_sum import is_safe_threshold
 from polyclinic.privacy.streams import generator, system_stream
 from polyclinic.server.exchange.sites import Site
 

@@ -20,10 +20,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from polyclinic.config import secure_terms
 from polyclinic.errors import whose
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
-from polyclinic.privacy.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
+from polyclinic.privacy.secure import secure_sum
+from polyclinic.privacy.secure.distributed import SumTerms
+from polyclinic.privacy.secure.secure_sum import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from polyclinic.privacy.secure.signatures import SIGNATURE_BYTES, STATEMENT_BYTES, is_signed, statement
 from polyclinic.server.exchange.cohort import secure_threshold
 from polyclinic.server.exchange.merging import arrays_of
 from polyclinic.server.exchange.replies import TooFew

@@ -34,8 +34,8 @@ from polyclinic.server.exchange.sites import (
     registered_names,
     silence,
 )
-from polyclinic.versions import version_conflict
 from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest, SiteName
+from polyclinic.wire.versions import version_conflict
 
 _LONGEST_SCHEMA = 16_000_000
 _Word = Annotated[str, Field(max_length=100)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import anonymity
-from benchmarks.probes import Sample
+from benchmarks.common.probes import Sample
 
 
 def test_the_table_is_as_it_is_said_to_be() -> None:

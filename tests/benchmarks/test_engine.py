@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engine
-from benchmarks.probes import Probe, ProbeFailed, Sample
-from benchmarks.report import BEGIN, END, TITLES, write_section
-from benchmarks.rows import Goal, Row, measure
+from benchmarks.common.probes import Probe, ProbeFailed, Sample
+from benchmarks.common.report import BEGIN, END, TITLES, write_section
+from benchmarks.common.rows import Goal, Row, measure
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"against", "sites", "dp", "ours_seconds", "theirs_seconds", "ratio", "goal", "met", "note"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.probes import ROOT
+from benchmarks.common.probes import ROOT
 from benchmarks.utility import runs as runs_module
 from benchmarks.utility.measure import Plan, beside_opacus, cells, measured, row
 from benchmarks.utility.methods import METHODS, NAMES, Method

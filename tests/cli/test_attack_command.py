@@ -15,8 +15,8 @@ from polyclinic.cli import app
 from polyclinic.cli.runs.attack import shown as shown_of
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
-from polyclinic.federation import RunResult
 from polyclinic.inspection.attacks import read_target
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs import folder
 from polyclinic.runs.simulation import simulated_patients
 from tests.cli.test_json_page import NAMED, keys

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from polyclinic.cli import app
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
 from polyclinic.inspection.audits import subject_of_run
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.simulation import simulated_patients
 
 Run = Callable[..., RunResult]

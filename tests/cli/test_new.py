@@ -20,7 +20,7 @@ from polyclinic.cli.new import KINDS, package
 from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import checked, plugins
 from polyclinic.strategies.registry import make_strategy
 from polyclinic.wire.messages import EnrolRequest, TrainRequest

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.cli.runs.live import LiveProgress
 from polyclinic.cli.terminal import console
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.server.checkpoint import load_checkpoint
 
 Command = Callable[..., Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.home.journal import NAME, append, read_journal
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.wire.messages import FAILED, REFUSED
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
 from tests.nursery import python

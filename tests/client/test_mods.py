@@ -13,7 +13,8 @@ from polyclinic.client.app import app
 from polyclinic.client.home.journal import read_journal
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from tests.client.test_enrolment import RUN, enrol
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, train

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from polyclinic.deployment.bundles import own_bundle
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 from tests.chaos.place import other_clock
 

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.deployment.hospital import HospitalNode
-from polyclinic.deployment.logs import LONGEST, Lines, encoded
-from polyclinic.deployment.relay import _read
+from polyclinic.deployment.monitoring.logs import LONGEST, Lines, encoded
+from polyclinic.deployment.monitoring.relay import _read
 
 from .conftest import ROOT, Cli, init_arguments
 from .test_federation import wait_for
@@ -31,8 +31,8 @@ from .test_federation import wait_for
 RELAY = """
 import os, sys
 from pathlib import Path
-from polyclinic.deployment.logs import Lines
-from polyclinic.deployment.relay import end_as, relay
+from polyclinic.deployment.monitoring.logs import Lines
+from polyclinic.deployment.monitoring.relay import end_as, relay
 sys.exit(end_as(relay([sys.executable, "-c", *sys.argv[1:]], os.environ, Path.cwd(), Lines("north"))))
 """
 

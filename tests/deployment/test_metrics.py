@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from polyclinic.client.home.journal import append
-from polyclinic.deployment.metrics import CoordinatorMetrics, HospitalMetrics, serve
+from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics, HospitalMetrics, serve
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
 
 from .conftest import Cli

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from sklearn.linear_model import LogisticRegression
 
 from polyclinic import Federation
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.progress import Progress
 

@@ -6,7 +6,7 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.errors import PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from tests.digests.results import arithmetic, differences, results, run
 from tests.digests.runs import RESUMED, RUNS
 from tests.digests.table import Table, digest

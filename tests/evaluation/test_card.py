@@ -12,7 +12,7 @@ import pytest
 from polyclinic import Federation
 from polyclinic.errors import DataError
 from polyclinic.evaluation.report.card import markdown
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 
 SECTIONS = ["Purpose", "Model", "Data", "Privacy", "Metrics", "Limits", "Versions"]
 

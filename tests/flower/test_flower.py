@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from polyclinic.deployment.environment import flower_settings, with_settings
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.flower

@@ -7,7 +7,8 @@ import pytest
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, SECTIONS, RunConfig, check_effects, put_aside
 from polyclinic.errors import ConfigError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import plugins
 
 Quick = Callable[..., RunResult]

@@ -15,7 +15,7 @@ from polyclinic import Federation
 from polyclinic.cli.terminal import fail
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState

@@ -23,7 +23,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest

@@ -18,7 +18,7 @@ from polyclinic import Federation, Privacy, RunConfig
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.breast_cancer import DATASET
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.naming import check_reach
 from polyclinic.runs.simulation import simulated_patients
 from polyclinic.strategies.ditto import Ditto

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.client.home.policy import Policy
 from polyclinic.errors import ConfigError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import model_named, open_source, plugins, resolve
 
 Quick = Callable[..., RunResult]

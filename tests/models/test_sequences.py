@@ -19,7 +19,7 @@ from polyclinic.ehr.encoding import encode, feature_names
 from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.resnet import Embedded, tabular_resnet
 from polyclinic.models.sequences import Attention, Gru, Recurrent, Transformer, Unrolled, gru, transformer
 from polyclinic.training.modules import check_behaviour

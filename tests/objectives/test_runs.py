@@ -16,9 +16,9 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.judges import judge_of
-from polyclinic.federation import RunResult
 from polyclinic.inspection.attacks import read_target
 from polyclinic.inspection.audits import subject_of_config
+from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
 from tests.objectives.cohorts import cohort, records, schema
 from tests.objectives.test_objectives import TAKEN, Cubic

@@ -16,7 +16,7 @@ from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, traceback_of
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise
 from polyclinic.naming import check_reach
 from polyclinic.plugins import dataset_named

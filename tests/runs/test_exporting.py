@@ -23,7 +23,7 @@ from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.files import whole_table
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs import exporting
 from polyclinic.runs.exporting import description, scorer_of
 from polyclinic.runs.predicting import predict

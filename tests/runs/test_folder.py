@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs import folder, history, json_text, summary
 from polyclinic.runs.folder import Run
 from polyclinic.runs.summary import Summary

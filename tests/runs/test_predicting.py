@@ -16,7 +16,7 @@ from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.metrics import auroc, classification_metrics
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from polyclinic.config import secure_terms
-from polyclinic.privacy import secure_sum
+from polyclinic.privacy.secure import secure_sum
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record
 from polyclinic.wire.messages import (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.privacy.accounting import epsilon, gaussian_event
-from polyclinic.privacy.distributed import SumTerms, gaussian_gap, sum_rho
+from polyclinic.privacy.secure.distributed import SumTerms, gaussian_gap, sum_rho
 from polyclinic.privacy.streams import keyed_stream
 
 

@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from polyclinic.client.app import app
 from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
-from polyclinic.privacy.signatures import public_identity
+from polyclinic.privacy.secure.signatures import public_identity
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.wire.arrays import from_record, to_record

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from polyclinic.privacy.signatures import new_identity, sign
+from polyclinic.privacy.secure.signatures import new_identity, sign
 from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record

@@ -15,9 +15,9 @@ from polyclinic.cli import app
 from polyclinic.client.home.identity import identity
 from polyclinic.client.home.policy import Policy
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.distributed import SumTerms
-from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign, statement
+from polyclinic.privacy.secure import secure_sum
+from polyclinic.privacy.secure.distributed import SumTerms
+from polyclinic.privacy.secure.signatures import is_signed, new_identity, public_identity, sign, statement
 from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record

@@ -11,8 +11,8 @@ import pytest
 
 from polyclinic.client import secure
 from polyclinic.config import RunConfig, secure_terms
-from polyclinic.privacy import secure_sum
-from polyclinic.privacy.signatures import is_signed, new_identity, public_identity, sign
+from polyclinic.privacy.secure import secure_sum
+from polyclinic.privacy.secure.signatures import is_signed, new_identity, public_identity, sign
 from polyclinic.wire.messages import SECURE_SHARES, SecureSharesRequest
 from tests.secure.lying import Attack, LyingServer, Story, every_story, plan, smallest_opened
 from tests.secure.ward import Ward

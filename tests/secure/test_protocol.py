@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.privacy import secure_sum
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.privacy.secure import secure_sum
 from polyclinic.server.exchange.cohort import secure_threshold
 from polyclinic.server.exchange.secure import SumRefused
 from polyclinic.wire.arrays import from_record, to_record

@@ -21,11 +21,11 @@ from polyclinic.client.app import app
 from polyclinic.client.home.identity import identity
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon, gaussian_event
-from polyclinic.privacy.distributed import SumTerms
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.signatures import public_identity
+from polyclinic.privacy.secure.distributed import SumTerms
+from polyclinic.privacy.secure.signatures import public_identity
 from polyclinic.runs.simulation import simulated_sites
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.summary import summarise

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.privacy import secure_sum
+from polyclinic.privacy.secure import secure_sum
 from tests.secure.ward import is_uniform
 
 WORDS = (np.dtype(np.uint32), np.dtype(np.uint64))

@@ -22,9 +22,9 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.distributed import SumTerms, patient_rho
 from polyclinic.privacy.events import zcdp_event
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.secure.distributed import SumTerms, patient_rho
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.server.notes import notes
 from polyclinic.training import classification

@@ -19,7 +19,7 @@ from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.errors import PolyclinicError
-from polyclinic.privacy.signatures import public_identity
+from polyclinic.privacy.secure.signatures import public_identity
 from polyclinic.programs import program_of
 from polyclinic.server.exchange.secure import Opened, SecureSum, begin
 from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid

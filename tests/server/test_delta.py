@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon, usual_delta
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run

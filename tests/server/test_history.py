@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.history import History
 from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.progress import Progress

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 
 Quick = Callable[..., RunResult]

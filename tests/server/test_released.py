@@ -19,7 +19,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.metrics import classification_metrics
 from polyclinic.evaluation.report import render_comparison
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import _Logged, coordinate
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals

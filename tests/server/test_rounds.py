@@ -19,7 +19,7 @@ from polyclinic import Federation
 from polyclinic.cli import main
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run

@@ -12,7 +12,7 @@ from flwr.app import MessageType
 from safetensors import safe_open
 from starlette.testclient import TestClient
 
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.history import History
 from polyclinic.runs.json_text import json_text
 from polyclinic.serving.app import application

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting.risk import worst
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import risk_of

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from polyclinic.errors import ConfigError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.server.progress import Progress
 from polyclinic.server.tracking import numbers
 

@@ -9,11 +9,12 @@ import pytest
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
-from polyclinic.versions import recorded_versions
 from polyclinic.wire.messages import ENROL
+from polyclinic.wire.versions import recorded_versions
 from tests.server.test_history import StopsAfter
 from tests.server.test_hostile_enrolment import Lying
 from tests.server.test_joining import KEYS, NAMES, Hospitals, charges, hospitals, run

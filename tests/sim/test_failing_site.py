@@ -11,7 +11,7 @@ from torch import nn
 
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Schema
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 
 SCHEMA = Schema.from_dict({
     "name": "four",

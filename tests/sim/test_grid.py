@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid, place
 from polyclinic.sim.ray_workers import RayWorkers

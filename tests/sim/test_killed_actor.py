@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 
 # A file that whoever dies makes first; beside it lie the runs' folders.
 DIES = "POLYCLINIC_TEST_DIES"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.sim.unreliable import Conditions
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import strategy_named
 from polyclinic.strategies import BUILT_IN
 from polyclinic.strategies.registry import MEANS, merge_by

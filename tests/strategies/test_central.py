@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from polyclinic import Federation
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.central import CentralPlan, next_clip_norm, noisy_fraction, sum_noise_multiplier
 from polyclinic.privacy.events import PAID_BEFORE, event_to_json

@@ -22,7 +22,8 @@ from flwr.serverapp.strategy import (
 from polyclinic import LocalHalf, Sites, Trained
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.server.progress import Progress
 

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 import polyclinic
 from polyclinic.client_app import app as hospital
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 
 Quick = Callable[..., RunResult]
 

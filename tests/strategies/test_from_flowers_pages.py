@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import FedAdagrad, FedAvg
 from polyclinic.client.checks import train_settings
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.federation import Federation, RunResult
+from polyclinic.federation import Federation
+from polyclinic.inspection.result import RunResult
 from polyclinic.server.progress import Progress
 from polyclinic.wire.messages import TrainRequest
 

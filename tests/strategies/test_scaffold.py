@@ -16,7 +16,7 @@ from polyclinic.client.checks import beside
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise, mlp
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise
 from polyclinic.training import classification
 from polyclinic.training.converged import fit, scale_of

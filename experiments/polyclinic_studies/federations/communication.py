@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from polyclinic.experiments import Asked, Findings, Say, markdown
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic_studies.parts import Parts
 
 SETTINGS: dict[str, Any] = {

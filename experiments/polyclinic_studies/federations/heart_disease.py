@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.experiments import Asked, Findings, Say, markdown
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import dataset_named
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import spread

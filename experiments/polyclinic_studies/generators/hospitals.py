@@ -17,7 +17,7 @@ from polyclinic.ehr.shard import Shard
 from polyclinic.evaluation.synthetic.classifiers import transfer
 from polyclinic.evaluation.synthetic.columns import correlations
 from polyclinic.experiments import Asked, Target, markdown
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout

@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.shard import Rows, Shard
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from polyclinic.evaluation.figures.synthetic import plot_correlations
 from polyclinic.evaluation.synthetic.columns import pearson
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.types import Floats
 from polyclinic_studies.generators.figures import plot_judged, plot_spent, plot_trajectories
 from polyclinic_studies.generators.patients import hospitals_of, real_patients, synthesizer_of, synthetic

@@ -207,7 +207,7 @@ def backup(folder: Folder, destination: deploying.Destination, as_json: Json = F
 def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
     with loading():
-        from polyclinic.deployment.metrics import CoordinatorMetrics
+        from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics
 
     read = _read(folder)
     deploying.serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)

@@ -47,7 +47,7 @@ Logs = Annotated[
 
 def serve_metrics(collector: Any, host: str, port: int) -> None:
     """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
-    from polyclinic.deployment.metrics import serve
+    from polyclinic.deployment.monitoring.metrics import serve
 
     stops = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # for every thread, so that only the next line but one gets them
@@ -81,8 +81,8 @@ def errors_logged(log_format: LogFormat, site: str = "") -> Iterator[None]:
     except PolyclinicError as error:
         if log_format is LogFormat.TEXT:
             raise
-        from polyclinic.deployment.logs import Lines
-        from polyclinic.deployment.relay import write
+        from polyclinic.deployment.monitoring.logs import Lines
+        from polyclinic.deployment.monitoring.relay import write
 
         write(Lines(site).event("error", str(error)))
         raise typer.Exit(error.exit_code) from None
@@ -97,8 +97,8 @@ def start_or_show(
     JSON. With ``dry_run`` it is only shown; ``facts`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
     """
     from polyclinic.deployment.environment import with_settings
-    from polyclinic.deployment.logs import Lines
-    from polyclinic.deployment.relay import end_as, relay, write
+    from polyclinic.deployment.monitoring.logs import Lines
+    from polyclinic.deployment.monitoring.relay import end_as, relay, write
 
     structured = log_format is LogFormat.JSON and not dry_run
     lines = Lines(starting.site, starting.hidden)

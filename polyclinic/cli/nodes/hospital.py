@@ -107,7 +107,7 @@ def status(
     """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
     with loading():
         from polyclinic.deployment.certificates import expiry_warnings
-        from polyclinic.deployment.status import hospital_status
+        from polyclinic.deployment.monitoring.status import hospital_status
 
     node = _read(folder)
     found = hospital_status(node)
@@ -153,7 +153,7 @@ def backup(folder: Folder, destination: deploying.Destination, as_json: Json = F
 def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
     with loading():
-        from polyclinic.deployment.metrics import HospitalMetrics
+        from polyclinic.deployment.monitoring.metrics import HospitalMetrics
 
     node = _read(folder)
     deploying.serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
@@ -167,7 +167,7 @@ def identity(
     with loading():
         from polyclinic.client.home import identity as keys
         from polyclinic.client.home.policy import HospitalFile
-        from polyclinic.privacy.signatures import public_identity
+        from polyclinic.privacy.secure.signatures import public_identity
 
     described = HospitalFile.read(hospital)
     key = public_identity(keys.identity(hospital.resolve().parent / described.home)).hex()

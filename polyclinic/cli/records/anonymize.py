@@ -119,8 +119,8 @@ def coarsen(
     """
     with loading():
         from polyclinic.ehr import anonymity
-        from polyclinic.ehr.coarsening import coarsen as coarser
-        from polyclinic.ehr.coarsening import key_in, read_coarsening
+        from polyclinic.ehr.anonymity.coarsening import coarsen as coarser
+        from polyclinic.ehr.anonymity.coarsening import key_in, read_coarsening
         from polyclinic.ehr.schema import Schema
         from polyclinic.ehr.sources import read_records
         from polyclinic.ehr.sources.files import check_suffix

@@ -37,7 +37,7 @@ def draft(
     Bounds and categories are left for a person to find in public; until then every command refuses the file.
     """
     with loading():
-        from polyclinic.ehr.sources.drafting import draft_schema
+        from polyclinic.ehr.sources.hospital_draft import draft_schema
 
     drafted = draft_schema(file, label, patient, site, leave_out or (), look)
     written = drafted.write(out, mapping)

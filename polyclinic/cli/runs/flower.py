@@ -25,7 +25,7 @@ from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effect
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.deployment.submitting import follow_run, own_app, start_run
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import dataset_of
 from polyclinic.runs.folder import LATEST
 from polyclinic.sim.simulation import FlowerApp

@@ -22,10 +22,10 @@ from polyclinic.ehr.anonymity.classes import (
     uniqueness,
 )
 from polyclinic.ehr.anonymity.hierarchies import ZIP_NAME, Hierarchy
+from polyclinic.ehr.anonymity.labels import midpoint
 from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.release import Release
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.labels import midpoint
 from polyclinic.ehr.schema import Role, Schema
 from polyclinic.ehr.sources import files, read_records
 from polyclinic.ehr.split import is_test_patient

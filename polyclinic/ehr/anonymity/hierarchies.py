@@ -20,8 +20,8 @@ from pandas.api.types import is_numeric_dtype
 from pydantic import model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
-from polyclinic.ehr.coarsening import Finite
-from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
+from polyclinic.ehr.anonymity.coarsening import Finite
+from polyclinic.ehr.anonymity.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import checked, read_toml

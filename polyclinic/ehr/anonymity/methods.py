@@ -31,7 +31,7 @@ from polyclinic.ehr.anonymity.classes import (
     t_by_class,
 )
 from polyclinic.ehr.anonymity.hierarchies import ANY, Ladder, cell_text
-from polyclinic.ehr.labels import range_name
+from polyclinic.ehr.anonymity.labels import range_name
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools, Floats, Ints
 

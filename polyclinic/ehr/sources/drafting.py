@@ -1,8 +1,7 @@
 """The draft of a schema from tables as they come, and their records as the draft reads them.
 
-It looks at the records, so no epsilon covers it: a simulation of tables that one holds may do so. For a real hospital
-``public_draft`` strips what came from values, and marks each column whose bounds or categories a person must still find in
-public. What is read otherwise than it stands, and what is left out, is a note; no note quotes a cell.
+It looks at the records, so no epsilon covers it: a simulation of tables that one holds may do so (``hospital_draft`` is for a
+real hospital). What is read otherwise than it stands, and what is left out, is a note; no note quotes a cell.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomli_w
 
 from polyclinic.ehr.sources.cells import (
     Numbers,
@@ -30,22 +27,12 @@ from polyclinic.ehr.sources.cells import (
     read_numbers,
     same_spelling,
     share_of_dates,
-    text_table,
     usual_name,
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, known_unit
-from polyclinic.ehr.sources.files import found_files, whole_table
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
-HEAD = """# A DRAFT, not yet a schema, made by looking at records: keep it inside the hospital until a person has confirmed it.
-# For each column with a line `draft`: give it bounds or categories that are known in public, without looking at the records
-# (a guideline, a device's range, a code book), check its kind and role, and delete the line.
-"""
-MAPPING_HEAD = """# How this hospital's cells are read (docs/records/sources.md): of this hospital alone, and not shared.
-"""
-#: Rows of each file that a draft for a hospital reads.
-ROWS_OF_DRAFT = 100_000
 _PATIENTS = (
     "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
     "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
@@ -66,11 +53,6 @@ _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
 _MOST_CATEGORIES = 20
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
-#: Ranges of living people, for columns of these names: to be confirmed, as every bound of a draft.
-PUBLIC_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "age": (0, 120), "sbp": (0, 300), "dbp": (0, 200), "heart_rate": (0, 300), "pulse": (0, 300), "spo2": (0, 100),
-    "bmi": (5, 150), "height_cm": (20, 280), "weight_kg": (0.2, 650), "gcs": (3, 15), "ph": (6, 8),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,10 +214,10 @@ def usual_site(names: Sequence[str]) -> str:
 
 def _decimals(cells: pd.DataFrame, hospitals: pd.Series) -> dict[str, dict[str, str]]:
     """By column and hospital the mark of a decimal point, where it is a comma."""
-    found: dict[str, dict[str, str]] = {}
+    decimals: dict[str, dict[str, str]] = {}
     commas = [name for name in cells if cells[name].str.contains(",", regex=False).any()]
     if not commas:
-        return found
+        return decimals
     for hospital, rows in cells.groupby(hospitals, sort=False):
         sure = {name: decimal_marks(rows[name]) for name in commas}
         usual = Counter("".join(marks) for marks in sure.values() if len(marks) == 1)
@@ -245,8 +227,8 @@ def _decimals(cells: pd.DataFrame, hospitals: pd.Series) -> dict[str, dict[str, 
                 continue
             marks = sure[name] if name in sure else decimal_marks(rows[name])
             if marks == {","} or (not marks and everywhere):
-                found.setdefault(name, {})[str(hospital)] = ","
-    return found
+                decimals.setdefault(name, {})[str(hospital)] = ","
+    return decimals
 
 
 def _add(
@@ -394,21 +376,21 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
             f"{int((values == code).sum()):,} cells of column {name!r} are {code:g}, read as a code for missing."
         )
     values = values.where(~values.isin(codes)) if codes else values
-    known = values.dropna()
+    numeric = values.dropna()
     if len(words):
         notes.append(f"{len(words):,} cells of column {name!r} are no numbers, and count as missing.")
-    if known.isin([0.0, 1.0]).all():
+    if numeric.isin([0.0, 1.0]).all():
         draft.notes += notes
-        if known.nunique() < 2:
+        if numeric.nunique() < 2:
             draft.leave_out(name, "constant")
         else:
             nullable = bool(values.isna().any())
             draft.add(values.astype("Int64"), _missing(codes, words), name=name, kind="binary", nullable=nullable)
         return True
-    if reason := _no_feature(name, known, values, hospitals):
+    if reason := _no_feature(name, numeric, values, hospitals):
         draft.leave_out(name, reason)
         return True
-    if _IDS.search(name) and _has_few(known.nunique(), len(known)):
+    if _IDS.search(name) and _has_few(numeric.nunique(), len(numeric)):
         _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""))
         return True
     draft.notes += notes
@@ -422,8 +404,8 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
             f"{flag!r} says which they are."
         )
         draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")
-    whole = bool((known % 1 == 0).all())
-    numbers = known.to_numpy()
+    whole = bool((numeric % 1 == 0).all())
+    numbers = numeric.to_numpy()
     low, high = (float(np.quantile(numbers, share)) for share in (0.005, 0.995))
     if low == high:
         low, high = float(numbers.min()), float(numbers.max())
@@ -444,8 +426,8 @@ def _read(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> 
 
 def _bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
     """The records of a column of numbers, and its draft with these bounds."""
-    known = values.dropna()
-    whole, clipped = bool((known % 1 == 0).all()), np.clip(known.to_numpy(), low, high)
+    numeric = values.dropna()
+    whole, clipped = bool((numeric % 1 == 0).all()), np.clip(numeric.to_numpy(), low, high)
     return values.astype("Int64") if whole else values, {
         "kind": "integer" if whole else "continuous", "bounds": [low, high], "clip": True, "centre": float(clipped.mean()),
         "spread": float(clipped.std(ddof=1)),
@@ -487,7 +469,7 @@ def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
 
 def substance_of(name: str) -> str:
     """The substance of molar mass that the column's name names, or ""."""
-    return next((known for known in SUBSTANCES if plain_name(known) in plain_name(name)), "")
+    return next((substance for substance in SUBSTANCES if plain_name(substance) in plain_name(name)), "")
 
 
 def _has_few(distinct: int, rows: int) -> bool:
@@ -495,22 +477,24 @@ def _has_few(distinct: int, rows: int) -> bool:
     return distinct <= _MOST_CATEGORIES or rows >= 50 * distinct
 
 
-def _no_feature(name: str, known: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
+def _no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
     """Why numbers are no feature: they name people or rows, or are days; "" where they may be one."""
-    whole = bool((known % 1 == 0).all())
+    whole = bool((numeric % 1 == 0).all())
     if not whole:
         return ""
-    distinct = known.nunique()
-    if _IDS.search(name) and not _has_few(distinct, len(known)):
+    distinct = numeric.nunique()
+    if _IDS.search(name) and not _has_few(distinct, len(numeric)):
         return "an identifier"
     if distinct <= _MOST_CATEGORIES:
         return ""
-    once = not pd.DataFrame({"v": known, "h": hospitals[known.index]}).duplicated().any()
+    once = not pd.DataFrame({"v": numeric, "h": hospitals[numeric.index]}).duplicated().any()
     if once and (
         _NUMBERED.search(name) or values.dropna().groupby(hospitals).apply(lambda v: v.is_monotonic_increasing).all()
     ):
         return "an identifier"
-    if count_days(known) >= _MOST_CELLS or (_DATED.search(name) and known.between(7_000, 90_000).mean() >= _MOST_CELLS):
+    if count_days(numeric) >= _MOST_CELLS or (
+        _DATED.search(name) and numeric.between(7_000, 90_000).mean() >= _MOST_CELLS
+    ):
         return "a date or a time"
     return ""
 
@@ -528,7 +512,7 @@ def leaks(draft: Draft, label_name: str) -> list[str]:
         counts = np.bincount(groups * (classes.max() + 1) + classes, minlength=(groups.max() + 1) * (classes.max() + 1))
         return len(label) - int(counts.reshape(groups.max() + 1, -1).max(axis=1).sum())
 
-    found = []
+    suspects = []
     for column in draft.columns:
         if "role" in column or column["kind"] == "code_set":
             continue
@@ -540,112 +524,5 @@ def leaks(draft: Draft, label_name: str) -> list[str]:
         else:
             groups = pd.factorize(values)[0] + 1
         if min(mistakes(groups), mistakes(np.minimum(groups, 1))) <= 0.1 * wrong:
-            found.append(column["name"])
-    return found
-
-
-def draft_schema(
-    path: str | Path,
-    label: str = "",
-    patient: str = "",
-    site: str = "",
-    leave_out: Sequence[str] = (),
-    look: bool = False,
-) -> SchemaDraft:
-    """A draft of the schema of one hospital's files at ``path``, and of its mapping, for a person to confirm.
-
-    Args:
-        path: A CSV or Parquet file, a folder of them or a pattern.
-        label, patient, site: Names of these columns; usual names are looked for where they are empty.
-        leave_out: Columns that are no features.
-        look: Take bounds and categories from the records, as a simulation may. Otherwise the draft has only what is known in
-            public of columns of these names, and the kinds and spellings of columns.
-
-    Raises:
-        ConfigError: for names that are no columns. DataError: for files that cannot be read or have no rows.
-    """
-    files = found_files(path)
-    cells, _, notes = join_tables({file.name: text_table(whole_table(file, ROWS_OF_DRAFT)) for file in files})
-    roles = Roles.find(list(cells), label, patient, site or usual_site(list(cells)), leave_out)
-    cells = cells[(cells[[name for name in (roles.label, roles.patient) if name]] != "").all(axis=1)]
-    if cells.empty:
-        raise DataError(f"{path}: there are no records to draft a schema from.")
-    cells = cells.reset_index(drop=True)
-    draft = draft_tables(cells, pd.Series("", index=cells.index), roles)
-    columns = [column | _to_confirm(column) for column in draft.columns] if look else public_draft(draft)
-    if drafts := [column["name"] for column in columns if "draft" in column]:
-        notes.append(f"{len(drafts)} of {len(columns)} columns are drafts: give them public bounds or categories.")
-    if not roles.label:
-        notes.append("No column has role 'label'; give it to the outcome, or name it by --label.")
-    if not roles.patient:
-        notes.append(
-            "No column names the patient: each row would be a unit of privacy of its own; name it by --patient."
-        )
-    ignored = [
-        {"name": name, "kind": "categorical", "role": "ignore", "description": f"left out as {why}"}
-        for why, names in draft.left_out.items()
-        for name in names
-    ]
-    unit = "patient" if roles.patient else "record"
-    values = {"name": Path(path).stem or "draft", "unit": unit, "columns": [*columns, *ignored]}
-    return SchemaDraft(values, {"columns": draft.rules} if draft.rules else {}, len(cells), (*notes, *draft.all_notes))
-
-
-def _to_confirm(column: Mapping[str, Any]) -> dict[str, str]:
-    """What a person must find in public for a column."""
-    numeric = column["kind"] in ("integer", "continuous")
-    return {"draft": "bounds"} if numeric else {"draft": "categories"} if "categories" in column else {}
-
-
-def public_draft(draft: Draft) -> list[dict[str, Any]]:
-    """The columns of a draft without anything that came from values but their kinds, with ``draft`` where a person must find
-    bounds or categories in public."""
-    columns = []
-    bounds = {plain_name(name): list(limits) for name, limits in PUBLIC_BOUNDS.items()}
-    for column in draft.columns:
-        public = {key: column[key] for key in ("name", "kind", "role", "unit", "nullable") if column.get(key)}
-        public |= _to_confirm(column)
-        if public.get("draft") == "bounds":
-            public |= {"bounds": bounds.get(plain_name(column["name"]), []), "clip": True}
-        elif public.get("draft") == "categories":
-            public["categories"] = []
-        columns.append(public)
-    return columns
-
-
-@dataclass(frozen=True)
-class SchemaDraft:
-    """A draft of a schema: values as ``Schema.from_dict`` would take them but for ``draft``; mapping, a hospital's mapping file,
-    empty where cells need none; rows that were read; notes, what a person must still decide."""
-
-    values: dict[str, Any]
-    mapping: dict[str, Any]
-    rows: int
-    notes: tuple[str, ...]
-
-    def write(self, schema: Path, mapping: Path) -> list[Path]:
-        """Write the files. Raises DataError where one exists or cannot be written."""
-        texts = {schema: HEAD + tomli_w.dumps(self.values)}
-        texts |= {mapping: MAPPING_HEAD + tomli_w.dumps(self.mapping)} if self.mapping else {}
-        for path in texts:
-            if path.exists():
-                raise DataError(f"{path}: the file exists; give another name.")
-        for path, text in texts.items():
-            try:
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise DataError(f"{path}: the draft cannot be written ({type(error).__name__}).") from None
-        return list(texts)
-
-
-__all__ = [
-    "FEWEST_ROWS",
-    "Draft",
-    "Roles",
-    "SchemaDraft",
-    "draft_schema",
-    "draft_tables",
-    "join_tables",
-    "leaks",
-    "usual_site",
-]
+            suspects.append(column["name"])
+    return suspects

@@ -15,7 +15,7 @@ from polyclinic.cli import app
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon, gaussian_event
 from polyclinic.privacy.ledger import Ledger

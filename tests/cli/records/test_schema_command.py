@@ -16,7 +16,7 @@ from polyclinic.client.home.records import own_records
 from polyclinic.ehr.datasets.tables import tables
 from polyclinic.ehr.encoding import encode, feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.sources.drafting import draft_schema
+from polyclinic.ehr.sources.hospital_draft import draft_schema
 from polyclinic.errors import DataError
 from tests.client.test_hospital import ledger, make_hospital, train
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity.classes import equivalence_classes
 from polyclinic.ehr.anonymity.hierarchies import Codes, Intervals, Prefix, Tree
+from polyclinic.ehr.anonymity.labels import bounds_of, midpoint
 from polyclinic.ehr.anonymity.linking import link
 from polyclinic.ehr.anonymity.methods import Target
 from polyclinic.ehr.anonymity.release import anonymise
-from polyclinic.ehr.labels import bounds_of, midpoint
 from polyclinic.errors import ConfigError, DataError
 
 SALARIES = pd.DataFrame(

@@ -10,7 +10,7 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
-from polyclinic.ehr.sources.drafting import draft_schema
+from polyclinic.ehr.sources.hospital_draft import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
 CANARY = "canary-4711"

@@ -26,7 +26,7 @@ from polyclinic.ehr.datasets.heart_disease import DATASET
 from polyclinic.ehr.partition import check_partitioner, partition_rows
 from polyclinic.ehr.partition.flower import deal_by
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.types import Ints
 
 Quick = Callable[..., RunResult]

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from polyclinic.client import training
 from polyclinic.client.training import join
 from polyclinic.errors import PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.server.exchange.merging import merge
 from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
 from polyclinic.wire.messages import RECORD

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from polyclinic.ehr.datasets import load_shards
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise, mlp
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import torch_seed

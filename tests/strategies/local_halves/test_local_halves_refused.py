@@ -15,7 +15,7 @@ from polyclinic.client.app import app
 from polyclinic.client.home.state import read_state
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.plugins import strategy_named
 from polyclinic.privacy.accounting import epsilon

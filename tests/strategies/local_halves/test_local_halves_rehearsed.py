@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from polyclinic import LocalHalf, Trained
 from polyclinic.errors import ConfigError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.training.local import Penalty, Sites
 from polyclinic.training.sites.rehearsal import check_half
 from tests.strategies.local_halves.halves import HALVES, START, build, settings

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from polyclinic import Federation
 from polyclinic.errors import PolyclinicError
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.server.progress import Progress
 from polyclinic.strategies.apfl import APFL
 from polyclinic.strategies.base.state import restore_strategy

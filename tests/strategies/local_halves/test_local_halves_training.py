@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyclinic.config import RunConfig
-from polyclinic.federation import RunResult
+from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger

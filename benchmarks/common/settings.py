@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from benchmarks.tables import CLIP, DELTA, HIDDEN, LEARNING_RATE, NOISE, RATE, STEPS
+from benchmarks.common.tables import CLIP, DELTA, HIDDEN, LEARNING_RATE, NOISE, RATE, STEPS
 from polyclinic.privacy.accounting import dpsgd_event, epsilon
 
 

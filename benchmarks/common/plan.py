@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.environment import Unavailable, pfl_python
-from benchmarks.probes import OUT, Probe, module
-from benchmarks.rows import Goal, Row
-from benchmarks.tables import PATIENTS
+from benchmarks.common.environment import Unavailable, pfl_python
+from benchmarks.common.probes import OUT, Probe, module
+from benchmarks.common.rows import Goal, Row
+from benchmarks.common.tables import PATIENTS
 
 NAMES = (
     "flower", "flower_command", "opacus_loop", "plain_loop", "pfl", "floor", "ours_dp_over_ours_plain", "many_sites",
@@ -52,10 +52,10 @@ def peer(name: str, sites: int, rounds: int, dp: bool, python: str = sys.executa
 
 def command(sites: int, rounds: int, dp: bool, workers: int, kind: Literal["command", "start"]) -> Probe:
     """``polyclinic run`` as a user starts it, evaluating once after the last round."""
-    from benchmarks.settings import epsilon_for, options
+    from benchmarks.common.settings import epsilon_for, options
 
     keys = options(sites, rounds, dp, PATIENTS, epsilon_for(rounds) if dp else 1.0)
-    keys |= {"dataset": "benchmarks.work:hospitals_500", "workers": workers, "out": OUT}
+    keys |= {"dataset": "benchmarks.common.work:hospitals_500", "workers": workers, "out": OUT}
     sets = [part for key, value in keys.items() for part in ("-c", f"{key.replace('_', '-')}={_toml(value)}")]
     script = Path(sys.executable).with_name("polyclinic")
     program = (str(script),) if script.exists() else module("polyclinic")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from benchmarks.tables import FEATURES, tables
+from benchmarks.common.tables import FEATURES, tables
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.schema import Schema
 

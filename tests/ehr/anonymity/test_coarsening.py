@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyclinic.ehr.coarsening import (
+from polyclinic.ehr.anonymity.coarsening import (
     Bins,
     Coarsening,
     Codes,
@@ -23,8 +23,8 @@ from polyclinic.ehr.coarsening import (
     read_coarsening,
     shift_days,
 )
+from polyclinic.ehr.anonymity.labels import SMALL_ZIP3, chapter, short_zip, three_digits
 from polyclinic.ehr.encoding import encode
-from polyclinic.ehr.labels import SMALL_ZIP3, chapter, short_zip, three_digits
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import build_shard
 from polyclinic.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 PFL = "pfl[pytorch]==0.6.0"
-HOME = Path(__file__).parent / ".venvs" / "pfl"
+HOME = Path(__file__).parents[1] / ".venvs" / "pfl"
 _INSTALL_SECONDS = 900
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict
 
+from polyclinic.ehr.anonymity.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
 from polyclinic.ehr.checks import code_sets, codes, numbers, texts
-from polyclinic.ehr.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file

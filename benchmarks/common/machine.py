@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.probes import ROOT
+from benchmarks.common.probes import ROOT
 
 _PACKAGES = ("polyclinic", "torch", "flwr", "opacus", "ray", "numpy")
 # A resumed result must agree in these.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.deployment.logs import LONGEST, Event, Lines, encoded
+from polyclinic.deployment.monitoring.logs import LONGEST, Event, Lines, encoded
 from polyclinic.errors import PolyclinicError
 
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP}

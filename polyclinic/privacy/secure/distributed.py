@@ -18,7 +18,7 @@ from dp_accounting import DpEvent
 
 from polyclinic.privacy.events import zcdp_event
 from polyclinic.privacy.sampling import noise
-from polyclinic.privacy.secure_sum import Words
+from polyclinic.privacy.secure.secure_sum import Words
 from polyclinic.privacy.streams import Stream
 from polyclinic.types import Floats, Ints, Reals
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.probes import Probe, ProbeFailed, Sample
+from benchmarks.common.probes import Probe, ProbeFailed, Sample
 
 
 @dataclass(frozen=True)

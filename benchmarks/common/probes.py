@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OUT = "{out}"  # stands for a new folder in a command's arguments
 _ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_TELEMETRY_ENABLED": "0", "NO_COLOR": "1", "OMP_NUM_THREADS": "1",

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -271,13 +272,10 @@ def _torch_export(scorer: Scorer, described: dict[str, Any]) -> Callable[[Path],
 
 def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
     """The model's graph, before which texts of categories become their places."""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError:
-        raise ConfigError(
-            "Writing .onnx needs the packages onnx and onnxscript: pip install 'polyclinic[onnx]'."
-        ) from None
+    if not all(map(find_spec, ("onnx", "onnxscript"))):  # torch's exporter takes the second
+        raise ConfigError("Writing .onnx needs the packages onnx and onnxscript: pip install 'polyclinic[onnx]'.")
+    import onnx
+
     if scorer.imputation == "chained":
         raise ConfigError(
             "data.imputation is 'chained', which solves equations that ONNX has no operator for; export to .pt or .pt2."

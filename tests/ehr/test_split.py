@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +133,7 @@ def test_with_nobody_held_out_every_patient_trains(tmp_path: Path) -> None:
     assert result.pooled["auroc"] is None and result.privacy["epsilon"] > 0
 
 
-def test_a_published_split_holds_unless_another_is_asked_for() -> None:
-    if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / "heart_uci").is_dir():
-        pytest.skip("POLYCLINIC_DATA names no folder with heart_uci")
+def test_a_published_split_holds_unless_another_is_asked_for(heart_disease: None) -> None:
     dataset = builtin()["heart-disease"]
     published, other = (
         load_shards(dataset, 4, "natural", 0, 1.0, split=split) for split in (OWN_SPLIT, Split(seed="0"))

@@ -1,6 +1,7 @@
 """Models that a run is compared with: fitted as well as scikit-learn fits them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.inspection.result import RunResult
-from polyclinic.models.tabular import initialise
+from polyclinic.models.tabular import initialise, mlp
 from polyclinic.training import classification
 from polyclinic.training.converged import fit, scale_of
 from polyclinic.training.preparation import standardised
@@ -55,13 +56,12 @@ def test_a_perceptron_learns_what_a_line_cannot_and_stops_before_it_knows_patien
     x = draw.normal(size=(3000, 4))
     y = (x[:, 0] * x[:, 1] + 0.5 * draw.normal(size=3000) > 0).astype(np.int64)
     seen, unseen = (Rows(x[part], y[part], np.arange(1500), 1500) for part in (slice(0, 1500), slice(1500, None)))
-    build = lambda: nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))  # noqa: E731
+    build = partial(mlp, 4, 2, (64,))
     model, _ = fitted(build, seen)
     learned = roc_auc_score(unseen.y, classification.evaluate(build, model, [unseen])[0][:, 1])
     assert learned > 0.85 > 0.6 > roc_auc_score(unseen.y, fitted(lambda: nn.Linear(4, 2), seen)[1][:1500, 1])
     names = Rows(draw.normal(size=(300, 50)), draw.integers(0, 2, 300), np.arange(300), 300)  # nothing to learn
-    wide = lambda: nn.Sequential(nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 2))  # noqa: E731
-    assert -np.log(fitted(wide, names)[1][np.arange(300), names.y]).mean() > 0.3
+    assert -np.log(fitted(partial(mlp, 50, 2, (64,)), names)[1][np.arange(300), names.y]).mean() > 0.3
 
 
 def test_a_comparison_is_with_models_that_converged(quick: Callable[..., RunResult], tmp_path: Path) -> None:

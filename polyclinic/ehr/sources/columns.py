@@ -341,7 +341,7 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
     return factor, (one.offset - other.offset) / other.factor
 
 
-def known_unit(unit: str) -> str:
+def unit_spelling(unit: str) -> str:
     """The unit as ``UNITS`` spells it, "" where it is not known."""
     return _SPELLINGS.get(unit.strip().lower(), "")
 

@@ -61,17 +61,17 @@ class Release(Generic[R]):
         """The reply that left before, with the ledger's epsilon of now. Raises PolyclinicError where the ledger does not hold
         it."""
         hospital, run, reply = call.hospital, call.request.run, self.reply(call)
-        kept = read_release(reply, self.identify(call))
-        if kept is None and self.once and released(reply):
+        content = read_release(reply, self.identify(call))
+        if content is None and self.once and released(reply):
             raise PolyclinicError(
                 f"{hospital.site}: refused: round {self.round} was already answered to another question."
             )
-        if kept is not None:
+        if content is not None:
             if self.round not in {row.round for row in self.account([hospital])[0].charges(self.purpose, run)}:
                 raise behind(hospital, f"the reply to {self.purpose!r} of round {self.round}")
             spent = spent_all(open_ledgers([hospital]))[0]
-            kept[RECORD] = ConfigRecord({**kept[RECORD], **told(hospital, spent)})  # type: ignore[dict-item]
-        return kept
+            content[RECORD] = ConfigRecord({**content[RECORD], **told(hospital, spent)})  # type: ignore[dict-item]
+        return content
 
     def charge(self, call: Call[R]) -> Charge:
         """What the ledger is asked for; a simulated hospital's streams make the same numbers again, at no cost."""

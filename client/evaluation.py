@@ -132,8 +132,8 @@ def _figures(call: Call[EvaluateRequest], rows: Rows, scores: np.ndarray, spent:
     The number of all patients, which is that of training patients too, leaves a simulation alone.
     """
     hospital = call.hospital
-    found = _judge(call).exact(rows.y, scores)
-    metrics = {name: float(value) for name, value in found.items() if value is not None}
+    figures = _judge(call).exact(rows.y, scores)
+    metrics = {name: float(value) for name, value in figures.items() if value is not None}
     metrics |= {"num-examples": float(len(rows.y)), "held-out-patients": float(rows.patients)}
     if hospital.simulated:
         metrics["patients"] = float(hospital.shard().patients)

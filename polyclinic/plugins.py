@@ -253,12 +253,12 @@ def dataset_of(config: RunConfig) -> Dataset:
     """The run's dataset, under the schema of its ``data.schema-file`` where it names one, with the labels of its ``data.label``
     and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is no column.
     """
-    found = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
-    schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else found.schema
-    found = replace(found, schema=schema)
+    data = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
+    schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else data.schema
+    data = replace(data, schema=schema)
     if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:
-        found = found.labelled(names)
-    return replace(found, schema=with_indicators(found.schema)) if config.data.imputation == "indicator" else found
+        data = data.labelled(names)
+    return replace(data, schema=with_indicators(data.schema)) if config.data.imputation == "indicator" else data
 
 
 def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
@@ -279,8 +279,8 @@ def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
 
 def model_named(name: str) -> Callable[..., nn.Module] | nn.Module:
     """A function or a class that makes a module, or a module."""
-    found: Callable[..., nn.Module] | nn.Module = resolve("models", name)
-    return found
+    model: Callable[..., nn.Module] | nn.Module = resolve("models", name)
+    return model
 
 
 def objective_of(config: RunConfig, labels: tuple[Column, ...]) -> Objective:

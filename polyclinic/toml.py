@@ -82,8 +82,8 @@ def all_problems(
     taken: a value that is none of several types fails by each.
     """
     errors = problems.errors(include_url=False)
-    strangers = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
-    found: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+    strangers = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+    faults: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
     for error in errors:
         key = tuple(map(str, error["loc"]))
         keys = _keys_at(model, key[:-1])
@@ -95,8 +95,8 @@ def all_problems(
         hint = nearest(key[-1], keys) if error["type"] == "extra_forbidden" else ""
         is_field = not key or key[-1] in keys or error["type"] == "extra_forbidden"
         sentence = f"{words}{f', got {value!r}' if plain and not secret else ''}.{hint}"
-        found.setdefault(key if is_field else key[:-1], (key, sentence))
-    return list(found.values())
+        faults.setdefault(key if is_field else key[:-1], (key, sentence))
+    return list(faults.values())
 
 
 def _keys_at(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:

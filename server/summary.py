@@ -46,7 +46,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
             "pooled": _metrics(last.get("pooled"), by) | {"released": _is_pooled(outcome) if state.released else None},
             "macro": _metrics(last.get("macro"), by) | {"released": any(state.released.values()) if state.released else None},
             "sites": {
-                found.name: _site_metrics(found, outcome, last.get(found.name), spent, charged, by) for found in outcome.sites
+                site.name: _site_metrics(site, outcome, last.get(site.name), spent, charged, by) for site in outcome.sites
             },
         },
         "objective": _objective(objective, by) if objective else None,

@@ -38,9 +38,9 @@ _MOST_PENDING = 100
 def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]], Arrays]) -> RecordDict:
     """The answer that left before to the same question; a new one where none left. Refuses another question."""
     place = Reply(call.hospital.home, call.request.run, purpose, call.request.round)
-    kept = read_release(place, identity)
-    if kept is not None:
-        return kept
+    content = read_release(place, identity)
+    if content is not None:
+        return content
     if released(place):
         raise refusal(call, f"it has answered {purpose} of this round to another question")
     reply = RecordDict({SECURE: to_record(answer(call)), RECORD: ConfigRecord({"site": call.hospital.site})})

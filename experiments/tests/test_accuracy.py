@@ -29,9 +29,9 @@ def test_the_judge_knows_a_true_model_and_one_that_is_too_extreme() -> None:
     logit = rng.normal(-1.0, 1.5, 40_000)
     y = (rng.random(len(logit)) < 1 / (1 + np.exp(-logit))).astype(np.int64)
     true, extreme = (1 / (1 + np.exp(-scale * logit)) for scale in (1.0, 2.0))
-    found = [judge(y, np.stack([1 - risk, risk], axis=1)) for risk in (true, extreme)]
-    assert found[0]["slope"] == pytest.approx(1.0, abs=0.05) and found[1]["slope"] == pytest.approx(0.5, abs=0.03)
-    assert abs(found[0]["off"]) < 0.01 and found[0]["auroc"] == pytest.approx(found[1]["auroc"])
+    figures = [judge(y, np.stack([1 - risk, risk], axis=1)) for risk in (true, extreme)]
+    assert figures[0]["slope"] == pytest.approx(1.0, abs=0.05) and figures[1]["slope"] == pytest.approx(0.5, abs=0.03)
+    assert abs(figures[0]["off"]) < 0.01 and figures[0]["auroc"] == pytest.approx(figures[1]["auroc"])
 
 
 @pytest.mark.slow

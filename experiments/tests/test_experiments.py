@@ -90,9 +90,9 @@ def test_every_installed_experiment_has_a_function() -> None:
 
 
 def test_whatever_this_package_brings_can_be_used(as_json: Callable[..., Any]) -> None:
-    ours = [one for one in as_json("plugins") if one["package"] == "polyclinic-studies"]
-    assert {one["group"] for one in ours} == {"experiments", "datasets", "games"} and len(ours) == 27
-    assert not [one for one in ours if one["problem"]]
+    ours = [plugin for plugin in as_json("plugins") if plugin["package"] == "polyclinic-studies"]
+    assert {plugin["group"] for plugin in ours} == {"experiments", "datasets", "games"} and len(ours) == 27
+    assert not [plugin for plugin in ours if plugin["problem"]]
 
 
 def test_results_tables_and_settings_are_left_in_the_folder(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def numbers(values: pd.Series, column: Column, source: str) -> Floats:
     name = str(values.name)
     out, missing = _parsed(values, column)
     infinite = np.isinf(out)
-    known = np.where(missing | infinite, 0.0 if column.bounds is None else column.bounds[0], out)
+    cells = np.where(missing | infinite, 0.0 if column.bounds is None else column.bounds[0], out)
     low, high = column.bounds or (-np.inf, np.inf)
     kinds = [
         (np.isnan(out) & ~missing, "the cell is not a number; correct it, or leave it empty if it is missing"),
@@ -95,13 +95,13 @@ def numbers(values: pd.Series, column: Column, source: str) -> Floats:
         *_missing(missing, column),
     ]
     if column.kind == "binary":
-        kinds.append(((known != 0) & (known != 1) & ~np.isnan(known), "the cell must be 0 or 1; correct the record"))
+        kinds.append(((cells != 0) & (cells != 1) & ~np.isnan(cells), "the cell must be 0 or 1; correct the record"))
     else:
-        outside = ((known < low) | (known > high)) & (not column.clip)
+        outside = ((cells < low) | (cells > high)) & (not column.clip)
         remedy = "correct the record or widen the bounds in the schema"
         kinds.append((outside, f"the cell is outside the public bounds {_range_text(column)}; {remedy}"))
     if column.kind == "integer":
-        fractional = (known != np.round(known)) & ~np.isnan(known)
+        fractional = (cells != np.round(cells)) & ~np.isnan(cells)
         kinds.append((fractional, "the cell is not a whole number; correct it or use kind 'continuous'"))
     _refuse(source, name, kinds)
     return np.clip(out, low, high) if column.clip else out

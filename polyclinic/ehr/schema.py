@@ -253,11 +253,11 @@ class Schema(Declared):
             >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
             [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
         """
-        known = [column.name for column in self.columns]
-        if strange := [name for name in names if name not in known]:
+        allowed = [column.name for column in self.columns]
+        if strange := [name for name in names if name not in allowed]:
             raise ConfigError(
                 f"Configuration key 'data.label' names {strange[0]!r}, which is no column of schema {self.name!r}."
-                f"{nearest(strange[0], known)}"
+                f"{nearest(strange[0], allowed)}"
             )
         given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}
         columns = [

@@ -150,9 +150,9 @@ class Checked:
     def test_rows(self, split: Split, source: str) -> Bools:
         """(rows,) True for the rows of patients whom the split holds out. Raises ConfigError where its column is lacking."""
         if split.time and split.column not in self.times:
-            known = f"; the schema's columns of role 'time' are {several(self.times) or 'none'}"
+            hint = f"; the schema's columns of role 'time' are {several(self.times) or 'none'}"
             raise ConfigError(
-                f"{source}: the split's time names the column {split.column!r}, which holds no moments{known}."
+                f"{source}: the split's time names the column {split.column!r}, which holds no moments{hint}."
             )
         return split.test_rows(self.patients, self.times.get(split.column))
 

@@ -69,14 +69,14 @@ def assess(
 
     column: what ``groups`` are by, the names of the numbers in ``Predictions.group``; empty without. by: whose metrics.
     """
-    usable = {name: one for name, one in sites.items() if len(one.labels)}
-    if not usable or not all(one.usable for one in usable.values()):
+    usable = {name: rows for name, rows in sites.items() if len(rows.labels)}
+    if not usable or not all(rows.usable for rows in usable.values()):
         return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
     together = pool(usable)
     count = _count(together)
     pooled, drawn_curves = _pooled(together, count, seed, by)
     drawn = count if len(usable) <= MOST_SITES else 0
-    each = {name: judge(one, drawn, generator(seed, "bootstrap", "site", name), by) for name, one in usable.items()}
+    each = {name: judge(rows, drawn, generator(seed, "bootstrap", "site", name), by) for name, rows in usable.items()}
     return {
         "undefined": None,
         "confidence": 0.95,
@@ -112,9 +112,9 @@ def _count(rows: Predictions) -> int:
 def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = generator(seed, "bootstrap", "pooled")
     if not by.has_classes:
-        told = judge(rows, count, rng, by).told
+        estimates = judge(rows, count, rng, by).told
         curve = None if by.calibration is None else tenths(*by.calibration(rows.labels, rows.scores))
-        return told, {"curves": [], "calibration": curve, "decision": None}
+        return estimates, {"curves": [], "calibration": curve, "decision": None}
     chance, event = judged(rows.labels, rows.scores)
     binary = rows.scores.shape[1] == 2
     worth = net_benefit(chance, event)
@@ -124,9 +124,9 @@ def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[s
         return np.concatenate([metrics, worth(weights)], axis=1) if binary else metrics
 
     values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
-    told = _told(rows, values, draws, rng, by)
+    estimates = _estimates(rows, values, draws, rng, by)
     band = np.quantile(draws[:, len(by.titles) :], (0.025, 0.975), axis=0) if binary else None
-    return told, {
+    return estimates, {
         "curves": curves(rows),
         "calibration": calibration_curve(chance, event),
         "decision": None if band is None else decision_curve(chance, event, (band[0], band[1])),
@@ -174,21 +174,21 @@ def judge(rows: Predictions, count: int, rng: np.random.Generator, by: Judge = C
         values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, classes)
     else:
         values, draws = statistic(np.ones((1, len(rows.labels))))[0], np.empty((0, len(by.titles)))
-    told = _told(rows, values, draws, rng, by)
-    return Judged(told, {name: draws[:, i] for i, name in enumerate(by.titles) if told[name]["low"] is not None})
+    metrics = _estimates(rows, values, draws, rng, by)
+    return Judged(metrics, {name: draws[:, i] for i, name in enumerate(by.titles) if metrics[name]["low"] is not None})
 
 
-def _told(rows: Predictions, values: Floats, draws: Floats, rng: np.random.Generator, by: Judge) -> Estimates:
-    found = {name: estimate(float(values[i]), draws[:, i]) for i, name in enumerate(by.titles)}
+def _estimates(rows: Predictions, values: Floats, draws: Floats, rng: np.random.Generator, by: Judge) -> Estimates:
+    estimates = {name: estimate(float(values[i]), draws[:, i]) for i, name in enumerate(by.titles)}
     if not by.has_classes:
-        return found
+        return estimates
     # Resampling adds to this error what it is there to measure, so that its interval would miss the truth.
     unsure = ["calibration_error", *(OF_CLASSES if _few_of_a_class(rows) else ())]
     for name in unsure:
-        found[name] |= {"low": None, "high": None}
+        estimates[name] |= {"low": None, "high": None}
     chance = judged(rows.labels, rows.scores)[0]
-    found["calibration_error"]["by_chance"] = error_by_chance(chance, len(draws), rng) if len(draws) else None
-    return found
+    estimates["calibration_error"]["by_chance"] = error_by_chance(chance, len(draws), rng) if len(draws) else None
+    return estimates
 
 
 def _few_of_a_class(rows: Predictions) -> bool:

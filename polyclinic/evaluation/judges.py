@@ -119,10 +119,10 @@ def judge_of(objective: Objective) -> Judge:
 
 def _ranks(objective: Objective) -> Judge:
     def exact(labels: Labels, scores: Floats) -> Metrics:
-        found = classification_metrics(labels, scores)
-        known = found["loss"] is not None
-        more = _rank_metrics(labels, scores, np.ones((1, len(labels))))[0] if known else np.full(2, np.nan)
-        return found | {name: _finite(value) for name, value in zip(_RANKS, more, strict=True)}
+        metrics = classification_metrics(labels, scores)
+        defined = metrics["loss"] is not None
+        more = _rank_metrics(labels, scores, np.ones((1, len(labels))))[0] if defined else np.full(2, np.nan)
+        return metrics | {name: _finite(value) for name, value in zip(_RANKS, more, strict=True)}
 
     def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         return np.concatenate(
@@ -183,7 +183,7 @@ def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weight
     spread, own = mean(labels**2.0) - mean(labels) ** 2, mean(predicted**2) - mean(predicted) ** 2
     together = mean(predicted * labels) - mean(predicted) * mean(labels)
     tiny = 1e-12 * mean(predicted**2)
-    found = {
+    metrics = {
         "mae": mean(np.abs(missed)),
         "rmse": np.sqrt(squared),
         "r2": 1 - ratio(squared, np.where(spread > 1e-12 * mean(labels**2.0), spread, 0.0)),
@@ -191,7 +191,7 @@ def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weight
         "calibration_in_the_large": mean(missed),
         "calibration_slope": ratio(together, np.where(own > tiny, own, 0.0)),
     }
-    return np.stack([found[name] for name in _NUMBERS], axis=1)
+    return np.stack([metrics[name] for name in _NUMBERS], axis=1)
 
 
 def _quantile_metrics(objective: Quantile, labels: Labels, scores: Floats, weights: Floats) -> Floats:
@@ -249,10 +249,10 @@ def _survival(objective: Objective) -> Judge:
         total = weights.sum(axis=1)
         seen = _seen(time, event, ends)
         brier = np.mean(
-            [np.where(at.known, at.weight * (scores[:, k] - at.alive) ** 2, 0.0) for k, at in enumerate(seen)], axis=0
+            [np.where(at.settled, at.weight * (scores[:, k] - at.alive) ** 2, 0.0) for k, at in enumerate(seen)], axis=0
         )
         last = seen[-1]
-        off = scores[:, -1] - np.where(last.known, last.weight * last.alive, 0.0)
+        off = scores[:, -1] - np.where(last.settled, last.weight * last.alive, 0.0)
         rows = [brier, hazards.losses_of(scores, labels), -off]
         return np.stack(
             [_concordance(time, event, scores, ends, weights), *(weights @ r / total for r in rows)], axis=1
@@ -265,9 +265,9 @@ def _survival(objective: Objective) -> Judge:
 
 @dataclass(frozen=True, eq=False)
 class _At:
-    """Of each row (n,) at the end of an interval: whether it is known then, if so alive, and the inverse chance of knowing."""
+    """Of each row (n,) at the end of an interval: whether it is settled then, if so alive, and the inverse chance of knowing."""
 
-    known: Bools
+    settled: Bools
     alive: Bools
     weight: Floats
 
@@ -280,12 +280,12 @@ def _seen(time: Floats, event: Bools, ends: Floats) -> list[_At]:
     steps = np.cumprod(1 - censored / at_risk)  # Kaplan and Meier 1958, of being censored
     before = np.concatenate([[1.0], steps])
     left = before[np.searchsorted(time[order], time, "left")].clip(1e-3)
-    found = []
+    statuses = []
     for end in ends:
         alive, died = time > end, event & (time <= end)
         until = max(float(before[np.searchsorted(time[order], end, "right")]), 1e-3)
-        found.append(_At(alive | died, alive, np.where(died, 1 / left, 1 / until)))
-    return found
+        statuses.append(_At(alive | died, alive, np.where(died, 1 / left, 1 / until)))
+    return statuses
 
 
 def _concordance(time: Floats, event: Bools, scores: Floats, ends: Floats, weights: Floats) -> Floats:
@@ -343,16 +343,16 @@ def tenths(predicted: Floats, observed: Floats) -> list[dict[str, float | None]]
     """For tenths of the rows by their prediction: mean prediction and mean observation, with its 95 % interval, as
     ``calibration_curve`` has them of probabilities; takes rows for independent."""
     order = np.argsort(predicted, kind="stable")
-    found: list[dict[str, float | None]] = []
+    bins: list[dict[str, float | None]] = []
     for rows in np.array_split(order, BINS):
         if len(rows) < 2:
             continue
         mean, half = float(observed[rows].mean()), 1.959964 * float(observed[rows].std(ddof=1)) / len(rows) ** 0.5
-        found.append({
+        bins.append({
             "share": len(rows) / len(order), "predicted": float(predicted[rows].mean()), "observed": mean,
             "low": mean - half, "high": mean + half,
         })  # fmt: skip
-    return found
+    return bins
 
 
 def titles(summary: Mapping[str, Any]) -> dict[str, str]:

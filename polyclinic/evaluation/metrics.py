@@ -172,9 +172,9 @@ def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
         for _ in range(_SLOPE_STEPS):
             guess = 1 / (1 + np.exp(-(level[:, None] + slope[:, None] * z)))
             short = wanted - (weights * guess) @ powers[:, :2]
-            one, tilt, square = ((weights * guess * (1 - guess)) @ powers).T
-            determinant = one * square - tilt**2
-            step = (one * short[:, 1] - tilt * short[:, 0]) / determinant
+            total, tilt, square = ((weights * guess * (1 - guess)) @ powers).T
+            determinant = total * square - tilt**2
+            step = (total * short[:, 1] - tilt * short[:, 0]) / determinant
             level = level + (square * short[:, 0] - tilt * short[:, 1]) / determinant
             slope = slope + step
         return np.where(np.abs(step) < _SETTLED * (1 + np.abs(slope)), slope / spread, np.nan)

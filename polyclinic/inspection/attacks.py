@@ -280,8 +280,8 @@ def _gradients(target: Target) -> dict[str, Any] | None:
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     step = partial(_step, target.task, target.build, arrays, settings, target.seed)
-    found = gradients.trials(gradients.Attacked(target.build, arrays, layer), np.nan_to_num(x), y, step, target.seed)
-    trials = [asdict(one) | {"median": one.median, "recovered": one.recovered} for one in found]
+    outcomes = gradients.trials(gradients.Attacked(target.build, arrays, layer), np.nan_to_num(x), y, step, target.seed)
+    trials = [asdict(row) | {"median": row.median, "recovered": row.recovered} for row in outcomes]
     return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
 
 

@@ -59,8 +59,8 @@ class RunResult:
         ``evaluate``) or that ``evaluate_fn`` found (``server``; its round 0 is before training).
         """
         rows = [
-            {**told[phase], "round": told["round"], "phase": phase}
-            for told in self.summary["strategy_metrics"] for phase in ("train", "evaluate", "server") if phase in told
+            {**row[phase], "round": row["round"], "phase": phase}
+            for row in self.summary["strategy_metrics"] for phase in ("train", "evaluate", "server") if phase in row
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=None if rows else ["round", "phase"]).set_index(["round", "phase"])
 

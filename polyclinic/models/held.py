@@ -16,12 +16,12 @@ def hold(model: Any) -> str:
     A module is copied, so that what is done with it later changes no run; the same module with the same arrays has the same name.
     """
     if not isinstance(model, nn.Module):
-        known = next((name for name, held in globals().items() if held is model), None)
-        name, kept = known or f"held_{sum(key.startswith('held_') for key in globals())}", model
+        earlier = next((name for name, held in globals().items() if held is model), None)
+        name, entry = earlier or f"held_{sum(key.startswith('held_') for key in globals())}", model
     else:
         arrays = {label: value.detach().cpu().numpy() for label, value in model.state_dict().items()}
-        name, kept = f"module_{digest(repr(model), arrays)[:12]}", deepcopy(model)
-    globals()[name] = kept
+        name, entry = f"module_{digest(repr(model), arrays)[:12]}", deepcopy(model)
+    globals()[name] = entry
     return f"{__name__}:{name}"
 
 

@@ -37,13 +37,13 @@ class Unrolled(nn.Module):
             )
         self.steps, self.channels = max(column.steps for column, _ in paths), len(paths)
         # Behind the features stand a 0 and a 1, for what is always so.
-        zero, one = features, features + 1
-        values = torch.full((self.steps, self.channels), zero)
-        missing = torch.full((self.steps, self.channels), one)
+        at_zero, at_one = features, features + 1
+        values = torch.full((self.steps, self.channels), at_zero)
+        missing = torch.full((self.steps, self.channels), at_one)
         used = set()
         for channel, (column, at) in enumerate(paths):
             places = range(at.start, at.stop)
-            gone = range(at.stop, at.stop + column.steps) if column.indicator else [zero] * column.steps
+            gone = range(at.stop, at.stop + column.steps) if column.indicator else [at_zero] * column.steps
             values[: column.steps, channel] = torch.tensor(places)
             missing[: column.steps, channel] = torch.tensor(gone)
             used |= {*places, *gone}

@@ -73,10 +73,10 @@ class NewtonSteps(Sums):
             "public": "by the schema's centres and spreads, or its bounds",
             "none": "by nothing",
         }[self.config.data.standardise]
-        told = [f"Numeric features are scaled {scale}."]
+        sentences = [f"Numeric features are scaled {scale}."]
         if self.config.training.recalibrate and self.config.rounds > LEAST_ROUNDS:
-            told.append("The last round recalibrated the risks: it shifted and stretched all logits.")
-        return told
+            sentences.append("The last round recalibrated the risks: it shifted and stretched all logits.")
+        return sentences
 
     @property
     def lets_join(self) -> bool:

@@ -112,11 +112,11 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
         return codes, ((codes == 0) | (codes == 1)).all(1)
     if column.categories:
         code, count = cells[0], len(column.categories)
-        known = (code >= -1) & (code < count)
+        allowed = (code >= -1) & (code < count)
         if column.other:
-            code = torch.where(known, code, column.categories.index(column.other))
-            known = torch.ones_like(known)
-        fits = known if column.nullable else known & (code >= 0)
+            code = torch.where(allowed, code, column.categories.index(column.other))
+            allowed = torch.ones_like(allowed)
+        fits = allowed if column.nullable else allowed & (code >= 0)
         if column.kind == "categorical":
             hot = (code[:, None] == torch.arange(count)).double()
             return hot[:, int(column.drop_first) :], fits
@@ -234,16 +234,16 @@ def _inputs(column: Column, texts: bool) -> Iterator[dict[str, Any]]:
 
 def _examples(schema: Schema) -> dict[str, Tensor]:
     """Made-up rows of all inputs."""
-    found = {}
+    examples = {}
     for column in schema.features:
         for name in column.record_names:
             if column.kind == "code_set":
-                found[name] = torch.zeros(_EXAMPLES, len(column.categories), dtype=torch.float64)
+                examples[name] = torch.zeros(_EXAMPLES, len(column.categories), dtype=torch.float64)
             elif column.categories:
-                found[name] = torch.zeros(_EXAMPLES, dtype=torch.int64)
+                examples[name] = torch.zeros(_EXAMPLES, dtype=torch.int64)
             else:
-                found[name] = torch.full((_EXAMPLES,), (column.bounds or (0.0, 1.0))[0], dtype=torch.float64)
-    return found
+                examples[name] = torch.full((_EXAMPLES,), (column.bounds or (0.0, 1.0))[0], dtype=torch.float64)
+    return examples
 
 
 def _torchscript(scorer: Scorer, described: dict[str, Any]) -> Callable[[Path], None]:

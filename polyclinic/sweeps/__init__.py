@@ -17,7 +17,7 @@ def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch
     folder = Path(runs[0].config.out).expanduser().resolve()
     outcomes = carry_out(runs, folder, execute, jobs, watch)
     table = results(outcomes)
-    found = Sweep(folder, outcomes, table, combine(table, runs))
-    write_tables(found)
-    write_page(found)
-    return found
+    result = Sweep(folder, outcomes, table, combine(table, runs))
+    write_tables(result)
+    write_page(result)
+    return result

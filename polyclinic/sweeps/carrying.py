@@ -96,13 +96,13 @@ def carry_out(
 
 def _runs_in(folder: Path) -> dict[str, Run]:
     """By identity the runs in a folder; of several that are the same one that finished, where there is one."""
-    known: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for run in Run.all_in(folder):
         with suppress(PolyclinicError):  # a configuration of another version
             key = identity(run.config())
-            if key not in known or not known[key].finished:
-                known[key] = run
-    return known
+            if key not in runs or not runs[key].finished:
+                runs[key] = run
+    return runs
 
 
 def _checkpoint(run: Run | None) -> Path | None:

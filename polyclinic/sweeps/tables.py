@@ -93,12 +93,12 @@ def measured(run: Run) -> dict[str, dict[str, float]]:
     summary = run.summary()
     judged = summary.evaluation or {}
     estimates = {POOLED: judged.get(POOLED) or {}, **(judged.get("sites") or {})}
-    found, names = {}, set(summary.metrics.pooled.model_dump()) - {"released"}
+    metrics, names = {}, set(summary.metrics.pooled.model_dump()) - {"released"}
     for site, row in {POOLED: summary.metrics.pooled, **summary.metrics.sites}.items():
         exact = row.model_dump(include=names, exclude_none=True)
         values = {name: estimate["value"] for name, estimate in estimates.get(site, {}).items()} | exact
-        found[site] = {name: float(value) for name, value in values.items() if value is not None}
-    return found
+        metrics[site] = {name: float(value) for name, value in values.items() if value is not None}
+    return metrics
 
 
 def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
@@ -112,15 +112,15 @@ def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
     places: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         places.setdefault(run.combination, []).append(place)
-    found = []
+    combinations = []
     for several in places.values():
         estimates, share = {}, held_out_per_training([runs[place].config.split.rule for place in several])
         for column in metrics:
             metric, _, site = column.partition("@")
             if values := table[column].iloc[several].dropna().tolist():
                 estimates[site or POOLED, metric] = repeated(values, share)
-        found.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
-    return found
+        combinations.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
+    return combinations
 
 
 def write_tables(sweep: Sweep) -> None:

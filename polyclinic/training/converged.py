@@ -30,10 +30,10 @@ def scale_of(rows: Rows) -> Standardiser:
     >>> scale_of(Rows(np.array([[1.0, 5.0], [3.0, 5.0]]), np.zeros(2, dtype=np.int64), np.arange(2), 2))
     (array([2., 5.]), array([1., 1.]))
     """
-    known = np.isfinite(rows.x)
-    count = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, rows.x, 0.0).sum(axis=0) / count
-    deviation = np.sqrt((np.where(known, rows.x - mean, 0.0) ** 2).sum(axis=0) / count)
+    present = np.isfinite(rows.x)
+    count = np.maximum(present.sum(axis=0), 1)
+    mean = np.where(present, rows.x, 0.0).sum(axis=0) / count
+    deviation = np.sqrt((np.where(present, rows.x - mean, 0.0) ** 2).sum(axis=0) / count)
     return mean, np.where(deviation > 1e-12, deviation, 1.0)
 
 
@@ -59,7 +59,7 @@ def fit(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arr
 def _minimised(task: Task, build: Builder, first: Arrays, strengths: dict[str, float], rows: Rows) -> Arrays:
     """By L-BFGS, with so strong a penalty of each array's squared length."""
     sizes = np.cumsum([first[name].size for name in strengths])[:-1]
-    strength = np.concatenate([np.full(first[name].size, one) for name, one in strengths.items()])
+    strength = np.concatenate([np.full(first[name].size, value) for name, value in strengths.items()])
 
     def arrays(flat: Floats) -> Arrays:
         parts = zip(strengths, np.split(flat, sizes), strict=True)
@@ -74,8 +74,8 @@ def _minimised(task: Task, build: Builder, first: Arrays, strengths: dict[str, f
         penalty = strength * point / rows.patients
         return update.loss + float(penalty @ point) / 2, point - flat(update.arrays) + penalty
 
-    found = minimize(objective, flat(first), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "gtol": 1e-6})
-    return {name: value.astype(first[name].dtype) for name, value in arrays(found.x).items()}
+    optimum = minimize(objective, flat(first), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "gtol": 1e-6})
+    return {name: value.astype(first[name].dtype) for name, value in arrays(optimum.x).items()}
 
 
 def _stopped_early(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arrays:

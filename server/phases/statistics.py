@@ -25,16 +25,16 @@ _MOST_PATIENTS = 1e9
 
 def ask_statistics(run: Run, state: RunState) -> None:
     """Ask every site for its sums, before the first round; a site that refuses takes no part in the run."""
-    exchange, found = _sums(run, run.sites, state, 0)
+    exchange, sums = _sums(run, run.sites, state, 0)
     config, program, privacy = run.config, run.program, run.privacy
-    if len(found) < config.participation.min_sites:
-        raise too_few(exchange, "Statistics", len(found), config)
-    totals = [total for _, total in found]
+    if len(sums) < config.participation.min_sites:
+        raise too_few(exchange, "Statistics", len(sums), config)
+    totals = [total for _, total in sums]
     if config.data.standardise == "measured":
         noise = privacy.statistics_noise_multiplier if privacy else None
         state.standardiser = program.patient_sums(run.sites[0].schema).standardiser(totals, noise)
     if program.counts_classes:
-        state.classes = program.class_counts([site.index for site, _ in found], totals)
+        state.classes = program.class_counts([site.index for site, _ in sums], totals)
 
 
 def count_patients(run: Run, sites: Sequence[Site], state: RunState, round: int) -> list[Site]:

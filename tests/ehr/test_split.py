@@ -22,17 +22,17 @@ DAYS = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 def held_out(split: Split, ids: list[str], moments: list[object] | None = None) -> set[str]:
     rows = split.test_rows(ids, moments)
-    found = {patient for patient, held in zip(ids, rows, strict=True) if held}
-    assert not found & {patient for patient, held in zip(ids, rows, strict=True) if not held}, (
+    patients = {patient for patient, held in zip(ids, rows, strict=True) if held}
+    assert not patients & {patient for patient, held in zip(ids, rows, strict=True) if not held}, (
         "a patient is on one side"
     )
-    return found
+    return patients
 
 
 @given(IDS, st.integers(2, 12), st.sampled_from(["", "0", "7"]))
 def test_each_patient_is_held_out_in_exactly_one_fold(ids: list[str], folds: int, seed: str) -> None:
-    found = [held_out(Split(seed=seed, folds=folds, fold=fold), ids) for fold in range(folds)]
-    assert set.union(*found) == set(ids) and sum(map(len, found)) == len(set(ids))
+    groups = [held_out(Split(seed=seed, folds=folds, fold=fold), ids) for fold in range(folds)]
+    assert set.union(*groups) == set(ids) and sum(map(len, groups)) == len(set(ids))
 
 
 @given(IDS, st.text(min_size=1, max_size=4), st.sampled_from([Split(0.3), Split(seed="5"), Split(folds=3, fold=1)]))

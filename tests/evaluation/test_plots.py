@@ -71,8 +71,8 @@ def test_pooled_line_is_the_widest_and_macro_is_not_drawn() -> None:
 
 
 def test_names_stand_in_the_order_in_which_lines_end() -> None:
-    found = [text.split()[0] for text in labels(plot_auroc(table(3), 0.5))]
-    assert found == ["pooled", "hospital-02", "hospital-01", "hospital-00", "no-skill"]
+    names = [text.split()[0] for text in labels(plot_auroc(table(3), 0.5))]
+    assert names == ["pooled", "hospital-02", "hospital-01", "hospital-00", "no-skill"]
 
 
 def test_many_hospitals_name_only_the_highest_the_lowest_and_pooled() -> None:

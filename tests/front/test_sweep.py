@@ -36,9 +36,9 @@ def test_the_plan_is_the_product_of_the_values_and_the_seeds() -> None:
     runs = plan(
         {"seed": 5}, [[{"privacy.epsilon": 1}, {"privacy": {"epsilon": 3}}], [{"rounds": 2}, {"rounds": 4}]], seeds=2
     )
-    found = [(run.values["privacy.epsilon"], run.values["rounds"], run.config.seed) for run in runs]
-    assert found == [(e, r, s) for e in (1.0, 3.0) for r in (2, 4) for s in (5, 6)]
-    assert all((run.config.privacy.epsilon, run.config.rounds) == found[i][:2] for i, run in enumerate(runs))
+    settings = [(run.values["privacy.epsilon"], run.values["rounds"], run.config.seed) for run in runs]
+    assert settings == [(e, r, s) for e in (1.0, 3.0) for r in (2, 4) for s in (5, 6)]
+    assert all((run.config.privacy.epsilon, run.config.rounds) == settings[i][:2] for i, run in enumerate(runs))
     assert str(runs[0]) == "privacy.epsilon=1.0, rounds=2, seed=5"
     (alone,) = plan({}, [])
     assert alone.config == RunConfig() and alone.values == {}
@@ -110,11 +110,11 @@ def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "sweep.parquet"), table)
     summary = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["privacy.epsilon", "site", "metric"])
     values = table["auroc@hospital-1"].iloc[:2]
-    found = summary.loc[(1.0, "hospital-1", "auroc")]
+    estimate = summary.loc[(1.0, "hospital-1", "auroc")]
     assert (
-        found["runs"] == 2
-        and found["mean"] == pytest.approx(values.mean())
-        and found["sd"] == pytest.approx(values.std())
+        estimate["runs"] == 2
+        and estimate["mean"] == pytest.approx(values.mean())
+        and estimate["sd"] == pytest.approx(values.std())
     )
 
 
@@ -179,13 +179,13 @@ def test_a_killed_sweep_goes_on_to_the_same_results(as_json: Callable[..., Any],
     finished = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/report.html")}
     begun = {path.parent.name for path in (tmp_path / "killed").glob("*/checkpoint.safetensors")}
     assert finished and len(finished) < 4 and begun > finished.keys()
-    found = as_json(*arguments, "--out", str(tmp_path / "killed"))
-    assert found["failed"] == 0 and len(found["runs"]) == 4
-    assert begun <= {row["run"] for row in found["runs"]}, "a run with a checkpoint went on"
+    result = as_json(*arguments, "--out", str(tmp_path / "killed"))
+    assert result["failed"] == 0 and len(result["runs"]) == 4
+    assert begun <= {row["run"] for row in result["runs"]}, "a run with a checkpoint went on"
     for name, written in finished.items():
         assert (tmp_path / "killed" / name / "report.html").stat().st_mtime_ns == written, "a finished run was repeated"
     whole = as_json(*arguments, "--out", str(tmp_path / "whole"), "--jobs", "2")
-    for row, expected in zip(found["runs"], whole["runs"], strict=True):
+    for row, expected in zip(result["runs"], whole["runs"], strict=True):
         assert {k: v for k, v in row.items() if k not in ("run", "seconds")} == {
             k: v for k, v in expected.items() if k not in ("run", "seconds")
         }
@@ -230,13 +230,13 @@ def test_commas_part_values_where_no_value_holds_them(text: str, varies: list[An
 def test_repetitions_have_the_interval_of_students_t() -> None:
     # Nine values with mean 10 and sd 2: 10 ± 2.306 · 2/3 (Student's table, 8 degrees of freedom).
     values = [10 + 2 * x for x in (-1.5, -1, -0.5, 0, 0, 0, 0.5, 1, 1.5)]
-    found = repeated(values)
+    estimate = repeated(values)
     sd = pd.Series(values).std()
-    assert found["runs"] == 9 and found["mean"] == pytest.approx(10) and found["sd"] == pytest.approx(sd)
-    assert found["high"] - 10 == pytest.approx(2.306 * sd / 3, rel=1e-3)
+    assert estimate["runs"] == 9 and estimate["mean"] == pytest.approx(10) and estimate["sd"] == pytest.approx(sd)
+    assert estimate["high"] - 10 == pytest.approx(2.306 * sd / 3, rel=1e-3)
     assert repeated(values, share=1 / 3)["se"] == pytest.approx(sd * (1 / 9 + 1 / 3) ** 0.5)
     assert repeated([1.0]) == {"runs": 1, "mean": 1.0, "sd": None, "se": None, "low": None, "high": None}
-    assert json.dumps(found)
+    assert json.dumps(estimate)
 
 
 def page_text(page: Path) -> str:
@@ -260,8 +260,8 @@ def test_the_page_draws_each_metric_over_the_number_that_varies(tmp_path: Path) 
 def test_the_report_of_several_runs_has_the_mean_over_seeds_and_splits(tmp_path: Path) -> None:
     table = small(tmp_path).sweep(seeds=3, same_split=True)
     page = page_text(render_comparison([tmp_path / name for name in table["run"]], tmp_path / "page.html"))
-    found = repeated(table["auroc"].tolist())
-    shown = f"{found['mean']:.3f} {found['low']:.3f} to {found['high']:.3f} {found['sd']:.3f}"
+    estimate = repeated(table["auroc"].tolist())
+    shown = f"{estimate['mean']:.3f} {estimate['low']:.3f} to {estimate['high']:.3f} {estimate['sd']:.3f}"
     assert f"fedavg, ε 3 3 {shown}" in page.partition("Over seeds and splits")[2]
 
 

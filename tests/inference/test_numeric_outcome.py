@@ -43,9 +43,9 @@ def test_without_privacy_it_is_bayesian_linear_regression_of_all_patients(tmp_pa
     outcome = (table.stay - 15) / 7.5
     precision = design.T @ design / 0.3**2 + np.eye(3) / 2.5**2
     mean = np.linalg.solve(precision, design.T @ outcome / 0.3**2)
-    found = pd.DataFrame(posterior["parameters"]).T
-    np.testing.assert_allclose(found["mean"].astype(float), mean, atol=1e-3)  # few long vectors are clipped
-    np.testing.assert_allclose(found["sd"].astype(float), np.sqrt(np.diag(np.linalg.inv(precision))), rtol=0.02)
+    estimates = pd.DataFrame(posterior["parameters"]).T
+    np.testing.assert_allclose(estimates["mean"].astype(float), mean, atol=1e-3)  # few long vectors are clipped
+    np.testing.assert_allclose(estimates["sd"].astype(float), np.sqrt(np.diag(np.linalg.inv(precision))), rtol=0.02)
     assert posterior["columns"]["stay"] == {"centre": 15.0, "scale": 7.5, "unit": "days"}
 
 

@@ -188,8 +188,8 @@ def test_a_patients_clipped_gradient_is_that_of_opacus_layers(name: str, engine:
         renamed.get(label, label): part for (label, _), part in zip(theirs.named_parameters(), expected, strict=True)
     }
     if engine == "opacus":
-        found = clipped_by_opacus(ours, x.clone(), y, member)
-        computed = {label: part for (label, _), part in zip(ours.named_parameters(), found, strict=True)}
+        gradients = clipped_by_opacus(ours, x.clone(), y, member)
+        computed = {label: part for (label, _), part in zip(ours.named_parameters(), gradients, strict=True)}
     else:
         assert choose(ours, x.shape[1]) == "functional"
         weight = (1.0 / torch.bincount(member)[member]).double()

@@ -56,10 +56,10 @@ def test_it_trains_and_its_exact_metrics_leave_as_its_policy_says(tmp_path: Path
     reply = train(hospital)
     assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).spent() > 0
     content = evaluate(hospital).content
-    told = from_record(content["predictions"])
-    assert told["labels"].dtype == np.float64 and told["scores"].shape == (len(told["labels"]), 1)
-    assert np.allclose(told["scores"], 8.0)  # the untrained model's: the label's public centre
-    assert content["metrics"]["mae"] == pytest.approx(np.abs(told["labels"] - 8.0).mean())
+    arrays = from_record(content["predictions"])
+    assert arrays["labels"].dtype == np.float64 and arrays["scores"].shape == (len(arrays["labels"]), 1)
+    assert np.allclose(arrays["scores"], 8.0)  # the untrained model's: the label's public centre
+    assert content["metrics"]["mae"] == pytest.approx(np.abs(arrays["labels"] - 8.0).mean())
     assert [event["purpose"] for event in ledger(hospital).events()][-1] == "held-out metrics and predictions"
 
 

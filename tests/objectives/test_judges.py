@@ -32,13 +32,13 @@ def values(judge: Judge, labels: Labels, scores: Floats, weight: Floats = WEIGHT
 
 def test_numbers_are_judged_as_scikit_learn_does_also_when_rows_are_weighted() -> None:
     y, predicted = 8 + 3 * SCORE + NOISE, 8 + 2 * SCORE
-    told = values(judge_of(made("squared")), y, predicted[:, None])
+    metrics = values(judge_of(made("squared")), y, predicted[:, None])
     for name, metric in {"mae": mean_absolute_error, "rmse": root_mean_squared_error, "r2": r2_score}.items():
-        assert told[name] == pytest.approx(metric(y, predicted, sample_weight=WEIGHT)), name
-    assert told["calibration_in_the_large"] == pytest.approx(np.average(predicted - y, weights=WEIGHT))
+        assert metrics[name] == pytest.approx(metric(y, predicted, sample_weight=WEIGHT)), name
+    assert metrics["calibration_in_the_large"] == pytest.approx(np.average(predicted - y, weights=WEIGHT))
     slope = np.polyfit(predicted, y, 1, w=np.sqrt(WEIGHT))[0]
-    assert told["calibration_slope"] == pytest.approx(slope) and slope == pytest.approx(1.5, abs=0.1)
-    assert told["loss"] == pytest.approx(np.average((y - predicted) ** 2, weights=WEIGHT) / 25 / 8)
+    assert metrics["calibration_slope"] == pytest.approx(slope) and slope == pytest.approx(1.5, abs=0.1)
+    assert metrics["loss"] == pytest.approx(np.average((y - predicted) ** 2, weights=WEIGHT) / 25 / 8)
     constant = values(judge_of(made("squared")), y, np.full((ROWS, 1), 8.0))
     assert np.isnan(constant["calibration_slope"]) and constant["r2"] <= 0
 
@@ -46,25 +46,25 @@ def test_numbers_are_judged_as_scikit_learn_does_also_when_rows_are_weighted() -
 def test_quantiles_are_judged_by_their_loss_and_by_how_many_labels_they_hold() -> None:
     y = 8 + NOISE
     predicted = np.tile([8 - 1.2816, 8.0, 8 + 1.2816], (ROWS, 1))
-    told = values(judge_of(made("quantile")), y, predicted)
+    metrics = values(judge_of(made("quantile")), y, predicted)
     losses = [
         mean_pinball_loss(y, predicted[:, k], alpha=a, sample_weight=WEIGHT) for k, a in enumerate((0.1, 0.5, 0.9))
     ]
-    assert told["pinball"] == pytest.approx(np.mean(losses))
-    assert told["coverage"] == pytest.approx(0.8, abs=0.06)
-    assert told["mae"] == pytest.approx(mean_absolute_error(y, np.full(ROWS, 8.0), sample_weight=WEIGHT))
+    assert metrics["pinball"] == pytest.approx(np.mean(losses))
+    assert metrics["coverage"] == pytest.approx(0.8, abs=0.06)
+    assert metrics["mae"] == pytest.approx(mean_absolute_error(y, np.full(ROWS, 8.0), sample_weight=WEIGHT))
 
 
 def test_counts_have_the_deviance_of_their_distribution() -> None:
     mean = 3 * np.exp(0.4 * SCORE)
     counts = np.random.default_rng(1).poisson(mean).clip(0, 20).astype(float)
     predicted = mean.clip(0, 20)
-    told = values(judge_of(made("poisson")), counts, predicted[:, None])
-    assert told["deviance"] == pytest.approx(mean_poisson_deviance(counts, predicted, sample_weight=WEIGHT))
+    metrics = values(judge_of(made("poisson")), counts, predicted[:, None])
+    assert metrics["deviance"] == pytest.approx(mean_poisson_deviance(counts, predicted, sample_weight=WEIGHT))
     size, y, mu = 2.0, counts, predicted  # dispersion 0.5
     unit = 2 * (np.where(y > 0, y * np.log(np.maximum(y, 1) / mu), 0) - (y + size) * np.log((y + size) / (mu + size)))
-    told = values(judge_of(made("negative-binomial")), counts, predicted[:, None])
-    assert told["deviance"] == pytest.approx(np.average(unit, weights=WEIGHT))
+    metrics = values(judge_of(made("negative-binomial")), counts, predicted[:, None])
+    assert metrics["deviance"] == pytest.approx(np.average(unit, weights=WEIGHT))
 
 
 def test_ordered_classes_have_a_weighted_kappa() -> None:
@@ -72,9 +72,9 @@ def test_ordered_classes_have_a_weighted_kappa() -> None:
     scores = np.exp(-np.abs(np.arange(3) - labels[:, None] - NOISE[:, None]))
     scores /= scores.sum(axis=1, keepdims=True)
     judge = judge_of(made("ordinal"))
-    told, guessed = values(judge, labels, scores), scores.argmax(axis=1)
-    assert told["kappa"] == pytest.approx(cohen_kappa_score(labels, guessed, weights="quadratic", sample_weight=WEIGHT))
-    assert told["rank_error"] == pytest.approx(mean_absolute_error(labels, guessed, sample_weight=WEIGHT))
+    row, guessed = values(judge, labels, scores), scores.argmax(axis=1)
+    assert row["kappa"] == pytest.approx(cohen_kappa_score(labels, guessed, weights="quadratic", sample_weight=WEIGHT))
+    assert row["rank_error"] == pytest.approx(mean_absolute_error(labels, guessed, sample_weight=WEIGHT))
     exact = judge.exact(labels, scores)
     assert exact["kappa"] == pytest.approx(cohen_kappa_score(labels, guessed, weights="quadratic"))
     assert exact["loss"] == pytest.approx(log_loss(labels, scores))
@@ -83,20 +83,20 @@ def test_ordered_classes_have_a_weighted_kappa() -> None:
 def test_several_labels_have_a_figure_each_and_their_mean() -> None:
     labels = np.stack([SCORE + NOISE > 0, SCORE > 1, np.zeros(ROWS, dtype=bool)], axis=1).astype(float)
     scores = 1 / (1 + np.exp(-np.stack([SCORE, NOISE + SCORE, NOISE], axis=1)))
-    told = values(judge_of(made("multi-label")), labels, scores)
+    metrics = values(judge_of(made("multi-label")), labels, scores)
     areas = [roc_auc_score(labels[:, k], scores[:, k], sample_weight=WEIGHT) for k in (0, 1)]
     precisions = [average_precision_score(labels[:, k], scores[:, k], sample_weight=WEIGHT) for k in (0, 1)]
-    assert [told["auroc of A"], told["auroc of B"]] == pytest.approx(areas) and np.isnan(told["auroc of C"])
-    assert told["auroc"] == pytest.approx(np.mean(areas)) and told["auprc"] == pytest.approx(np.mean(precisions))
-    assert told["brier"] == pytest.approx(np.average(((scores - labels) ** 2).mean(axis=1), weights=WEIGHT))
+    assert [metrics["auroc of A"], metrics["auroc of B"]] == pytest.approx(areas) and np.isnan(metrics["auroc of C"])
+    assert metrics["auroc"] == pytest.approx(np.mean(areas)) and metrics["auprc"] == pytest.approx(np.mean(precisions))
+    assert metrics["brier"] == pytest.approx(np.average(((scores - labels) ** 2).mean(axis=1), weights=WEIGHT))
 
 
-def test_survival_is_judged_by_pairs_and_by_the_error_of_what_is_known() -> None:
+def test_survival_is_judged_by_pairs_and_by_the_error_of_what_was_observed() -> None:
     time = np.random.default_rng(2).exponential(40 * np.exp(-SCORE)).clip(0.1, 100)
     event = (np.random.default_rng(3).random(ROWS) < 0.7) & (time < 100)
     labels = np.stack([time, event.astype(float)], axis=1)
     scores = np.exp(-np.outer(np.exp(0.8 * SCORE), [0.2, 0.6, 1.2]))
-    told = values(judge_of(made("hazards")), labels, scores, np.ones(ROWS))
+    metrics = values(judge_of(made("hazards")), labels, scores, np.ones(ROWS))
     ends, risk = np.array([10.0, 30.0, 60.0]), -scores.sum(axis=1)
     interval = np.searchsorted(ends, time, "left")
     right = pairs = 0.0
@@ -104,12 +104,12 @@ def test_survival_is_judged_by_pairs_and_by_the_error_of_what_is_known() -> None
         later = interval > interval[i]
         pairs += later.sum()
         right += (risk[i] > risk[later]).sum() + (risk[i] == risk[later]).sum() / 2
-    assert told["concordance"] == pytest.approx(right / pairs) and told["concordance"] > 0.65
+    assert metrics["concordance"] == pytest.approx(right / pairs) and metrics["concordance"] > 0.65
     # Where nobody is censored, it is the plain Brier score.
     whole = np.stack([time, np.ones(ROWS)], axis=1)
-    told = values(judge_of(made("hazards")), whole, scores, np.ones(ROWS))
-    assert told["brier"] == pytest.approx(np.mean((scores - (time[:, None] > ends)) ** 2))
-    assert told["calibration_in_the_large"] == pytest.approx(np.mean((time > 60) - scores[:, -1]))
+    metrics = values(judge_of(made("hazards")), whole, scores, np.ones(ROWS))
+    assert metrics["brier"] == pytest.approx(np.mean((scores - (time[:, None] > ends)) ** 2))
+    assert metrics["calibration_in_the_large"] == pytest.approx(np.mean((time > 60) - scores[:, -1]))
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -119,18 +119,18 @@ def test_a_diverged_model_and_no_rows_define_nothing(name: str) -> None:
 
     for rows, value in ((0, 0.5), (6, np.nan)):
         labels = made_up_labels(objective.labels, 6)[:rows]
-        told = judge.exact(labels, np.full((rows, len(objective.columns)), value))
-        assert told.pop("n") == rows and set(told.values()) == {None} and {*judge.by_round} <= {*told}
+        metrics = judge.exact(labels, np.full((rows, len(objective.columns)), value))
+        assert metrics.pop("n") == rows and set(metrics.values()) == {None} and {*judge.by_round} <= {*metrics}
     assert {*judge.headline, *judge.by_round, *judge.of_groups} <= {*judge.titles} | {*TITLES}
 
 
 def test_intervals_of_numbers_hold_the_truth_and_are_of_patients() -> None:
     y, patient = 8 + 3 * SCORE + NOISE, np.arange(ROWS) // 3
-    told = assess({"a": Predictions(y, (8 + 3 * SCORE)[:, None], patient)}, seed=0, by=judge_of(made("squared")))
-    mae = told["pooled"]["mae"]
+    result = assess({"a": Predictions(y, (8 + 3 * SCORE)[:, None], patient)}, seed=0, by=judge_of(made("squared")))
+    mae = result["pooled"]["mae"]
     assert mae["low"] < np.sqrt(2 / np.pi) < mae["high"] and mae["low"] < mae["value"] < mae["high"]
-    assert told["decision"] is None and told["curves"] == [] and len(told["calibration"]) == 10
-    assert told["worst"]["mae"]["name"] == told["worst"]["r2"]["name"] == "a"
+    assert result["decision"] is None and result["curves"] == [] and len(result["calibration"]) == 10
+    assert result["worst"]["mae"]["name"] == result["worst"]["r2"]["name"] == "a"
 
 
 def test_the_worst_hospital_is_that_of_the_largest_error() -> None:
@@ -138,6 +138,6 @@ def test_the_worst_hospital_is_that_of_the_largest_error() -> None:
         name: Predictions(8 + SCORE, (8 + SCORE + off)[:, None], np.arange(ROWS))
         for name, off in (("a", 0.1), ("b", -2.0))
     }
-    told = assess(sites, seed=0, by=judge_of(made("squared")))
-    worst = {metric: told["worst"][metric]["name"] for metric in ("mae", "rmse", "r2", "calibration_in_the_large")}
+    result = assess(sites, seed=0, by=judge_of(made("squared")))
+    worst = {metric: result["worst"][metric]["name"] for metric in ("mae", "rmse", "r2", "calibration_in_the_large")}
     assert set(worst.values()) == {"b"}

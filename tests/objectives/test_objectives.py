@@ -78,9 +78,9 @@ def test_losses_are_of_each_row_alone_and_predictions_fit_their_columns(name: st
     predicted = objective.predictions(outputs)
     assert predicted.shape == (5, len(objective.columns)) and predicted.isfinite().all()
     labels = made_up_labels(objective.labels, 5)
-    told = objective.losses_of(predicted.numpy(), labels)
+    losses = objective.losses_of(predicted.numpy(), labels)
     inside = name not in ("quantile",)  # quantiles that cross are put in order
-    assert np.allclose(told, objective.losses(outputs, torch.from_numpy(labels)).numpy(), atol=1e-9) or not inside
+    assert np.allclose(losses, objective.losses(outputs, torch.from_numpy(labels)).numpy(), atol=1e-9) or not inside
 
 
 def test_losses_by_hand() -> None:
@@ -96,8 +96,8 @@ def test_losses_by_hand() -> None:
     )
     # In even odds: dead in the second interval; censored within the second, which counts for the first; alive to the end.
     seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [100.0, 0.0]])
-    told = made("hazards").losses(zeros.expand(3, 3), seen).tolist()
-    assert told == pytest.approx([2 * math.log(2), math.log(2), 3 * math.log(2)])
+    losses = made("hazards").losses(zeros.expand(3, 3), seen).tolist()
+    assert losses == pytest.approx([2 * math.log(2), math.log(2), 3 * math.log(2)])
     focal = Classification(schema("died").labels, focal=2.0)
     assert focal.losses(torch.zeros(1, 2), torch.tensor([1])).tolist() == pytest.approx([0.25 * math.log(2)])
     smooth = Classification(schema("died").labels, smoothing=0.2)
@@ -106,12 +106,12 @@ def test_losses_by_hand() -> None:
 
 
 def test_the_head_of_two_logits_and_of_one_are_alike() -> None:
-    one, two = Binary(schema("died").labels), Classification(schema("died").labels)
+    binary, classes = Binary(schema("died").labels), Classification(schema("died").labels)
     output, labels = torch.tensor([[0.7], [-1.3]], dtype=torch.float64), torch.tensor([1, 0])
     both = torch.cat([torch.zeros_like(output), output], 1)
-    assert torch.allclose(one.losses(output, labels), two.losses(both, labels))
-    assert torch.allclose(one.predictions(output), two.predictions(both))
-    assert one.loss == two.loss == "cross-entropy" and one.allowed == (1, 2)
+    assert torch.allclose(binary.losses(output, labels), classes.losses(both, labels))
+    assert torch.allclose(binary.predictions(output), classes.predictions(both))
+    assert binary.loss == classes.loss == "cross-entropy" and binary.allowed == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["squared", "quantile", "poisson"])

@@ -48,11 +48,11 @@ QUICK = ("squared", "ordinal", "hazards")
 )
 def test_a_private_run_learns_and_tells_what_it_reached(name: str, tmp_path: Path) -> None:
     result, kind = run(name, tmp_path), TAKEN[name][0]
-    told, objective = result.summary["objective"], program_of(result.config).objective(schema(kind))
-    first, better = told["headline"][0], np.less if REACHED[name] >= 1 else np.greater
-    assert told["name"] == name and better(result.pooled[first], REACHED[name])
-    assert list(told["metrics"]) == list(result.summary["evaluation"]["pooled"])
-    assert {*result.rounds} >= {*told["headline"], "loss", "epsilon"} and result.privacy["epsilon"] <= 8.0
+    summary, objective = result.summary["objective"], program_of(result.config).objective(schema(kind))
+    first, better = summary["headline"][0], np.less if REACHED[name] >= 1 else np.greater
+    assert summary["name"] == name and better(result.pooled[first], REACHED[name])
+    assert list(summary["metrics"]) == list(result.summary["evaluation"]["pooled"])
+    assert {*result.rounds} >= {*summary["headline"], "loss", "epsilon"} and result.privacy["epsilon"] <= 8.0
     table = records(kind)
     predicted = result.predict(table.drop(columns=[column.name for column in schema(kind).labels]))
     assert list(predicted.columns) == list(objective.columns) and np.isfinite(predicted.to_numpy()).all()
@@ -61,7 +61,7 @@ def test_a_private_run_learns_and_tells_what_it_reached(name: str, tmp_path: Pat
     held_out = sum(site.test.patients for site in result.folder.simulation("x").shards.values())
     assert judge.exact(encoded.y, predicted.to_numpy())["n"] == 400 and 0 < held_out < 400
     page = result.folder.report.read_text()
-    assert f"{told['metrics'][first]}, pooled" in page and ("AUROC" in page) == ("auroc" in told["metrics"])
+    assert f"{summary['metrics'][first]}, pooled" in page and ("AUROC" in page) == ("auroc" in summary["metrics"])
 
 
 @pytest.mark.slow
@@ -72,16 +72,16 @@ def test_numbers_come_back_in_the_labels_unit_and_the_commands_judge_them(
     assert 5 < result.predict(table)["los"].mean() < 11
     table.to_csv(tmp_path / "all.csv", index=False)
     judged = {
-        name: told["value"]
-        for name, told in as_json("evaluate", str(result.path), str(tmp_path / "all.csv"))["metrics"].items()
+        name: row["value"]
+        for name, row in as_json("evaluate", str(result.path), str(tmp_path / "all.csv"))["metrics"].items()
     }
     missed = result.predict(table)["los"] - table["los"].clip(0, 30)
     assert judged["mae"] == pytest.approx(float(missed.abs().mean())) and judged["rmse"] < 5
     shown = command("show", str(result.path)).stdout
     assert "MAE" in shown and "R2" in shown and "AUROC" not in shown
     assert "pooled_mae=" in repr(result) and "pooled MAE" in result._repr_html_()
-    told = as_json("predict", str(result.path), str(tmp_path / "all.csv"), "--out", str(tmp_path / "p.csv"))
-    assert list(pd.read_csv(tmp_path / "p.csv")) == ["row", "los"] and told["classes"] == ["los"]
+    answer = as_json("predict", str(result.path), str(tmp_path / "all.csv"), "--out", str(tmp_path / "p.csv"))
+    assert list(pd.read_csv(tmp_path / "p.csv")) == ["row", "los"] and answer["classes"] == ["los"]
 
 
 @pytest.mark.slow
@@ -150,8 +150,8 @@ def test_attacks_and_audits_that_need_classes_say_so(tmp_path: Path) -> None:
 def test_private_metrics_are_withheld_in_a_sentence(tmp_path: Path) -> None:
     result = run("squared", tmp_path, rounds=1, evaluation={"metrics": "private"})
     assert result.pooled["mae"] is None
-    told = json.dumps(result.summary["private_metrics"]["withheld"])
-    assert "count scores by class, of which the objective 'squared' predicts none" in told
+    reason = json.dumps(result.summary["private_metrics"]["withheld"])
+    assert "count scores by class, of which the objective 'squared' predicts none" in reason
     ranks = run("ordinal", tmp_path, rounds=1, evaluation={"metrics": "private", "epsilon": 50.0})
     assert ranks.summary["private_metrics"]["pooled"] is not None
 

@@ -49,5 +49,5 @@ def test_a_common_change_touches_three_files_at_most(change: str, files: str) ->
         assert (ROOT / path).exists(), f"{change}: there is no {path}"
 
 
-def test_at_least_ten_common_changes_are_told() -> None:
+def test_at_least_ten_common_changes_are_listed() -> None:
     assert len(ROWS) >= 10

@@ -127,8 +127,8 @@ def test_an_empty_side_is_not_heard(tmp_path: Path, moment: str) -> None:
     statistics = StatisticsRequest(run="r", site=0, noise_multiplier=2.0)
     assert app(message(statistics, "query.statistics"), context(hospital, config)).has_content()
     assert train(hospital, config=config).has_content()
-    told = evaluate(hospital, config)
-    assert told.has_content() and "held-out-epsilon" in told.content[RECORD]
+    reply = evaluate(hospital, config)
+    assert reply.has_content() and "held-out-epsilon" in reply.content[RECORD]
     assert len(charges(tmp_path, "ledger.sqlite")) == 3
 
 

@@ -63,10 +63,10 @@ def test_values_beyond_the_bounds_count_at_the_bound():
 
 
 def test_a_patients_rows_count_once():
-    one = binned_patients(np.array([[0.5, -0.25]]), np.array([0]), 1)
+    single = binned_patients(np.array([[0.5, -0.25]]), np.array([0]), 1)
     many = binned_patients(np.tile([[0.5, -0.25]], (50, 1)), np.zeros(50, dtype=np.int64), 1)
-    np.testing.assert_allclose(many.total, one.total)
-    assert many.sensitivity == one.sensitivity
+    np.testing.assert_allclose(many.total, single.total)
+    assert many.sensitivity == single.sensitivity
 
 
 CELLS = st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 1.0, np.nan, np.inf, -np.inf, 1e300, -7.0]))
@@ -88,8 +88,8 @@ def test_fault_21_one_patient_moves_the_total_by_at_most_the_sensitivity(data, c
 
 def test_sensitivity_is_reached_by_any_patient_with_one_row():
     for nullable in (np.array([True, False, True]), np.zeros(8, dtype=bool), np.ones(40, dtype=bool)):
-        one = binned_patients(np.full((1, len(nullable)), 0.3), np.array([0]), 1, nullable)
-        assert np.linalg.norm(one.total) == pytest.approx(one.sensitivity)
+        single = binned_patients(np.full((1, len(nullable)), 0.3), np.array([0]), 1, nullable)
+        assert np.linalg.norm(single.total) == pytest.approx(single.sensitivity)
 
 
 @pytest.mark.parametrize("stream", [system_stream(), keyed_stream(1)], ids=["system", "keyed"])

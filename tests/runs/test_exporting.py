@@ -71,23 +71,23 @@ DATASET = Dataset(
 
 def inputs(table: pd.DataFrame, described: Table) -> dict[str, np.ndarray]:
     """A table as a description asks for it."""
-    found: dict[str, np.ndarray] = {}
-    for told in described["inputs"]:
-        cells, categories = table[told["name"]], told["categories"]
-        if told["kind"] == "code_set":
+    arrays: dict[str, np.ndarray] = {}
+    for column in described["inputs"]:
+        cells, categories = table[column["name"]], column["categories"]
+        if column["kind"] == "code_set":
             codes = [
-                {code if code in categories else told["other"] for code in cell.split(";") if code} for cell in cells
+                {code if code in categories else column["other"] for code in cell.split(";") if code} for cell in cells
             ]
-            found[told["name"]] = np.array([[float(code in row) for code in categories] for row in codes])
-        elif told["type"] == "float64":
-            found[told["name"]] = cells.to_numpy(np.float64)
-        elif told["type"] == "string":
-            found[told["name"]] = np.array(["" if pd.isna(cell) else cell for cell in cells], dtype=object)
+            arrays[column["name"]] = np.array([[float(code in row) for code in categories] for row in codes])
+        elif column["type"] == "float64":
+            arrays[column["name"]] = cells.to_numpy(np.float64)
+        elif column["type"] == "string":
+            arrays[column["name"]] = np.array(["" if pd.isna(cell) else cell for cell in cells], dtype=object)
         else:
-            found[told["name"]] = np.array(
+            arrays[column["name"]] = np.array(
                 [-1 if pd.isna(c) else categories.index(c) if c in categories else len(categories) for c in cells]
             )
-    return found
+    return arrays
 
 
 def tensors(table: pd.DataFrame, described: Table) -> dict[str, Tensor]:
@@ -178,8 +178,8 @@ def test_what_cannot_be_exported_is_one_sentence(
 
 @pytest.mark.slow
 def test_its_example_runs() -> None:
-    found = doctest.testmod(exporting)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(exporting)
+    assert results.attempted and not results.failed
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_onnx_takes_categories_as_texts(trained: Callable[..., RunResult], tmp_p
     session = onnxruntime.InferenceSession(str(path))
     described = json.loads((tmp_path / "model.onnx.json").read_text())
     assert json.loads(session.get_modelmeta().custom_metadata_map["polyclinic.json"]) == described
-    assert [told.name for told in session.get_inputs()] == [told["name"] for told in described["inputs"]]
+    assert [column.name for column in session.get_inputs()] == [column["name"] for column in described["inputs"]]
     (scores,) = session.run(["probabilities"], inputs(table, described))
     assert np.allclose(scores, result.predict(table).to_numpy(), atol=1e-5)
     (refused,) = session.run(None, inputs(table.assign(arm="z"), described))
@@ -226,7 +226,7 @@ def test_sequences_and_embeddings_are_traced_for_any_number_of_rows(
     [("age", {"objective": "huber"}), ("consciousness", {"objective": "ordinal"}),
      ("age, died", {"objective_options": "edges=[50, 60, 70, 80]"})],
 )  # fmt: skip
-def test_every_objectives_predictions_are_exported_and_kept(tmp_path: Path, label: str, options: Any) -> None:
+def test_every_objectives_predictions_are_exported_and_stored(tmp_path: Path, label: str, options: Any) -> None:
     federation = Federation.from_dataset("icu", out=str(tmp_path), sites=3, data={"label": label}, **options)
     result, table = federation.run(rounds=1, pictures=False), builtin()["icu"].generate
     assert table is not None
@@ -234,8 +234,8 @@ def test_every_objectives_predictions_are_exported_and_kept(tmp_path: Path, labe
     loaded = torch.jit.load(str(result.export(tmp_path / "model.pt")))
     predicted, given = result.predict(rows), tensors(rows, description(result.folder, ".pt"))
     assert np.allclose(loaded(given).numpy(), predicted.to_numpy(), atol=1e-5)
-    told = result.predictions
-    assert [name for name in told if name.startswith("score_")] == [f"score_{name}" for name in predicted]
+    predictions = result.predictions
+    assert [name for name in predictions if name.startswith("score_")] == [f"score_{name}" for name in predicted]
     assert result.plot("sites", Figure().subplots()).get_title(loc="left")
     assert "## Limits" in result.folder.card_file.read_text()
 

@@ -45,13 +45,13 @@ def test_the_commands_write_probabilities_and_judge_them(
     records = builtin()["breast-cancer"].load()
     records.to_csv(tmp_path / "all.csv", index=False)
     out = tmp_path / "p.csv"
-    told = as_json("predict", str(cancer.path), str(tmp_path / "all.csv"), "--out", str(out))
-    assert told["rows"] == len(records) == len(pd.read_csv(out))
+    answer = as_json("predict", str(cancer.path), str(tmp_path / "all.csv"), "--out", str(out))
+    assert answer["rows"] == len(records) == len(pd.read_csv(out))
     assert np.allclose(pd.read_csv(out, index_col="row").to_numpy(), cancer.predict(records).to_numpy(), atol=1e-6)
     judged = as_json("evaluate", str(cancer.path), str(tmp_path / "all.csv"))
-    found, scores = judged["metrics"]["auroc"], cancer.predict(records)["1"]
-    assert found["value"] == pytest.approx(auroc((records["malignant"] == 1).to_numpy(), scores.to_numpy()))
-    assert 0.9 < found["low"] < found["value"] < found["high"] and judged["private"] is False
+    estimate, scores = judged["metrics"]["auroc"], cancer.predict(records)["1"]
+    assert estimate["value"] == pytest.approx(auroc((records["malignant"] == 1).to_numpy(), scores.to_numpy()))
+    assert 0.9 < estimate["low"] < estimate["value"] < estimate["high"] and judged["private"] is False
     assert judged["mean_risk"] == pytest.approx(scores.mean()) and judged["patients"] == judged["rows"] == len(records)
     both = CliRunner().invoke(
         app, ["evaluate", str(cancer.path), str(tmp_path / "all.csv"), "--hospital", "hospital.toml"]

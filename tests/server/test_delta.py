@@ -34,13 +34,13 @@ def test_a_tenth_of_one_over_the_patients_is_rounded_down_to_one_digit(patients:
 @pytest.mark.parametrize(
     ("patients", "delta"), [(569, 1e-4), (1_000, 1e-4), (1_001, 9e-5), (40_000, 2e-6), (10**15, 1e-12)]
 )
-def test_known_deltas(patients: int, delta: float) -> None:
+def test_the_delta_of_some_numbers_of_patients(patients: int, delta: float) -> None:
     assert usual_delta(patients) == delta
 
 
 def test_a_simulation_has_one_delta_whatever_the_split_the_seed_and_the_hospitals() -> None:
-    found = {with_delta(RunConfig(sites=sites, seed=seed)).privacy.delta for sites, seed in ((0, 0), (3, 1), (8, 2))}
-    assert found == {usual_delta(569)}
+    deltas = {with_delta(RunConfig(sites=sites, seed=seed)).privacy.delta for sites, seed in ((0, 0), (3, 1), (8, 2))}
+    assert deltas == {usual_delta(569)}
     public = RunConfig(sites=3, privacy={"patients_per_site": 90})
     assert with_delta(public).privacy.delta == usual_delta(270)
     assert with_delta(RunConfig(privacy={"delta": 0.01})).privacy.delta == 0.01

@@ -121,22 +121,22 @@ def shown_to_the_hospital(result: RunResult, hospital: Path) -> dict[str, Any]:
             assert "own eyes: nothing was sent or charged, and no epsilon covers them" in " ".join(done.output.split())
             assert "AUROC" in done.output and "30 to 60" in done.output
     assert before == {path: path.read_bytes() for path in (hospital.parent / "home").rglob("*") if path.is_file()}
-    found = dict(json.loads(done.stdout))
-    assert found["hospital"] == hospital.parent.name and found["table"] is None and found["private"] is False
-    assert found["metrics"]["auroc"]["low"] < found["metrics"]["auroc"]["value"]
-    return found
+    output = dict(json.loads(done.stdout))
+    assert output["hospital"] == hospital.parent.name and output["table"] is None and output["private"] is False
+    assert output["metrics"]["auroc"]["low"] < output["metrics"]["auroc"]["value"]
+    return output
 
 
 def test_a_hospital_scores_no_model_that_its_policy_or_schema_does_not_allow(hospitals: Path) -> None:
     result, hospital = run(hospitals, (NONE, NONE, NONE)), hospitals / "north" / "hospital.toml"
-    told = result.folder.config_file.read_text()
-    result.folder.config_file.write_text(re.sub("(?m)^model = .*", 'model = "made.up:Code"', told))
+    text = result.folder.config_file.read_text()
+    result.folder.config_file.write_text(re.sub("(?m)^model = .*", 'model = "made.up:Code"', text))
     with pytest.raises(BudgetRefused, match="allows the models .* not 'made.up:Code'"):
         own_predictions(hospital, result.folder)
-    result.folder.config_file.write_text(re.sub("(?m)^folds = 0", "folds = 3", told))
+    result.folder.config_file.write_text(re.sub("(?m)^folds = 0", "folds = 3", text))
     with pytest.raises(BudgetRefused, match="does not let a run choose who is held out"):
         own_predictions(hospital, result.folder)
-    result.folder.config_file.write_text(told)
+    result.folder.config_file.write_text(text)
     result.folder.schema().model_copy(update={"name": "other"}).to_toml(hospital.parent / "schema.toml")
     with pytest.raises(ConfigError, match="under another schema"):
         own_predictions(hospital, result.folder)

@@ -145,11 +145,11 @@ def test_a_run_says_that_its_risks_are_too_low_and_that_its_loss_was_lower_befor
 
 
 def test_a_run_that_ended_too_early_says_so_and_what_to_change(quick: Callable[..., RunResult]) -> None:
-    def told(**options: Any) -> list[str]:
+    def notes(**options: Any) -> list[str]:
         return [note for note in quick(**options).summary["notes"] if "still improving" in note]
 
     slow = {"privacy.dp": False, "training.learning-rate": 0.01, "training.momentum": 0.0, "rounds": 8}
-    [note] = told(**slow)
+    [note] = notes(**slow)
     assert "over the last 2 rounds" in note and "`rounds`" in note and "`training.local-steps`" in note
-    assert not told(**slow | {"training.local-steps": 200, "training.learning-rate": 0.5})
-    assert not told(**slow | {"evaluation.metrics": "none"})
+    assert not notes(**slow | {"training.local-steps": 200, "training.learning-rate": 0.5})
+    assert not notes(**slow | {"evaluation.metrics": "none"})

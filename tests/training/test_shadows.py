@@ -40,10 +40,10 @@ def test_a_shadow_is_the_average_of_its_hospitals_weighed_by_who_takes_part() ->
     build = partial(logistic, FEATURES, 2)
     hospitals = [noise_alone(12, 1), noise_alone(20, 2)]
     inside = [generator(part.patients, "test").uniform(size=(2, part.patients)) < 0.5 for part in hospitals]
-    found = train_shadows(
+    shadows = train_shadows(
         classification, build, first(build), list(zip(hospitals, inside, strict=True)), PLAIN, 2, seed=3
     )
-    for shadow, model in enumerate(found):
+    for shadow, model in enumerate(shadows):
         own = [part.of_patients(mask[shadow]) for part, mask in zip(hospitals, inside, strict=True)]
         arrays = first(build)
         for _ in range(2):
@@ -116,9 +116,9 @@ def test_records_are_made_of_a_steps_gradient_without_privacy_and_not_with_it() 
         update = classification.train(build, arrays, [work], noisy_one if noisy else one)[0]
         return {name: value - update.arrays[name] for name, value in arrays.items()}
 
-    found = gradients.trials(gradients.Attacked(build, arrays, "0."), rows.x, rows.y, step, batches=(1, 2), patients=2)
-    assert [(one.batch, one.private) for one in found] == [(n, p) for n in (1, 2) for p in (False, True)]
-    for one_size in found:
+    trials = gradients.trials(gradients.Attacked(build, arrays, "0."), rows.x, rows.y, step, batches=(1, 2), patients=2)
+    assert [(trial.batch, trial.private) for trial in trials] == [(n, p) for n in (1, 2) for p in (False, True)]
+    for one_size in trials:
         if one_size.private:
             assert one_size.recovered == 0 and one_size.median > 0.9
         else:

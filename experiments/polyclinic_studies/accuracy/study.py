@@ -72,14 +72,14 @@ def run(asked: Asked, say: Say) -> Findings:
                 keys = {"training.optimizer": optimizer} | (
                     {"privacy.epsilon": epsilon} if epsilon else {"privacy.dp": False}
                 )
-                found = []
+                results = []
                 for split in range(splits):
                     options = {**SETS[name](split), **keys, "seed": 1000 + split, "evaluation.every": 1000}
-                    found.append(
+                    results.append(
                         parts.answer(f"{name} {optimizer} {epsilon} {split}", options, partial(measure, options))
                     )
-                rows[name][_column(optimizer, epsilon)] = found
-                say(f"{name}, {optimizer}, epsilon {epsilon}: AUROC {fmean(one['auroc'] for one in found):.4f}")
+                rows[name][_column(optimizer, epsilon)] = results
+                say(f"{name}, {optimizer}, epsilon {epsilon}: AUROC {fmean(row['auroc'] for row in results):.4f}")
     return Findings({"splits": splits}, targets(rows), {"rows": rows}, tables(rows))
 
 
@@ -123,14 +123,14 @@ def judge(y: Ints, scores: Floats) -> dict[str, float]:
 
 def targets(rows: Mapping[str, Any]) -> tuple[Target, ...]:
     """The goals of Newton steps: ranking without privacy on all sets and with it on large ones, and risks at epsilon 3."""
-    found = []
+    goals = []
     for name, columns in rows.items():
         for epsilon, most in _MOST_LOST.items():
             if epsilon and name not in LARGE:
                 continue
             gaps = _gaps(columns[_column("newton", epsilon)], columns["pooled"])
             goal = f"at most {most:g} below"
-            found.append(
+            goals.append(
                 Target(
                     f"{name} {epsilon or 'no DP'}",
                     "AUROC less the pooled model's",
@@ -141,9 +141,9 @@ def targets(rows: Mapping[str, Any]) -> tuple[Target, ...]:
                 )
             )
         if "off" in columns["pooled"][0]:
-            off = [one["off"] / one["rate"] for one in columns[_column("newton", 3.0)]]
+            off = [row["off"] / row["rate"] for row in columns[_column("newton", 3.0)]]
             met = abs(fmean(off)) <= _MOST_OFF
-            found.append(
+            goals.append(
                 Target(
                     f"{name} risks",
                     "mean risk less the rate, by the rate, ε = 3",
@@ -153,11 +153,11 @@ def targets(rows: Mapping[str, Any]) -> tuple[Target, ...]:
                     met,
                 )
             )
-    return tuple(found)
+    return tuple(goals)
 
 
-def _gaps(found: list[dict[str, float]], known: list[dict[str, float]]) -> list[float]:
-    return [one["auroc"] - other["auroc"] for one, other in zip(found, known, strict=True)]
+def _gaps(results: list[dict[str, float]], reference: list[dict[str, float]]) -> list[float]:
+    return [row["auroc"] - other["auroc"] for row, other in zip(results, reference, strict=True)]
 
 
 def tables(rows: Mapping[str, Any]) -> str:
@@ -167,19 +167,19 @@ def tables(rows: Mapping[str, Any]) -> str:
     def line(name: str, what: Any) -> list[str]:
         return [name, *(what(rows[name][column], rows[name]["pooled"]) for column in columns)]
 
-    def gap(found: list[dict[str, float]], known: list[dict[str, float]]) -> str:
-        return _with_error(_gaps(found, known))
+    def gap(results: list[dict[str, float]], reference: list[dict[str, float]]) -> str:
+        return _with_error(_gaps(results, reference))
 
-    def off(found: list[dict[str, float]], known: list[dict[str, float]]) -> str:
-        return _with_error([one["off"] / one["rate"] for one in found], 2) if "off" in found[0] else ""
+    def off(results: list[dict[str, float]], reference: list[dict[str, float]]) -> str:
+        return _with_error([row["off"] / row["rate"] for row in results], 2) if "off" in results[0] else ""
 
-    def slope(found: list[dict[str, float]], known: list[dict[str, float]]) -> str:
-        return _with_error([one["slope"] for one in found], 2) if "slope" in found[0] else ""
+    def slope(results: list[dict[str, float]], reference: list[dict[str, float]]) -> str:
+        return _with_error([row["slope"] for row in results], 2) if "slope" in results[0] else ""
 
     names = list(rows)
     first = markdown(
         ["pooled", *names],
-        [["AUROC", *(_with_error([one["auroc"] for one in rows[name]["pooled"]]) for name in names)]],
+        [["AUROC", *(_with_error([row["auroc"] for row in rows[name]["pooled"]]) for name in names)]],
     )
     return "\n".join(
         [

@@ -113,14 +113,14 @@ def link(
 
 def _tolerances(given: list[str]) -> dict[str, float]:
     """By column the number of each ``COLUMN=NUMBER``. Raises ConfigError for what is none."""
-    found = {}
+    tolerances = {}
     for text in given:
         name, _, number = text.rpartition("=")
         try:
-            found[name.strip()] = float(number)
+            tolerances[name.strip()] = float(number)
         except ValueError:
             raise ConfigError(f"--tolerance is {text!r}; give a column and a number, as age=1.") from None
-    return found
+    return tolerances
 
 
 def names(given: Names) -> list[str]:

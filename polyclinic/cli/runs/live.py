@@ -264,8 +264,8 @@ def _few(sites: dict[str, Any], metric: str) -> dict[str, Any]:
     if len(sites) <= _MOST_ROWS:
         return sites
     ranked = sorted(sites, key=lambda name: (sites[name].get(metric) is None, sites[name].get(metric) or 0.0))
-    known = [name for name in ranked if sites[name].get(metric) is not None] or ranked
-    return {name: sites[name] for name in (*known[:_FEW_ROWS], *known[-_FEW_ROWS:])}
+    names = [name for name in ranked if sites[name].get(metric) is not None] or ranked
+    return {name: sites[name] for name in (*names[:_FEW_ROWS], *names[-_FEW_ROWS:])}
 
 
 def _spent(row: dict[str, Any]) -> str:

@@ -95,14 +95,14 @@ def evaluate(
         rows = _of_table(opened, records)
     schema = opened.schema()
     by = judge_of(program_of(opened.config()).objective(schema))
-    found = assess({"": rows}, 0, groups, group_names(schema, groups) if groups else (), by)
-    if found["undefined"]:
-        raise PolyclinicError(f"There is nothing to judge: {found['undefined']}.")
-    metrics, patients = found["pooled"], len(set(rows.patient.tolist()))
+    assessment = assess({"": rows}, 0, groups, group_names(schema, groups) if groups else (), by)
+    if assessment["undefined"]:
+        raise PolyclinicError(f"There is nothing to judge: {assessment['undefined']}.")
+    metrics, patients = assessment["pooled"], len(set(rows.patient.tolist()))
     value: dict[str, Any] = {
         "run": str(opened.path), "table": None if hospital else str(records), "hospital": site, "rows": len(rows.labels),
-        "patients": patients, "private": False, "metrics": metrics, "calibration": found["calibration"],
-        "groups": found["groups"],
+        "patients": patients, "private": False, "metrics": metrics, "calibration": assessment["calibration"],
+        "groups": assessment["groups"],
     }  # fmt: skip
     shown = [(by.titles[name], interval(row)) for name, row in metrics.items()]
     if by.has_classes and rows.scores.shape[1] == 2:
@@ -114,8 +114,8 @@ def evaluate(
         else f"{len(rows.labels):,} rows of {patients:,} patients"
     )
     tables = [table(("metric", whose), shown, words=("metric",))]
-    if told := found["groups"]:
-        judged = [(name, row["metrics"]) for name, row in told["groups"].items() if row["metrics"]]
+    if by_group := assessment["groups"]:
+        judged = [(name, row["metrics"]) for name, row in by_group["groups"].items() if row["metrics"]]
         lines = [(name, *(interval(row[key]) for key in by.of_groups)) for name, row in judged]
         tables.append(table((groups, *(by.titles[key] for key in by.of_groups)), lines))
     answer(as_json, value, *tables)

@@ -65,17 +65,17 @@ def sweep(
         from polyclinic.sweeps import plan
     # With --json, what plug-ins print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), SweepProgress(screen) as watch:
-        found = run_sweep(plan(given, axes, seeds, folds, same_split), jobs, watch)
+        result = run_sweep(plan(given, axes, seeds, folds, same_split), jobs, watch)
     if as_json:
-        print_json(_json(found))
+        print_json(_json(result))
     else:
-        screen.print(_table(found))
-        screen.print(f"Tables: {found.folder / 'sweep.csv'} and sweep-summary.csv beside it", soft_wrap=True)
-        screen.print(f"Page: {found.folder / 'sweep.html'}", soft_wrap=True)
-    if found.failed:
-        names = several((str(outcome.planned) for outcome in found.failed), between="; ")
+        screen.print(_table(result))
+        screen.print(f"Tables: {result.folder / 'sweep.csv'} and sweep-summary.csv beside it", soft_wrap=True)
+        screen.print(f"Page: {result.folder / 'sweep.html'}", soft_wrap=True)
+    if result.failed:
+        names = several((str(outcome.planned) for outcome in result.failed), between="; ")
         raise PolyclinicError(
-            f"{len(found.failed)} of {len(found.outcomes)} runs failed, of {names}; the same command tries them again."
+            f"{len(result.failed)} of {len(result.outcomes)} runs failed, of {names}; the same command tries them again."
         )
 
 
@@ -87,25 +87,25 @@ def _values(key: str, text: str) -> Any:
     return value
 
 
-def _json(found: Sweep) -> dict[str, Any]:
+def _json(result: Sweep) -> dict[str, Any]:
     """Every table as a list of rows; an undefined number is null."""
-    runs, summary = (frame.astype(object).where(frame.notna(), None) for frame in (found.table, found.summary))
+    runs, summary = (frame.astype(object).where(frame.notna(), None) for frame in (result.table, result.summary))
     return {
-        "out": str(found.folder),
-        "failed": len(found.failed),
+        "out": str(result.folder),
+        "failed": len(result.failed),
         "runs": runs.to_dict("records"),
         "summary": summary.to_dict("records"),
     }
 
 
-def _table(found: Sweep) -> Table:
+def _table(result: Sweep) -> Table:
     """A row for each combination: its runs, the mean epsilon, and the means of the first pooled metrics with intervals."""
-    keys, pooled = list(found.combinations[0].values), [each.pooled for each in found.combinations]
+    keys, pooled = list(result.combinations[0].values), [each.pooled for each in result.combinations]
     metrics = [name for name in dict.fromkeys(name for each in pooled for name in each) if name != "seconds"]
     shown = metrics[:_MOST_METRICS]
     rows = [
         [*map(str, each.values.values()), str(each.runs), *(_estimate(estimates.get(metric)) for metric in shown)]
-        for each, estimates in zip(found.combinations, pooled, strict=True)
+        for each, estimates in zip(result.combinations, pooled, strict=True)
     ]
     made = table((*keys, "runs", *shown), rows)
     made.caption, made.caption_justify = "± half of the mean's 95 % interval", "left"

@@ -109,7 +109,7 @@ def attack(
     Raises DataError for columns that are not there.
     """
     notes = []
-    found: dict[str, Any] = {
+    summaries: dict[str, Any] = {
         "before": link(before, outside, on, sensitive, unit, tolerances=tolerances).summary(),
         "after": None,
     }
@@ -119,8 +119,8 @@ def attack(
             notes.append(
                 f"After: without the column {unit!r} each row counts as a patient, which may hide who is alone."
             )
-        found["after"] = link(after, outside, on, sensitive, known, hierarchies, tolerances).summary()
-    return found | {"notes": notes}
+        summaries["after"] = link(after, outside, on, sensitive, known, hierarchies, tolerances).summary()
+    return summaries | {"notes": notes}
 
 
 def _with_role(schema: Schema, role: Role) -> list[str]:

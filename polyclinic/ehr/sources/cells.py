@@ -161,14 +161,14 @@ def missing_codes(values: pd.Series) -> list[float]:
     if not (is_code := np.isin(given.to_numpy(), list(CODES))).any():
         return []
     own = given[is_code].value_counts()
-    rest, found = given[~given.isin(CODES)], []
+    rest, codes = given[~given.isin(CODES)], []
     for code, times in sorted(own.items(), key=lambda pair: -abs(pair[0])):  # what is no code lies among the rest
         few = code != 9 or (rest.nunique() <= 4 and bool((rest % 1 == 0).all()))
         if len(rest) and few and times > 1 and (code < 0 <= rest.min() or code > 1.5 * rest.max() > 0):
-            found.append(float(code))
+            codes.append(float(code))
         else:
             rest = pd.concat([rest, given[given == code]])
-    return sorted(found)
+    return sorted(codes)
 
 
 def share_of_dates(given: pd.Series) -> float:

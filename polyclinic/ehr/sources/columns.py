@@ -91,8 +91,8 @@ class ColumnMapping(Declared):
             raise ConfigError(
                 "\n".join(f"{_place(path, key)}: {words}" for key, words in all_problems(problems, cls))
             ) from None
-        found = [(name, _problem(name, origin, schema)) for name, origin in mapping.columns.items()]
-        if wrong := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in found if at is not None]:
+        faults = [(name, _problem(name, origin, schema)) for name, origin in mapping.columns.items()]
+        if wrong := [f"{_place(path, ('columns', name, *at[0]))}: {at[1]}" for name, at in faults if at is not None]:
             raise ConfigError("\n".join(wrong))
         own_schema(mapping, schema)
         return mapping
@@ -194,7 +194,7 @@ def own_schema(mapping: ColumnMapping, schema: Schema) -> Schema:
     flags = [column for column in schema.columns if _is_flag(column) and mapping.origin(column).limits]
     for column in [*(column for column in schema.columns if column not in flags), *flags]:
         origin = mapping.origin(column)
-        if origin.is_lacking or (column in flags and (origin.name or column.name) in [one.name for one in columns]):
+        if origin.is_lacking or (column in flags and (origin.name or column.name) in [other.name for other in columns]):
             continue
         own = {"name": origin.name or column.name}
         if origin.values:
@@ -341,7 +341,7 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
     return factor, (one.offset - other.offset) / other.factor
 
 
-def known_unit(unit: str) -> str:
+def unit_spelling(unit: str) -> str:
     """The unit as ``UNITS`` spells it, "" where it is not known."""
     return _SPELLINGS.get(unit.strip().lower(), "")
 

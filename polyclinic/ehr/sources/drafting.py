@@ -30,7 +30,7 @@ from polyclinic.ehr.sources.cells import (
     usual_name,
     yes_or_no,
 )  # fmt: skip
-from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, known_unit
+from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, unit_spelling
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 _PATIENTS = (
@@ -366,7 +366,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     notes: list[str] = []
     beyond = read.beyond
     if (unit := _one_unit(name, read, notes)) is None:
-        if not known_unit(read.units[read.units != ""].mode().iloc[0]):
+        if not unit_spelling(read.units[read.units != ""].mode().iloc[0]):
             return False
         draft.leave_out(name, "in units that do not convert into each other")
         return True
@@ -462,9 +462,9 @@ def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
         here = units == other
         values[here] = (values[here] * factor + offset).round(4)
         notes.append(
-            f"{int(here.sum()):,} cells of column {name!r} are in {known_unit(other)}, converted to {known_unit(main)}."
+            f"{int(here.sum()):,} cells of column {name!r} are in {unit_spelling(other)}, converted to {unit_spelling(main)}."
         )
-    return known_unit(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
+    return unit_spelling(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
 
 
 def substance_of(name: str) -> str:

@@ -83,8 +83,8 @@ def unread_files(path: str | Path) -> list[Path]:
 def check_suffix(file: Path) -> None:
     """Raise DataError, which says what to do, unless the file's name ends as one that is read."""
     if not file.name.lower().endswith(SUFFIXES):
-        known = f"the file's type is not known; allowed are {', '.join(SUFFIXES)}."
-        raise DataError(f"{file}: {_remedy(file) or known}")
+        sentence = f"the file's type is not known; allowed are {', '.join(SUFFIXES)}."
+        raise DataError(f"{file}: {_remedy(file) or sentence}")
 
 
 def _remedy(file: Path) -> str:

@@ -68,8 +68,8 @@ def unroll(draft: Draft, patients: pd.Series, times: Floats, steps: int) -> tupl
                 done.notes.append(f"Column {column['name']!r} changes from visit to visit; the latest holds.")
     if before.any():
         high = float(before[recent.index].quantile(0.995))
-        told = {"name": "before latest", "kind": "continuous", "bounds": [0.0, max(high, 1e-9)], "clip": True}
-        _add_steps(done, told, before, recent, steps)
+        elapsed = {"name": "before latest", "kind": "continuous", "bounds": [0.0, max(high, 1e-9)], "clip": True}
+        _add_steps(done, elapsed, before, recent, steps)
     longest, patients_seen = int(rows.groupby("patient").size().max()), len(last)
     done.notes.append(
         f"{len(rows):,} visits of {patients_seen:,} patients are sequences of {steps} steps, the last the latest visit"
@@ -82,12 +82,12 @@ def unroll(draft: Draft, patients: pd.Series, times: Floats, steps: int) -> tupl
 
 def _add_steps(done: Draft, column: dict[str, Any], cells: pd.Series, recent: pd.DataFrame, steps: int) -> None:
     """Add the trajectory of a column of visits."""
-    kept = {key: value for key, value in column.items() if key in ("name", "unit", "bounds", "centre", "spread")}
+    properties = {key: value for key, value in column.items() if key in ("name", "unit", "bounds", "centre", "spread")}
     whole = column["kind"] != "continuous"
     done.columns.append(
         {
             "bounds": [0.0, 1.0],
-            **kept,
+            **properties,
             "kind": "trajectory",
             "steps": steps,
             "nullable": True,

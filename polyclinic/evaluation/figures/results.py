@@ -56,9 +56,9 @@ def _posterior(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figur
 
 
 def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told, first = _evaluated(summary), headline(summary)[0]
-    estimates = {name: row[first] for name, row in told.get("sites", {}).items()}
-    return plot_hospitals(estimates, told["pooled"][first]["value"], titles(summary)[first], ax) if estimates else None
+    evaluation, first = _evaluated(summary), headline(summary)[0]
+    sites = {name: row[first] for name, row in evaluation.get("sites", {}).items()}
+    return plot_hospitals(sites, evaluation["pooled"][first]["value"], titles(summary)[first], ax) if sites else None
 
 
 def _roc(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -72,10 +72,10 @@ def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | Non
 
 
 def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told, objective, label = _evaluated(summary), part(summary, "objective"), None
+    evaluation, objective, label = _evaluated(summary), part(summary, "objective"), None
     if predicts_numbers(summary):
         label = ", ".join(filter(None, (objective["label"], objective["unit"])))
-    return plot_calibration(told["calibration"], label, ax) if told.get("calibration") else None
+    return plot_calibration(evaluation["calibration"], label, ax) if evaluation.get("calibration") else None
 
 
 def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:

@@ -26,22 +26,22 @@ _UNSAID = (
 )
 
 
-def model_card(run: Run, told: Mapping[str, Any]) -> list[Section]:
+def model_card(run: Run, facts: Mapping[str, Any]) -> list[Section]:
     """The sections of the card by title; none for a run of no model of labelled patients, and for one without its files.
 
-    told: what ``report_context`` gives of the run.
+    facts: what ``report_context`` gives of the run.
     """
-    if told["synthesis"] or told["posterior"] or not (run.schema_file.is_file() and run.config_file.is_file()):
+    if facts["synthesis"] or facts["posterior"] or not (run.schema_file.is_file() and run.config_file.is_file()):
         return []
-    summary, schema, config = told["summary"], run.schema(), run.config()
+    summary, schema, config = facts["summary"], run.schema(), run.config()
     versions = run.versions().get("coordinator", {})
     return [
         ("Purpose", [*run.purpose()] or [_UNSAID]),
         ("Model", _model(run, summary, schema)),
-        ("Data", _data(told, config, schema)),
-        ("Privacy", _privacy(told)),
-        ("Metrics", _metrics(told, part(summary, "evaluation"))),
-        ("Limits", [_limits(told, part(summary, "evaluation"))]),
+        ("Data", _data(facts, config, schema)),
+        ("Privacy", _privacy(facts)),
+        ("Metrics", _metrics(facts, part(summary, "evaluation"))),
+        ("Limits", [_limits(facts, part(summary, "evaluation"))]),
         ("Versions", [[f"{name} {versions[name]}" for name in versions if name != "platform"]]),
     ]
 
@@ -60,13 +60,13 @@ def _model(run: Run, summary: Summary, schema: Schema) -> list[Block]:
     ]
 
 
-def _data(told: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[Block]:
-    flow = told["summary"].get("flow") or []
+def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[Block]:
+    flow = facts["summary"].get("flow") or []
     chosen = [f"{stage['name']}: {stage['rows']:,} rows of {stage['patients']:,} patients" for stage in flow]
-    hospitals = [[hospital["name"], count(hospital.get("patients"))] for hospital in told["hospitals"]]
-    where = "simulated from" if told["simulation"] else "that keep"
+    hospitals = [[hospital["name"], count(hospital.get("patients"))] for hospital in facts["hospitals"]]
+    where = "simulated from" if facts["simulation"] else "that keep"
     return [
-        f"{told['sites']} hospitals {where} {told['summary'].get('dataset')}; {told['patients_sentence']}.",
+        f"{facts['sites']} hospitals {where} {facts['summary'].get('dataset')}; {facts['patients_sentence']}.",
         *([f"How the records were chosen: {'; '.join(chosen)}."] if chosen else []),
         {"headings": ["Hospital", "Patients"], "rows": hospitals},
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",
@@ -97,27 +97,27 @@ def _column(column: Column) -> list[str]:
     ]  # fmt: skip
 
 
-def _privacy(told: Mapping[str, Any]) -> list[Block]:
-    privacy, blocks = told["privacy"], list[Block]()
-    if told["private"]:
+def _privacy(facts: Mapping[str, Any]) -> list[Block]:
+    privacy, blocks = facts["privacy"], list[Block]()
+    if facts["private"]:
         blocks += [
-            f"Differentially private: epsilon {told['known_epsilon']} at delta {delta(privacy['delta'])}, per {told['unit']}"
-            f"{' trained on' if told['whose'] else ''} ({told['composition']}), by the accountant {privacy['accountant']}.",
-            f"Neighbouring relation: {privacy['relation']}; {told['relation_meaning']}",
-            *([told["risk"]] if told["risk"] else []),
+            f"Differentially private: epsilon {facts['known_epsilon']} at delta {delta(privacy['delta'])}, per {facts['unit']}"
+            f"{' trained on' if facts['whose'] else ''} ({facts['composition']}), by the accountant {privacy['accountant']}.",
+            f"Neighbouring relation: {privacy['relation']}; {facts['relation_meaning']}",
+            *([facts["risk"]] if facts["risk"] else []),
             "Epsilon covers:",
-            list(told["covers"]),
+            list(facts["covers"]),
         ]
-    elif not told["central"]:
+    elif not facts["central"]:
         blocks.append("There is no privacy guarantee: the model may reveal the records that it was trained on.")
-    if told["central"]:
-        blocks.append(told["central"])
-    return [*blocks, *told["warnings"], "No epsilon covers:", list(told["does_not_cover"])]
+    if facts["central"]:
+        blocks.append(facts["central"])
+    return [*blocks, *facts["warnings"], "No epsilon covers:", list(facts["does_not_cover"])]
 
 
-def _metrics(told: Mapping[str, Any], evaluation: Summary) -> list[Block]:
+def _metrics(facts: Mapping[str, Any], evaluation: Summary) -> list[Block]:
     blocks = list[Block]()
-    if noised := told["private_metrics"]:
+    if noised := facts["private_metrics"]:
         headings = ["Hospital", "AUROC", "Accuracy", "Brier score", "Held-out patients"]
         rows = [[row["name"], *row["cells"]] for row in noised["rows"]]
         blocks += [noised["sentence"], {"headings": headings, "rows": rows}]
@@ -126,28 +126,28 @@ def _metrics(told: Mapping[str, Any], evaluation: Summary) -> list[Block]:
         return [*blocks, f"There are no exact metrics with intervals: {why}."]
     columns = [evaluation[key] for key in ("pooled", "macro", "worst")]
     blocks += [
-        f"On held-out patients, {told['pooled_of'].removeprefix('over the held-out patients ')}, with 95 % intervals where there "
-        "are enough patients.",
+        f"On held-out patients, {facts['pooled_of'].removeprefix('over the held-out patients ')}, with 95 % intervals where "
+        "there are enough patients.",
         {
             "headings": ["Metric", "Pooled", "Mean over hospitals", "Worst hospital"],
             "rows": [
-                [name, *(_estimate(column[key]) for column in columns)] for key, name in titles(told["summary"]).items()
+                [name, *(_estimate(each[key]) for each in columns)] for key, name in titles(facts["summary"]).items()
             ],
         },
         "By hospital:",
-        _table("Hospital", evaluation["sites"], told["summary"]),
+        _table("Hospital", evaluation["sites"], facts["summary"]),
     ]
     if groups := part(evaluation, "groups"):
         judged = {name: row["metrics"] for name, row in groups["groups"].items() if row["metrics"]}
         few = [name for name, row in groups["groups"].items() if not row["metrics"]]
         blocks += (
-            [f"Groups by {groups['column']}:", _table(groups["column"], judged, told["summary"])] if judged else []
+            [f"Groups by {groups['column']}:", _table(groups["column"], judged, facts["summary"])] if judged else []
         )
         blocks += [f"Of {several(few)} fewer than 10 patients were held out, so nothing is told."] if few else []
         blocks += [f"Groups by {groups['column']}: {groups['undefined']}."] if groups["undefined"] else []
     if not evaluation["calibration"]:
         return blocks
-    predicted = "prediction" if told["predicts_numbers"] else "predicted probability"
+    predicted = "prediction" if facts["predicts_numbers"] else "predicted probability"
     return [
         *blocks,
         "Calibration, pooled:",
@@ -172,14 +172,14 @@ def _estimate(row: Summary | None) -> str:
     return "undefined" if row is None else span(row) + (f", {row['name']}" if "name" in row else "")
 
 
-def _limits(told: Mapping[str, Any], evaluation: Summary) -> list[str]:
+def _limits(facts: Mapping[str, Any], evaluation: Summary) -> list[str]:
     """What is measured, or was not, and what the run itself noted."""
-    found = ["It was judged at the hospitals that trained it: how it does elsewhere, or later, was not measured."]
+    limits = ["It was judged at the hospitals that trained it: how it does elsewhere, or later, was not measured."]
     if evaluation and not evaluation.get("undefined") and not evaluation["groups"]:
-        found.append("No groups of patients were judged apart (key evaluation.groups).")
-    if told["dropouts"]:
-        found.append(f"{several(sorted({row['site'] for row in told['dropouts']}))} missed rounds of the training.")
-    return [*found, *told["notes"]]
+        limits.append("No groups of patients were judged apart (key evaluation.groups).")
+    if facts["dropouts"]:
+        limits.append(f"{several(sorted({row['site'] for row in facts['dropouts']}))} missed rounds of the training.")
+    return [*limits, *facts["notes"]]
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:

@@ -125,7 +125,7 @@ def _repeated(
     alike: dict[str, list[int]] = {}
     for place, config in enumerate(configs):
         alike.setdefault(repr({key: value for key, value in config.items() if key not in _WHERE}), []).append(place)
-    found = []
+    repetitions = []
     for places in alike.values():
         if len(places) < 2:
             continue
@@ -134,13 +134,13 @@ def _repeated(
         splits = [Split(**{key.name: each.get(f"split.{key.name}", key.default) for key in fields(Split)})
                   for each in (configs[place] for place in places)]  # fmt: skip
         values = [[finite(part(rows[place], metric).get("value")) for place in places] for metric in _REPEATED]
-        known = [[value for value in several if value is not None] for several in values]
+        numbers = [[value for value in several if value is not None] for several in values]
         share = held_out_per_training(splits)
-        estimates = [repeated(several, share) if len(several) > 1 else {} for several in known]
+        estimates = [repeated(several, share) if len(several) > 1 else {} for several in numbers]
         if any(estimates):
             metrics = [{**estimate, "value": estimate.get("mean", "")} for estimate in estimates]
-            found.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})
-    return found
+            repetitions.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})
+    return repetitions
 
 
 def _config(run: Run) -> dict[str, Any]:

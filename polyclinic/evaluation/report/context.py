@@ -239,8 +239,8 @@ def _shown(sites: Summary, metric: str) -> Summary:
 
 
 def _by_metric(sites: Summary, metric: str) -> list[str]:
-    known = {name: value for name, site in sites.items() if (value := finite(site.get(metric))) is not None}
-    return sorted(known, key=known.__getitem__)
+    values = {name: value for name, site in sites.items() if (value := finite(site.get(metric))) is not None}
+    return sorted(values, key=values.__getitem__)
 
 
 def _spread(sites: Summary, metric: str) -> list[float]:

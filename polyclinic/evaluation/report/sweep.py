@@ -76,16 +76,16 @@ def render_sweep(rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str
 def _figure(rows: Sequence[Row], metric: str) -> dict[str, str]:
     """The metric against the first key whose values are several numbers, a line for each other combination; without such a key a
     row for each combination."""
-    known, name = [row for row in rows if metric in row.estimates], TITLES.get(metric, metric)
+    combinations, name = [row for row in rows if metric in row.estimates], TITLES.get(metric, metric)
     key = next((key for key in rows[0].values if _varies_as_number([row.values[key] for row in rows])), None)
     alt = f"{name} of each combination; the numbers are in the table."
     if key is None:
-        intervals = {_words(row.values) or "all runs": _estimate(row, metric) for row in known}
+        intervals = {_words(row.values) or "all runs": _estimate(row, metric) for row in combinations}
         return embedded(plot_intervals(intervals, name, _BARS, None), alt)
     points = [
         Point(_words({other: value for other, value in row.values.items() if other != key}), float(row.values[key]),
               **_estimate(row, metric))
-        for row in known
+        for row in combinations
     ]  # fmt: skip
     return embedded(plot_over(points, f"{name} over {key}", _BARS, key), alt)
 
@@ -104,8 +104,8 @@ def _words(values: Mapping[str, Any]) -> str:
 
 
 def _estimate(row: Row, metric: str) -> dict[str, Any]:
-    found = row.estimates.get(metric, {})
-    return {"value": found.get("mean"), "low": found.get("low"), "high": found.get("high")}
+    estimate = row.estimates.get(metric, {})
+    return {"value": estimate.get("mean"), "low": estimate.get("low"), "high": estimate.get("high")}
 
 
 def _mean(row: Row, metric: str) -> float | None:

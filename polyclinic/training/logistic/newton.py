@@ -135,10 +135,9 @@ class Newton:
     @property
     def _contrasts(self) -> Floats:
         """(K, K-1) orthonormal columns that add up to 0, each class beside those before it (Helmert)."""
-        found = np.triu(np.ones((self._logits + 1, self._logits)))
-        found[np.arange(1, self._logits + 1), np.arange(self._logits)] = -np.arange(1.0, self._logits + 1)
-        contrasts: Floats = -found / np.linalg.norm(found, axis=0)
-        return contrasts
+        columns = np.triu(np.ones((self._logits + 1, self._logits)))
+        columns[np.arange(1, self._logits + 1), np.arange(self._logits)] = -np.arange(1.0, self._logits + 1)
+        return np.asarray(-columns / np.linalg.norm(columns, axis=0))
 
     def _chances(self, logits: Floats) -> Floats:
         """(n, K) probabilities of the classes by (n, K-1) contrasts of their logits."""
@@ -160,8 +159,7 @@ class Newton:
     @property
     def _usual_variances(self) -> Floats:
         """(q-1,) variances of features before any is seen: standardised numbers, and what is 0 or 1."""
-        found: Floats = np.where(self.layout.numeric[: self.layout.features], 1.0, _OF_YES_OR_NO)
-        return found
+        return np.where(self.layout.numeric[: self.layout.features], 1.0, _OF_YES_OR_NO)
 
     @property
     def _pairs(self) -> tuple[Ints, Ints]:
@@ -198,13 +196,13 @@ class Newton:
         width = rows.shape[1]
         if width > MOST_CORRELATED:
             return rows**2
-        found = np.empty((len(rows), width * (width + 1) // 2))
+        products = np.empty((len(rows), width * (width + 1) // 2))
         scaled, start = math.sqrt(2.0) * rows, 0
         for at in range(width):
-            found[:, start] = rows[:, at] ** 2
-            np.multiply(rows[:, at, None], scaled[:, at + 1 :], out=found[:, start + 1 : start + width - at])
+            products[:, start] = rows[:, at] ** 2
+            np.multiply(rows[:, at, None], scaled[:, at + 1 :], out=products[:, start + 1 : start + width - at])
             start += width - at
-        return found
+        return products
 
     def _gradients(self, question: Arrays, features: Floats, residual: Floats) -> Floats:
         radius = float(question["radius"][0])
@@ -230,8 +228,7 @@ class Newton:
     @property
     def _longest_scores(self) -> Floats:
         """(K,) by which the scores of shifts and of the stretch are divided, so that both parts are as long at the most."""
-        found: Floats = self._longest * math.sqrt(2.0) * np.array([*[1.0] * self._logits, _FARTHEST])
-        return found
+        return self._longest * math.sqrt(2.0) * np.array([*[1.0] * self._logits, _FARTHEST])
 
     def _begun(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """Coordinates by the noisy moments, and the first model."""
@@ -298,15 +295,13 @@ class Newton:
         values, vectors = np.linalg.eigh(covariance)
         draws = generator(0, "newton", "logits").standard_normal((_DRAWS // 2, self._logits))
         draws = np.concatenate([draws, -draws]) * np.sqrt(np.clip(values, 0.0, None))
-        found: Floats = mean + draws @ vectors.T
-        return found
+        return np.asarray(mean + draws @ vectors.T)
 
     def _curvature(self, state: Arrays, here: Floats) -> Floats:
         """(K-1, K-1) mean covariance of the outcome."""
         chances = self._chances(self._typical_logits(state, here))
         whole = np.diag(chances.mean(axis=0)) - chances.T @ chances / len(chances)
-        found: Floats = self._contrasts.T @ whole @ self._contrasts + 1e-3 * np.eye(self._logits)
-        return found
+        return self._contrasts.T @ whole @ self._contrasts + 1e-3 * np.eye(self._logits)
 
     def _calibrated(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """The model after one noisy Newton step of shift and stretch, drawn towards none by their priors."""
@@ -343,15 +338,15 @@ def _shares(noisy: Floats, error: float) -> Floats:
     grid = np.linspace(_RAREST, 1 - _RAREST, 999)
     far = (grid - noisy[:, None]) ** 2 / (2 * max(error, 1e-6) ** 2)
     weight = np.exp(far.min(axis=1, keepdims=True) - far)
-    found: Floats = (weight @ grid) / weight.sum(axis=1)
-    return found / float(found.sum())
+    shares: Floats = (weight @ grid) / weight.sum(axis=1)
+    return shares / float(shares.sum())
 
 
 def _shortened(rows: Floats, radius: float) -> Floats:
     """Rows that are longer than ``radius``, scaled to that length."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found: Floats = rows * np.minimum(1.0, radius / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
-    return found
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows * np.minimum(1.0, radius / np.maximum(lengths, 1e-300)))
 
 
 def _drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, float]:

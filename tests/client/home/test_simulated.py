@@ -18,19 +18,19 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    found = {}
+    paths = {}
     for name, rows in {"north": 200, "south": 160}.items():
         (tmp_path / name).mkdir()
         path = make_hospital(tmp_path / name, rows=rows)
         site = path.read_text().splitlines()[0].split("=")[1].strip()
         path.write_text(path.read_text().replace(site, f'"{name}"', 1))
-        found[name] = path
+        paths[name] = path
     records = pd.read_csv(tmp_path / "south/records.csv", dtype=str).rename(columns={"sbp": "RR"})
     records["RR"] = [f"{float(cell) / 10:.2f}".replace(".", ",") for cell in records["RR"]]
     records.to_csv(tmp_path / "south/records.csv", index=False, sep=";")
     (tmp_path / "south/mapping.toml").write_text('[columns.sbp]\nfrom = "RR"\ndecimal = ","\nfactor = 10\n')
-    found["south"].write_text('mapping = "mapping.toml"\n' + found["south"].read_text())
-    return found
+    paths["south"].write_text('mapping = "mapping.toml"\n' + paths["south"].read_text())
+    return paths
 
 
 def test_each_hospital_is_read_by_its_own_mapping(files: dict[str, Path], as_json: Command, tmp_path: Path) -> None:

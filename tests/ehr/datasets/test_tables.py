@@ -470,8 +470,8 @@ def test_no_note_schema_draft_or_error_quotes_a_rare_cell(tmp_path: Path, name: 
         lambda: draft_schema(tmp_path / "a.csv", label="died", look=True),
     ):
         try:
-            found = str(read())
+            text = str(read())
         except DataError as error:
-            found = str(error)
+            text = str(error)
             assert name == "died"
-        assert CANARY not in found
+        assert CANARY not in text

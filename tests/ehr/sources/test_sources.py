@@ -108,7 +108,7 @@ def test_repeated_header_is_refused(schema: Schema, csv: Path) -> None:
         read_records(csv, schema)
 
 
-def test_all_faults_are_told_at_once_with_their_first_rows_and_counts(
+def test_all_faults_are_named_at_once_with_their_first_rows_and_counts(
     schema: Schema, records: pd.DataFrame, tmp_path: Path
 ) -> None:
     many = pd.concat([records.astype(object)] * 3, ignore_index=True)

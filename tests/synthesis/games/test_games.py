@@ -215,9 +215,9 @@ def test_the_penalty_on_generated_rows_brings_the_critics_slope_to_one() -> None
     made = replace(made, critic_of=lambda at: torch.nn.Sequential(torch.nn.Linear(at.width, 1)))
     critic = begun(made, LAYOUT, 0).critic
     critic["0.weight"][:] = 1.0
-    found = penalised(Play(made, LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
+    result = penalised(Play(made, LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
     assert np.linalg.norm(critic["0.weight"]) > 4.0
-    assert np.linalg.norm(found["0.weight"]) == pytest.approx(1.0, abs=0.05)
+    assert np.linalg.norm(result["0.weight"]) == pytest.approx(1.0, abs=0.05)
     assert (
         penalised(Play(replace(made, penalty=0.0), LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
         is critic

@@ -106,8 +106,8 @@ def test_three_classes_are_the_multinomial_regression() -> None:
     x = rng.standard_normal((20_000, 4))
     logits = np.concatenate([np.zeros((len(x), 1)), x @ rng.standard_normal((4, 2)) + np.array([0.5, -1.0])], axis=1)
     y = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)
-    known = LogisticRegression(C=np.inf, max_iter=1000).fit(x, y)
-    exact = np.concatenate([known.intercept_[:, None], known.coef_], axis=1)
+    reference = LogisticRegression(C=np.inf, max_iter=1000).fit(x, y)
+    exact = np.concatenate([reference.intercept_[:, None], reference.coef_], axis=1)
     np.testing.assert_allclose(_fit(_method(4, classes=3), x, y), (exact[1:] - exact[0]).T, atol=0.1)
 
 
@@ -194,8 +194,8 @@ def test_a_run_ends_in_a_logistic_model(quick: Quick, options: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_a_run_depends_on_no_number_of_workers(quick: Quick) -> None:
-    one, two = (quick(**RUN | {"rounds": 3, "workers": workers}) for workers in (1, 2))
-    assert one.summary["model_sha256"] == two.summary["model_sha256"]
+    first, second = (quick(**RUN | {"rounds": 3, "workers": workers}) for workers in (1, 2))
+    assert first.summary["model_sha256"] == second.summary["model_sha256"]
 
 
 def test_without_recalibration_the_last_round_is_a_gradient(quick: Quick) -> None:

@@ -282,7 +282,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     sites, shown = len(summary["metrics"]["sites"]), len(columns["hospital"]) - 1
     metric = in_line(titles(summary)[headline(summary)[0]])
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
-    said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
+    said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",

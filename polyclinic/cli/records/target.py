@@ -78,7 +78,10 @@ class TargetOptions:
             from polyclinic.asking import real, simulated
 
         if self.dataset is not None:
-            return simulated(self.dataset, options.pop("ledger") or new_ledger(), **options)
+            return simulated(
+                self.dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
+                seed=self.seed, data={"schema_file": self.schema_file}, privacy={"delta": self.delta or 0.0},
+            )  # fmt: skip
         if self.hospital is not None:
             return real(self.hospital)
         assert self.coordinator is not None

@@ -177,11 +177,8 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
     trained = None
     try:
         trained = trained_on(rows, _training_rows(run, hospital))
-    except PolyclinicError:
-        where = (
-            "the run's records are not here" if run.summary().simulation else "name one's own hospital by --hospital"
-        )
-        notes.append(f"Whether rows were trained on is not known: {where}.")
+    except PolyclinicError as error:
+        notes.append(f"Whether rows were trained on is not known. {error}")
     if trained:
         notes.append(
             f"{trained:,} of {len(rows.y):,} rows equal rows that were trained on; if they are the same patients, these figures "

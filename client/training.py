@@ -139,7 +139,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         request = call.request
         asked = question.digest, request.public_patients, request.secure_parties
         filling = filled_by(call.hospital, question.config.data.imputation)
-        return digest(*asked, call.hospital.shard().digest, filling, states[id(call)])
+        return digest(*asked, call.hospital.began(True), filling, states[id(call)])
 
     def compute(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
         work = [_work(question, call, kept[id(call)]) for call in calls]

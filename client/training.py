@@ -222,16 +222,17 @@ def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest
     return True
 
 
-# By run configuration, schema and local half: a module's code does not change between rounds, and probing it takes
-# milliseconds.
-_checked: set[tuple[str, str, str]] = set()
+# By run configuration, schema, local half and whether patients must be kept apart: a module's code does not change between
+# rounds, and probing it takes milliseconds.
+_checked: set[tuple[str, str, str, bool]] = set()
 
 
 def _check(question: _Question, build: Callable[[], nn.Module]) -> None:
     config, schema = question.config, question.schema
     half = question.settings.local
-    # A coordinator may ask for the half in some rounds only.
-    key = digest(config.decisive()), schema.digest(), repr(half)
+    # A coordinator may ask for the half, or for privacy, in some rounds only.
+    private = question.settings.noise_multiplier is not None
+    key = digest(config.decisive()), schema.digest(), repr(half), private
     program = program_of(config)
     if key in _checked and program.checked_once:
         load(build, question.arrays)

@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from torch import nn
 
 from polyclinic.client.app import app
 from polyclinic.client.home import hospital as hospital_module
 from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError
 from polyclinic.programs import program_of
@@ -84,6 +87,36 @@ def ask(folder: Path, arrays: dict[str, np.ndarray], asks: RunConfig, **records:
     for name, value in records.items():
         asked.content[name] = value
     return app(asked, context(make_hospital(folder), asks))
+
+
+class Remembering(nn.Module):
+    """Rows less the mean of all rows before."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(features, classes), nn.Buffer(torch.zeros(features), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.detach().sum(0)
+        out: torch.Tensor = self.layer(x - self.seen)
+        return out
+
+
+def test_a_model_that_was_looked_at_for_work_without_privacy_is_looked_at_again_under_privacy(tmp_path: Path) -> None:
+    """The first request is refused by the budget, but only after its model was checked, as for work without privacy."""
+    name = f"{__name__}:Remembering"
+    policy = f'budget = 9.0\ndelta = 1e-3\nallow-without-privacy = true\nallowed-models = ["{name}"]\n'
+    hospital, config = make_hospital(tmp_path, policy), RunConfig.build({"model": name})
+    given = program_of(config).first(Schema.from_toml(tmp_path / "schema.toml"))
+
+    def refused(noise_multiplier: float | None) -> str:
+        request = TrainRequest(
+            run="r", site=0, round=1, noise_multiplier=noise_multiplier, public_patients=128.0, learning_rate=0.5
+        )
+        return app(message(request, "train", given), context(hospital, config)).error.reason
+
+    assert "it would become inf" in refused(None)
+    assert "The model mixes patients" in refused(1.2)
 
 
 @pytest.mark.parametrize("value", [1.1e6, -1e30, float("nan"), float("inf")])

@@ -29,6 +29,7 @@ from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.fixed import Fixed, label_counts, of_game, of_sums
 from polyclinic.training.auditing.subject import Claim
+from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.training.synthesis import SUM, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats, Ints
@@ -56,6 +57,7 @@ WHOLE = TrainSettings(
 MAKERS: dict[str, Any] = {name: resolve("methods", name) for name in BUILT_IN["methods"]} | {
     "moments in two rounds": lambda at: Moments(at, rounds=2), "latent": lambda at: Latent(at, classes=3, rounds=4),
     "mst": lambda at: resolve("methods", "marginals")(at, algorithm="mst", rounds=3),
+    "newton": lambda at: Newton(Table(at.schema, np.zeros(at.features), np.ones(at.features), np.zeros(at.features, dtype=bool)), rounds=4),
 }  # fmt: skip
 GAMES = {"gan": LAYOUT, "dpgan": LAYOUT, "ppgan": LAYOUT, "wgan": LAYOUT, "wgan-gp": LAYOUT, "acgan": TRIAL}
 

@@ -153,9 +153,8 @@ class Federation:
 
     @classmethod
     def from_tables(
-        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", time: str = "", steps: int = 0,
-        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
-    ) -> Federation:  # fmt: skip
+        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", **options: Any
+    ) -> Federation:
         """A federation of hospitals' own tables, one for each, for a simulation.
 
         Args:
@@ -163,11 +162,10 @@ class Federation:
                 several workers; data frames live in this process alone.
             label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
-            time: Of visits, several rows a patient: the column of their time.
-            steps: How many of a patient's latest visits become a sequence.
-            leave_out: Columns that are no features, such as those written after the outcome.
-            missing: Texts that stand for a missing cell, in columns of any kind, beside the usual ones.
-            options: Configuration keys.
+            options: Configuration keys, and more on columns: ``leave_out``, those that are no features, such as those written
+                after the outcome; ``missing``, texts that stand for a missing cell, in columns of any kind, beside the usual
+                ones; of visits, several rows a patient, ``time``, the column of their time, and ``steps``, how many of a
+                patient's latest visits become a sequence.
 
         Raises:
             ConfigError: for a column that does not exist. DataError: for tables that nothing can be learned from.
@@ -189,21 +187,17 @@ class Federation:
         given: dict[str, Any] = {"frames": hold(frames)} if frames else {
             "files": [absolute(f"{name}={place}") for name, place in tables.items()]
         }  # fmt: skip
-        given |= {"label": label, "patient": patient, "time": time, "steps": steps}
-        return cls._of_tables({**given, "leave_out": list(leave_out), "missing": list(missing)}, options)
+        return cls._of_tables(given | {"label": label, "patient": patient}, options)
 
     @classmethod
-    def from_frame(
-        cls, table: pd.DataFrame, site: str, label: str, patient: str = "", time: str = "", steps: int = 0,
-        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
-    ) -> Federation:  # fmt: skip
+    def from_frame(cls, table: pd.DataFrame, site: str, label: str, patient: str = "", **options: Any) -> Federation:
         """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
-        given = {"site": site, "label": label, "patient": patient, "time": time, "steps": steps}
-        given |= {"leave_out": list(leave_out), "missing": list(missing)}
-        return cls._of_tables({"frames": hold({"all": table}), **given}, options)
+        frames = hold({"all": table})
+        return cls._of_tables({"frames": frames, "site": site, "label": label, "patient": patient}, options)
 
     @classmethod
     def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:
+        given |= {name: options.pop(name) for name in ("leave_out", "missing", "time", "steps") if name in options}
         federation = cls.from_dataset(
             TABLES, dataset_options={key: value for key, value in given.items() if value}, **options
         )

@@ -60,9 +60,10 @@ def coordinate(
                 "A comparison was asked for and is missing: the run was stopped before it was made."
             )
         state = outcome.state
+        if state.hospitals:
+            folder.write_hospitals({name: said["versions"] for name, said in state.hospitals.items()})
         folder.write(
             summary, state.rows, state.arrays, state.standardiser, outcome.sites[0].schema, synthesizer=outcome.synthesizer,
-            hospitals={name: said["versions"] for name, said in state.hospitals.items()},
             predictions=_predictions(outcome),
         )  # fmt: skip
         write_report(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.digests import digest
-from polyclinic.evaluation.assessment import assess
+from polyclinic.evaluation.assessment import assess, pool
 from polyclinic.evaluation.groups import group_names
 from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.privacy_text import composition
@@ -41,6 +41,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
+        "model": outcome.program.called(site.schema),
         "flow": flow.as_list() if flow else None,
         "metrics": {
             "pooled": _metrics(last.get("pooled"), by) | {"released": _is_pooled(outcome) if state.released else None},
@@ -67,7 +68,8 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "model_sha256": digest(state.arrays), "seconds": state.seconds,
         "rounds_per_second": state.round / state.seconds if state.seconds else None,
         "strategy_metrics": state.strategy_metrics,
-        "floor": _floor(state.rows), "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
+        "floor": _floor(outcome, objective, by) if objective else None,
+        "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.secure.shared_noise,
         "statement": statement, "notes": notes(outcome, unchanged, comparison, evaluation) + tracker_note(run_dir),
     }  # fmt: skip
@@ -190,9 +192,13 @@ def _site_metrics(
     }  # fmt: skip
 
 
-def _floor(rows: list[dict[str, Any]]) -> dict[str, float] | None:
-    majority = [row["majority"] for row in rows if row["site"] == "pooled" and row.get("majority") is not None]
-    return {"accuracy": majority[-1]} if majority else None
+def _floor(outcome: Outcome, objective: Objective, by: Judge) -> dict[str, float | None] | None:
+    """What the best constant prediction reaches for all held-out patients together; None where none were told."""
+    told = {name: part for name, part in (outcome.state.predictions or {}).items() if len(part.labels)}
+    if not told:
+        return None
+    labels = pool(told).labels
+    return by.floor(labels, objective.constant(labels))
 
 
 def _statement(outcome: Outcome, ledgers: dict[str, Ledger], spent: dict[str, float]) -> dict[str, Any]:

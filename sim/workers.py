@@ -20,6 +20,8 @@ from polyclinic.sim.threads import set_threads
 
 # Before any worker is forked: what the workers of nearly every federation need.
 IMPORTED_ONCE = ("polyclinic.client_app",)
+# The environment and the fork server are of the whole process, and pools are made by several threads.
+_STARTING = threading.Lock()
 
 
 class Workers(Protocol):
@@ -109,8 +111,8 @@ def one_process(
     It is no fork of this process, whose threads, torch's and Ray's, do not survive one: it is a fork of one that only imports.
     """
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(list(imported_once))
-    with _finds(folder):
+    with _STARTING, _finds(folder):
+        server.set_forkserver_preload(list(imported_once))
         forkserver.ensure_running()
     return ProcessPoolExecutor(1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, threads))
 

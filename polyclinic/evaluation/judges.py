@@ -6,7 +6,7 @@ data do not define is NaN of resamples and ``None`` of a hospital's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -69,6 +69,7 @@ LARGER_IS_BETTER = frozenset({
     "calibration_slope", "concordance",
 })  # fmt: skip
 _OF_LABEL = "auroc of "
+_IN_UNIT = frozenset({"mae", "rmse", "pinball", "calibration_in_the_large"})
 
 
 def in_line(title: str) -> str:
@@ -84,9 +85,11 @@ class Judge:
     """What predictions of one kind are judged by.
 
     titles: By metric, in the order of ``weighted``. headline: The two metrics that tables and figures show, the first of which
-    orders hospitals. by_round: Those of each round. of_groups: Those of groups of patients.
+    orders hospitals. by_round: Those of each round, of which the second is the headline's first. of_groups: Those of groups of
+    patients and of each hospital. compared: Those by which runs are compared.
     weighted: Of labels (n, ...), predictions (n, C) and weights (B, n), at least 0, which say how often each row counts: (B, M)
     metrics, NaN where one is undefined. exact: Of labels and predictions, a hospital's own metrics of a round.
+    calibrated: By metric of calibration its value where predictions are true.
     has_classes: Whether labels are class numbers and predictions their probabilities.
     calibration: Of labels and predictions, what a calibration curve is drawn of; None where there is none.
     """
@@ -95,20 +98,32 @@ class Judge:
     headline: tuple[str, str]
     by_round: tuple[str, ...]
     of_groups: tuple[str, ...]
+    compared: tuple[str, ...]
     weighted: Weighted
     exact: Callable[[Labels, Floats], Metrics]
+    calibrated: Mapping[str, float]
     has_classes: bool = False
     calibration: Callable[[Labels, Floats], tuple[Floats, Floats]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """What a run's summary says of the judge."""
-        return {"metrics": dict(self.titles), "headline": list(self.headline), "groups": list(self.of_groups)}
+        return {
+            "metrics": dict(self.titles), "headline": list(self.headline), "groups": list(self.of_groups),
+            "compared": list(self.compared), "calibrated": dict(self.calibrated),
+        }  # fmt: skip
+
+    def floor(self, labels: Labels, constant: Floats) -> Metrics:
+        """The metrics of a round where ``constant`` (C,) is predicted for every row."""
+        metrics = self.exact(labels, np.tile(constant, (len(labels), 1)))
+        return {name: metrics[name] for name in self.by_round}
 
 
+_IN_LARGE = {"calibration_in_the_large": 0.0}
 #: The judge of probabilities of classes.
 CLASSES = Judge(
     _CLASSES, ("auroc", "accuracy"), ("loss", "auroc", "auprc", "accuracy", "brier"),
-    ("auroc", "sensitivity", "specificity", "calibration_in_the_large"), weighted_metrics, classification_metrics, True,
+    ("auroc", "sensitivity", "specificity", "calibration_in_the_large"), ("auroc", "brier", "calibration_error"),
+    weighted_metrics, classification_metrics, _IN_LARGE | {"calibration_slope": 1.0}, True,
 )  # fmt: skip
 
 
@@ -131,7 +146,8 @@ def _ranks(objective: Objective) -> Judge:
 
     return Judge(
         _CLASSES | _RANKS, ("kappa", "accuracy"), ("loss", "kappa", "rank_error", *CLASSES.by_round[1:]),
-        ("kappa", "rank_error", "auroc", "calibration_in_the_large"), weighted, exact, True,
+        ("kappa", "rank_error", "auroc", "calibration_in_the_large"), ("kappa", "brier", "calibration_error"), weighted, exact,
+        CLASSES.calibrated, True,
     )  # fmt: skip
 
 
@@ -148,13 +164,25 @@ def _rank_metrics(labels: Labels, scores: Floats, weights: Floats) -> Floats:
 
 def _numbers(objective: Objective) -> Judge:
     weighted = partial(_number_metrics, objective)
-    return _made(_NUMBERS, ("mae", "r2"), ("mae", "rmse", "r2", "calibration_in_the_large"), weighted, _curve_of)
+    shown = ("mae", "rmse", "r2", "calibration_in_the_large")
+    return _made(_in_unit(_NUMBERS, objective), ("mae", "r2"), shown, weighted, CLASSES.calibrated, _curve_of)
+
+
+def _in_unit(titles: Mapping[str, str], objective: Objective) -> dict[str, str]:
+    """The titles, with the label's unit behind those of metrics that are measured in it."""
+    return {
+        name: f"{title} ({objective.unit})" if objective.unit and name in _IN_UNIT else title
+        for name, title in titles.items()
+    }
 
 
 def _quantiles(objective: Objective) -> Judge:
     quantiles = cast("Quantile", objective)
     weighted, curve = partial(_quantile_metrics, quantiles), partial(_curve, _middle(quantiles))
-    return _made(_QUANTILES, ("mae", "pinball"), ("mae", "pinball", "coverage", "loss"), weighted, curve)
+    titles, level = _in_unit(_QUANTILES, objective), quantiles.at
+    within = level[-1] - level[0] if len(level) > 1 else level[0]
+    shown = ("mae", "pinball", "coverage", "loss")
+    return _made(titles, ("mae", "pinball"), shown, weighted, {"coverage": within}, curve)
 
 
 def _counts(objective: Objective) -> Judge:
@@ -166,9 +194,8 @@ def _counts(objective: Objective) -> Judge:
         deviance = scale * rest[list(_NUMBERS).index("loss") - 1]
         return np.stack([mae, deviance, *rest], axis=1)
 
-    return _made(
-        _COUNTS, ("mae", "deviance"), ("mae", "deviance", "r2", "calibration_in_the_large"), weighted, _curve_of
-    )
+    shown = ("mae", "deviance", "r2", "calibration_in_the_large")
+    return _made(_in_unit(_COUNTS, objective), ("mae", "deviance"), shown, weighted, CLASSES.calibrated, _curve_of)
 
 
 def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weights: Floats) -> Floats:
@@ -229,7 +256,7 @@ def _sets(objective: Objective) -> Judge:
         return np.stack([*means, *(weights @ row / total for row in rows), *areas], axis=1)
 
     return _made(
-        _SETS | names, ("auroc", "auprc"), ("auroc", "auprc", "brier", "calibration_in_the_large"), weighted,
+        _SETS | names, ("auroc", "auprc"), ("auroc", "auprc", "brier", "calibration_in_the_large"), weighted, _IN_LARGE,
         lambda labels, scores: (scores.ravel(), labels.ravel()),
     )  # fmt: skip
 
@@ -258,9 +285,8 @@ def _survival(objective: Objective) -> Judge:
             [_concordance(time, event, scores, ends, weights), *(weights @ r / total for r in rows)], axis=1
         )
 
-    return _made(
-        _SURVIVAL, ("concordance", "brier"), ("concordance", "brier", "calibration_in_the_large"), weighted, None
-    )  # fmt: skip
+    shown = ("concordance", "brier", "calibration_in_the_large")
+    return _made(_SURVIVAL, ("concordance", "brier"), shown, weighted, _IN_LARGE, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +332,8 @@ def _concordance(time: Floats, event: Bools, scores: Floats, ends: Floats, weigh
 
 
 def _made(
-    titles: Mapping[str, str], headline: tuple[str, str], of_groups: Sequence[str], weighted: Weighted,
+    titles: Mapping[str, str], headline: tuple[str, str], of_groups: tuple[str, ...], weighted: Weighted,
+    calibrated: Mapping[str, float],
     calibration: Callable[[Labels, Floats], tuple[Floats, Floats]] | None,
 ) -> Judge:  # fmt: skip
     """A judge whose exact metrics are those of rows that count once each."""
@@ -320,7 +347,8 @@ def _made(
         values = dict(zip(titles, weighted(labels, scores, np.ones((1, len(labels))))[0], strict=True))
         return {name: _finite(values[name]) for name in by_round} | {"n": len(labels)}
 
-    return Judge(titles, headline, by_round, tuple(of_groups), weighted, exact, False, calibration)
+    compared = (*headline, next(iter(calibrated)))
+    return Judge(titles, headline, by_round, of_groups, compared, weighted, exact, calibrated, False, calibration)
 
 
 def _finite(value: float) -> float | None:
@@ -355,20 +383,35 @@ def tenths(predicted: Floats, observed: Floats) -> list[dict[str, float | None]]
     return bins
 
 
+def _told(summary: Mapping[str, Any], key: str) -> Any:
+    """What a run's summary says of its judge; of a run of before there were objectives, what is true of classes."""
+    return (CLASSES.as_dict() | (summary.get("objective") or {}))[key]
+
+
 def titles(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The titles of a run's metrics by name, from its summary; of a run of before there were objectives, those of classes."""
-    return dict((summary.get("objective") or CLASSES.as_dict())["metrics"])
+    """The titles of a run's metrics by name."""
+    return dict(_told(summary, "metrics"))
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """The two metrics that tables of a run show, as ``titles``."""
-    first, second = (summary.get("objective") or CLASSES.as_dict())["headline"]
+    """The two metrics that tables of a run show."""
+    first, second = _told(summary, "headline")
     return str(first), str(second)
 
 
 def groups_shown(summary: Mapping[str, Any]) -> list[str]:
-    """The metrics that tables of groups and of hospitals show, as ``titles``."""
-    return list((summary.get("objective") or CLASSES.as_dict())["groups"])
+    """The metrics that tables of groups and of hospitals show."""
+    return list(_told(summary, "groups"))
+
+
+def compared(summary: Mapping[str, Any]) -> list[str]:
+    """The metrics by which the run is compared with others."""
+    return [name for name in _told(summary, "compared") if name in _told(summary, "metrics")]
+
+
+def calibrated(summary: Mapping[str, Any]) -> dict[str, float]:
+    """By metric of calibration its value where predictions are true."""
+    return dict(_told(summary, "calibrated"))
 
 
 def predicts_numbers(summary: Mapping[str, Any]) -> bool:

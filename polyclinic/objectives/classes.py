@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.ehr.schema import CLASS_KINDS
 from polyclinic.objectives.objective import Objective, Predicted
+from polyclinic.types import Floats, Labels
 
 _LEAST = 1e-15  # probability whose logarithm is taken
 _FAR = 1e4  # a logit whose probability is 1
@@ -23,6 +25,7 @@ class _OfClasses(Objective):
     """A label with K classes, of which probabilities are predicted."""
 
     kinds: ClassVar[tuple[str, ...]] = CLASS_KINDS
+    regression: ClassVar[str] = "logistic regression"
 
     def check(self) -> None:
         if len(self.labels) != 1 or self.labels[0].kind not in self.kinds:
@@ -35,6 +38,9 @@ class _OfClasses(Objective):
     @property
     def columns(self) -> tuple[str, ...]:
         return self.labels[0].categories or ("0", "1")
+
+    def constant(self, labels: Labels) -> Floats:
+        return np.bincount(labels, minlength=self.classes) / len(labels)
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,7 @@ class Ordinal(_OfClasses):
     """Proportional odds of ordered classes: one score a row and thresholds that all rows share (McCullagh 1980)."""
 
     name: ClassVar[str] = "ordinal"
+    regression: ClassVar[str] = "proportional-odds regression"
     predicts: ClassVar[Predicted] = "ranks"
     kinds: ClassVar[tuple[str, ...]] = ("ordinal",)
 

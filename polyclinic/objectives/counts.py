@@ -25,6 +25,7 @@ class Poisson(Number):
     """Counts whose variance is their mean."""
 
     name: ClassVar[str] = "poisson"
+    regression: ClassVar[str] = "Poisson regression"
     predicts: ClassVar[Predicted] = "counts"
 
     def check(self) -> None:
@@ -75,6 +76,7 @@ class NegativeBinomial(Poisson):
     dispersion: float = 1.0
 
     name: ClassVar[str] = "negative-binomial"
+    regression: ClassVar[str] = "negative binomial regression"
 
     def check(self) -> None:
         super().check()

@@ -11,12 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.ehr.encoding import public_scale
 from polyclinic.objectives.objective import Objective, Predicted
+from polyclinic.types import Floats, Labels
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Number(Objective):
     """One output for one label that is a number; predictions are the output in the label's unit."""
 
     predicts: ClassVar[Predicted] = "numbers"
+    regression: ClassVar[str] = "linear regression"
     longest_step: ClassVar[float] = 2.0  # a squared loss does not flatten: longer steps overshoot, and repeat the noise
 
     def check(self) -> None:
@@ -43,6 +46,9 @@ class Number(Objective):
 
     def outputs_of(self, predictions: Tensor) -> Tensor:
         return self._scaled(predictions)
+
+    def constant(self, labels: Labels) -> Floats:
+        return np.array([labels.mean()])
 
     def _scaled(self, labels: Tensor) -> Tensor:
         centre, spread = public_scale(self.number())
@@ -70,11 +76,15 @@ class Huber(Number):
     threshold: float = 1.0
 
     name: ClassVar[str] = "huber"
+    regression: ClassVar[str] = "Huber regression"
 
     def check(self) -> None:
         super().check()
         if not 0 < self.threshold < math.inf:
             raise self.refuse(f"whose option threshold is {self.threshold!r}; it must be above 0")
+
+    def constant(self, labels: Labels) -> Floats:
+        return np.array([np.median(labels)])  # near the loss's own centre, and robust as it is
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         missed = self._missed(outputs, labels)[..., 0]
@@ -92,6 +102,7 @@ class Quantile(Number):
 
     name: ClassVar[str] = "quantile"
     predicts: ClassVar[Predicted] = "quantiles"
+    regression: ClassVar[str] = "quantile regression"
 
     def __post_init__(self) -> None:
         given = self.levels
@@ -120,6 +131,9 @@ class Quantile(Number):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         missed, level = self._missed(outputs, labels), outputs.new_tensor(self.at)
         return torch.maximum(level * missed, (level - 1) * missed).mean(-1)
+
+    def constant(self, labels: Labels) -> Floats:
+        return np.asarray(np.quantile(labels, self.at), dtype=np.float64)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return super().predictions(outputs).sort(dim=1).values

@@ -29,7 +29,7 @@ class Objective(ABC):
     """What a model is trained towards. A subclass adds its options as fields and refuses what it cannot take in ``check``.
 
     labels: The schema's label columns.
-    name: As in the configuration. predicts: The kind of its predictions.
+    name: As in the configuration. predicts: The kind of its predictions. regression: What a model of one linear layer is called.
     Raises ConfigError, in one sentence, for labels or options that it does not take.
     """
 
@@ -37,6 +37,7 @@ class Objective(ABC):
 
     name: ClassVar[str]
     predicts: ClassVar[Predicted]
+    regression: ClassVar[str] = "linear model"
     #: The longest step that a run takes where no learning rate is given, with what momentum adds to it (``usual_rate``).
     longest_step: ClassVar[float] = math.inf
 
@@ -102,6 +103,10 @@ class Objective(ABC):
     @abstractmethod
     def outputs_of(self, predictions: Tensor) -> Tensor:
         """(n, O) outputs that predict so, as far as predictions tell; the loss of predictions is theirs."""
+
+    @abstractmethod
+    def constant(self, labels: Labels) -> Floats:
+        """(C,) what is best predicted for everybody, where nothing is known of a patient, by (n, ...) labels, n > 0."""
 
     def losses_of(self, predictions: Floats, labels: Labels) -> Floats:
         """(n,) the losses of (n, C) predictions."""

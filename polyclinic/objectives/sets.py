@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.objectives.objective import Objective, Predicted
+from polyclinic.types import Floats, Labels
 
 _LEAST = 1e-15
 
@@ -20,6 +22,7 @@ class MultiLabel(Objective):
 
     name: ClassVar[str] = "multi-label"
     predicts: ClassVar[Predicted] = "sets"
+    regression: ClassVar[str] = "logistic regression of each label"
 
     def check(self) -> None:
         several = len(self.labels) > 1 and all(column.kind == "binary" for column in self.labels)
@@ -35,6 +38,9 @@ class MultiLabel(Objective):
     @property
     def columns(self) -> tuple[str, ...]:
         return self.labels[0].categories if len(self.labels) == 1 else tuple(column.name for column in self.labels)
+
+    def constant(self, labels: Labels) -> Floats:
+        return np.asarray(labels.mean(axis=0), dtype=np.float64)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").sum(-1)

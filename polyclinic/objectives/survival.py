@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from polyclinic.ehr.schema import BOUNDED_KINDS, Column
 from polyclinic.objectives.objective import Objective, Predicted
-from polyclinic.types import Floats
+from polyclinic.types import Floats, Labels
 
 _LEAST = 1e-12
 _INTERVALS = 10
@@ -31,6 +31,7 @@ class Hazards(Objective):
 
     name: ClassVar[str] = "hazards"
     predicts: ClassVar[Predicted] = "survival"
+    regression: ClassVar[str] = "discrete-time hazards regression"
 
     def __post_init__(self) -> None:
         if isinstance(self.edges, list):
@@ -71,13 +72,21 @@ class Hazards(Objective):
     def columns(self) -> tuple[str, ...]:
         return tuple(f"no {self.event.name} until {end:g}" for end in self.ends)
 
+    def constant(self, labels: Labels) -> Floats:
+        here, passed = (part.sum(0).numpy() for part in self._intervals(torch.from_numpy(np.array(labels, np.float64))))
+        return np.asarray(np.cumprod(passed / np.maximum(here + passed, 1)), dtype=np.float64)  # a life table
+
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        ends, first = outputs.new_tensor(self.ends), self.labels.index(self.time)
-        time, event = (labels[..., place].to(outputs)[..., None] for place in (first, 1 - first))
-        begins = torch.cat([ends[:1] * 0 - torch.inf, ends[:-1]])
-        here = event * ((time > begins) & (time <= ends))  # the event was in this interval
-        passed = torch.where(event > 0, ends < time, ends <= time)
+        here, passed = self._intervals(labels.to(outputs))
         return (here * functional.softplus(-outputs) + passed * functional.softplus(outputs)).sum(-1)
+
+    def _intervals(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., J) whether the event was in each interval, and whether each was passed without it."""
+        ends, first = labels.new_tensor(self.ends), self.labels.index(self.time)
+        time, event = (labels[..., place][..., None] for place in (first, 1 - first))
+        begins = torch.cat([ends[:1] * 0 - torch.inf, ends[:-1]])
+        here = event * ((time > begins) & (time <= ends))
+        return here, torch.where(event > 0, ends < time, ends <= time)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return (-functional.softplus(outputs).cumsum(1)).exp()

@@ -188,6 +188,11 @@ class Program(ABC):
 
         return Classification(schema.labels)
 
+    def called(self, schema: Schema) -> str:
+        """The run's model in a reader's words: a linear layer is a regression by the name of its objective."""
+        linear = self.judged and self.config.model == "logistic" and not self.draws
+        return self.objective(schema).regression if linear else self.config.model
+
     def width(self, schema: Schema) -> int:
         """How many numbers of a row the model sees."""
         return len(feature_names(schema))

@@ -81,6 +81,7 @@ class Summary(_Part):
     engine: str | None = None
     learning_rate: Number = None
     dataset: str | None = None
+    model: str | None = None
     flow: list[Record] | None = None
     metrics: AllMetrics = AllMetrics()
     objective: Record | None = None

@@ -23,18 +23,19 @@ function list(runs) {
     cell(row, run.problem ? run.state + ": " + run.problem : run.state, false);
     cell(row, bar, false);
     cell(row, run.round + " of " + (run.rounds ?? "–"));
-    cell(row, run.newest ? number(run.newest.auroc) : "–");
+    const [[main, title] = []] = Object.entries(run.metrics);
+    cell(row, run.newest && main ? title + " " + number(run.newest[main]) : "–");
     cell(row, run.private ? number(run.epsilon, 2) + " of " + (run.budget ?? "–") : "no guarantee");
   }
   $("none").hidden = runs.length > 0;
 }
 
-function draw(id, key, low, high) {
-  const svg = $(id), space = "http://www.w3.org/2000/svg", rows = course.filter(row => row[key] !== null);
+function draw(id, key) {
+  const svg = $(id), space = "http://www.w3.org/2000/svg", rows = course.filter(row => Number.isFinite(row[key]));
   svg.replaceChildren();
   if (!rows.length) return;
   const values = rows.map(row => row[key]), last = Math.max(2, rows[rows.length - 1].round);
-  const bottom = low ?? Math.min(...values), top = Math.max(high ?? Math.max(...values), bottom + 1e-6);
+  const bottom = Math.min(...values), top = Math.max(...values, bottom + 1e-6);
   const x = round => 50 + 600 * (round - 1) / (last - 1), y = value => 190 - 170 * (value - bottom) / (top - bottom);
   const add = (kind, values, text) => {
     const made = document.createElementNS(space, kind);
@@ -62,15 +63,22 @@ function show(run) {
   $("state").textContent = run.state + ", round " + run.round + " of " + (run.rounds ?? "–") + wrong;
   $("report").hidden = run.state !== "finished";
   $("report").href = "/runs/" + encodeURIComponent(run.name) + "/report.html";
-  draw("auroc", "auroc", null, null);
-  draw("loss", "loss", null, null);
-  const body = $("sites");
+  const names = Object.keys(run.metrics), body = $("sites");
+  document.querySelector(".main").textContent = run.metrics[names[0]] || "Metrics";
+  draw("main", names[0]);
+  draw("loss", "loss");
+  $("columns").replaceChildren(...["Hospital", "Round", ...Object.values(run.metrics), "Epsilon spent"].map((text, i) => {
+    const head = document.createElement("th");
+    if (i) head.className = "num";
+    head.textContent = text;
+    return head;
+  }));
   body.replaceChildren();
   for (const [name, site] of Object.entries(run.sites).slice(0, 300)) {
     const row = body.insertRow();
     cell(row, name, false);
     cell(row, String(site.round));
-    for (const key of ["auroc", "accuracy", "loss"]) cell(row, number(site[key]));
+    for (const key of names) cell(row, number(site[key]));
     cell(row, run.private ? number(site.epsilon) : "no guarantee");
   }
   $("dropped").hidden = !run.dropouts.length;

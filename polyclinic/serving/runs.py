@@ -16,19 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polyclinic.evaluation.judges import TITLES
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import OVERALL, Record
 
 QUIET = 60.0  # seconds without news after which a run that has no report is called quiet
 MOST_ROUNDS = 10**9
 _MOST_CONFIG, _MOST_HISTORY, _LONGEST = 1 << 20, 1 << 24, 500  # bytes that are read at once; characters of a text
-_SHOWN = ("auroc", "accuracy", "loss")
 
 
 @dataclass
 class Course:
     """A history file, read as far as it has grown; only whole lines count.
 
+    ``metrics``: the titles of the rows' metrics by name, the one first that the run is judged by, the loss last.
     ``problem``: what is wrong with the file in one sentence; what can be read of it is shown all the same.
     """
 
@@ -37,6 +38,7 @@ class Course:
     overall: dict[int, Record] = field(default_factory=dict)
     sites: dict[str, Record] = field(default_factory=dict)
     dropouts: list[Record] = field(default_factory=list)
+    metrics: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
 
     def read(self) -> None:
@@ -70,7 +72,9 @@ class Course:
         elif "row" in line:
             row = line["row"]
             number, site = _whole(row["round"]), _text(row["site"])
-            shown = {"round": number} | {name: _number(row.get(name)) for name in _SHOWN}
+            names = sorted((name for name in row if name in TITLES), key=lambda name: name == "loss")
+            self.metrics = {name: TITLES[name] for name in names} or self.metrics
+            shown = {"round": number} | {name: _number(row[name]) for name in names}
             if site not in OVERALL:
                 self.sites[site] = shown | {"epsilon": _number(row.get("epsilon"))}
             elif site == "pooled" or number not in self.overall:
@@ -108,7 +112,7 @@ class Runs:
         spent = [row["epsilon"] for row in course.sites.values() if row["epsilon"] is not None]
         finished = _finished(run.summary_file) if done else {}
         return config | {"epsilon": max(spent, default=None)} | finished | {
-            "name": name, "round": course.round,
+            "name": name, "round": course.round, "metrics": course.metrics,
             "newest": course.overall.get(course.round), "quiet": round(quiet, 1),
             "state": "finished" if done else "training" if quiet < QUIET else "quiet", "problem": problem or course.problem,
         }  # fmt: skip

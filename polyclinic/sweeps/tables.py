@@ -12,6 +12,7 @@ import pandas as pd
 
 from polyclinic.ehr.split import held_out_per_training
 from polyclinic.evaluation.intervals import repeated
+from polyclinic.evaluation.judges import calibrated, compared, headline, titles
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
 from polyclinic.sweeps.carrying import Outcome
@@ -137,11 +138,17 @@ def write_page(sweep: Sweep) -> Path:
     """``sweep.html``: curves and intervals; returns its path."""
     from polyclinic.evaluation.report.sweep import Row, render_sweep  # with the figures' matplotlib, only at the end
 
+    summaries = [outcome.run.summary_json() for outcome in sweep.outcomes if outcome.run]
+    named = {name: title for summary in reversed(summaries) for name, title in titles(summary).items()}
+    shown = dict.fromkeys(
+        name for each in summaries for name in (*compared(each), *list(calibrated(each))[:1], *headline(each))
+    )
     configs = [outcome.planned.config.flat() for outcome in sweep.outcomes]
     shared = {key: value for key, value in configs[0].items() if all(config[key] == value for config in configs)}
     return render_sweep(
         [Row(each.values, each.runs, each.pooled) for each in sweep.combinations],
         [f"{outcome.planned}: {outcome.error}" for outcome in sweep.failed],
         {key: value for key, value in shared.items() if key != "out"},
+        {name: named[name] for name in shown},
         sweep.folder / "sweep.html",
     )

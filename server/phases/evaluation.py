@@ -76,10 +76,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
     if any(len(part.labels) for part in state.predictions.values()):
         together = pool(state.predictions)
         pooled = by.exact(together.labels, together.scores)
-        majority = (
-            {"majority": float(np.bincount(together.labels).max() / len(together.labels))} if by.has_classes else {}
-        )
-        rows.append({"round": number, "site": "pooled"} | majority | {name: pooled[name] for name in by.by_round})
+        rows.append({"round": number, "site": "pooled"} | {name: pooled[name] for name in by.by_round})
     elif state.score_counts:
         pooled = ScoreCounts.pooled(state.score_counts.values()).values()
         rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in by.by_round})

@@ -54,6 +54,7 @@ def test_a_history_is_read_as_it_grows_line_by_whole_line(tmp_path: Path) -> Non
     assert runs.detail("one")["round"] == 2 and [one["round"] for one in runs.detail("one")["course"]] == [1]
     tell(run, line[30:] + json.dumps({"dropout": {"round": 2, "site": "b", "reason": "away"}}) + "\n")
     found = runs.detail("one", after=1)
+    assert found["metrics"] == {"auroc": "AUROC", "accuracy": "Accuracy", "loss": "Loss"}
     assert [one["auroc"] for one in found["course"]] == [0.9] and found["sites"]["a"]["epsilon"] == 0.2
     assert found["dropouts"][0]["reason"] == "away" and found["epsilon"] == 0.2
     (run / "history.jsonl").write_text(row(1, "a") + row(1, "pooled"))  # resumed from an earlier checkpoint
@@ -64,6 +65,15 @@ def test_a_history_is_read_as_it_grows_line_by_whole_line(tmp_path: Path) -> Non
     assert runs.summary("one")["state"] == "quiet"
     (run / "report.html").write_text("x")
     assert runs.summary("one")["state"] == "finished"
+
+
+def test_a_run_towards_numbers_has_the_metrics_of_numbers(tmp_path: Path) -> None:
+    run, runs = begin(tmp_path, "one"), Runs(tmp_path)
+    rows = {"loss": 0.1, "mae": 1.5, "r2": None, "calibration_in_the_large": -0.2, "epsilon": 1.0, "bytes_up": 80}
+    tell(run, json.dumps({"row": {"round": 1, "site": "north", **rows}}) + "\n")
+    found = runs.detail("one")
+    assert list(found["metrics"].items())[:2] == [("mae", "MAE"), ("r2", "R2")] and list(found["metrics"])[-1] == "loss"
+    assert found["sites"]["north"] == {"round": 1, **{key: rows[key] for key in rows if key != "bytes_up"}}
 
 
 @pytest.fixture
@@ -247,7 +257,7 @@ def test_rounds_appear_without_a_reload_and_names_stay_text(
         tell(run, "".join(row(n, EVIL) + row(n, "pooled", 0.6 + n / 20) for n in (2, 3, 4)))
         (run / "report.html").write_text("a report")
         _until(tab, "document.querySelector('#state').textContent", "finished, round 4 of 4")
-        assert tab.value("document.querySelector('#auroc polyline').getAttribute('points').split(' ').length") == 4
+        assert tab.value("document.querySelector('#main polyline').getAttribute('points').split(' ').length") == 4
         assert tab.value("document.querySelector('#sites td').textContent") == EVIL and tab.value("window.same") is True
         assert tab.value("document.title") == "Runs" and not tab.value("document.querySelector('#report').hidden")
         assert not [event for event in tab.told if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]

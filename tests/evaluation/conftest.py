@@ -99,7 +99,7 @@ def made_up_summary(sites: tuple[str, ...], count: int, private: bool) -> dict[s
         "model_sha256": "ab" * 32,
         "seconds": 21.4,
         "rounds_per_second": count / 21.4,
-        "floor": {"accuracy": 0.553},
+        "floor": {"auroc": 0.5, "accuracy": 0.553},
         "comparison": None,
         "dropouts": [],
         "simulation": True,

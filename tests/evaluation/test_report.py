@@ -69,7 +69,7 @@ def test_report_of_a_private_run_says_what_holds(write_run: WriteRun) -> None:
         "0.861",
         "What it does not cover",
         "who can repeat the noise can take it away",
-        "always the commonest answer: 0.553",
+        "a constant prediction: 0.553",
         'dataset = "heart-disease"',
         '"polyclinic": "0.1.0"',
         "ab" * 32,

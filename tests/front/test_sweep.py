@@ -249,7 +249,8 @@ def test_the_page_draws_each_metric_over_the_number_that_varies(tmp_path: Path) 
     assert "8 runs of 4 combinations" in page_text(page)
     drawn = [base64.b64decode(image).decode() for image in re.findall(r"base64,([\w+/=]+)", page.read_text())]
     assert [re.findall(r">([^<>]* over privacy.epsilon)<", svg)[0] for svg in drawn] == [
-        f"{name} over privacy.epsilon" for name in ("AUROC", "Brier score", "Calibration in the large", "Accuracy")
+        f"{name} over privacy.epsilon"
+        for name in ("AUROC", "Brier score", "Calibration error", "Calibration in the large", "Accuracy")
     ]
     assert all(">fedavgm<" in svg for svg in drawn), "a line for each other combination"
     summary = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["strategy", "privacy.epsilon", "site", "metric"])
@@ -269,12 +270,14 @@ def test_a_sweep_without_a_number_has_a_row_for_each_combination(tmp_path: Path)
     estimate = {"mean": 0.8, "low": 0.7, "high": 0.9}
     rows = [Row({"model": model}, 2, {"auroc": estimate}) for model in ("mlp", "logistic")]
     text = page_text(
-        render_sweep(rows, ["model=mlp, seed=3: the lights went out"], {"rounds": 3}, tmp_path / "page.html")
+        render_sweep(
+            rows, ["model=mlp, seed=3: the lights went out"], {"rounds": 3}, {"auroc": "AUROC"}, tmp_path / "page.html"
+        )
     )
     assert (
         "Failed. model=mlp, seed=3: the lights went out" in text
         and "logistic 2 no guarantee 0.800 0.700 to 0.900" in text
     )
     assert "all runs 1 no guarantee 0.800" in page_text(
-        render_sweep([Row({}, 1, {"auroc": {"mean": 0.8}})], [], {}, tmp_path / "page.html")
+        render_sweep([Row({}, 1, {"auroc": {"mean": 0.8}})], [], {}, {"auroc": "AUROC"}, tmp_path / "page.html")
     )

@@ -16,6 +16,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.judges import judge_of
+from polyclinic.evaluation.report import render_comparison
 from polyclinic.inspection.attacks import read_target
 from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
@@ -53,6 +54,8 @@ def test_a_private_run_learns_and_tells_what_it_reached(name: str, tmp_path: Pat
     assert summary["name"] == name and better(result.pooled[first], REACHED[name])
     assert list(summary["metrics"]) == list(result.summary["evaluation"]["pooled"])
     assert {*result.rounds} >= {*summary["headline"], "loss", "epsilon"} and result.privacy["epsilon"] <= 8.0
+    floor = result.summary["floor"][first]
+    assert floor is None or better(result.pooled[first], floor)
     table = records(kind)
     predicted = result.predict(table.drop(columns=[column.name for column in schema(kind).labels]))
     assert list(predicted.columns) == list(objective.columns) and np.isfinite(predicted.to_numpy()).all()
@@ -100,6 +103,16 @@ def test_a_comparison_and_figures_are_of_the_objectives_metrics(tmp_path: Path) 
     assert {"rounds.svg", "loss.svg", "sites.svg", "calibration.svg"} <= plots and "decision.svg" not in plots
     curve = result.summary["evaluation"]["calibration"]
     assert len(curve) == 10 and curve[0]["predicted"] < curve[-1]["predicted"]
+    page = result.folder.report.read_text()
+    assert "linear regression of los (days)" in page and "By hospital" in page and "MAE (days)" in page
+    other = run("squared", tmp_path / "other", rounds=2, seed=1)
+    beside = render_comparison([result.path, other.path], tmp_path / "page.html").read_text()
+    assert "MAE (days)" in beside and "AUROC" not in beside and "labels" not in beside
+    ranks = run("ordinal", tmp_path / "ranks", rounds=1)
+    assert (
+        "The runs are of different labels"
+        in render_comparison([ranks.path, other.path], tmp_path / "p.html").read_text()
+    )
 
 
 def test_any_column_of_a_schema_may_be_the_label(tmp_path: Path) -> None:

@@ -188,6 +188,28 @@ if __name__ == "__main__":
 """
 
 
+# The fork server starts here, which takes long enough for every thread to come upon another's environment.
+TOGETHER = """
+import os, threading
+from polyclinic.sim.workers import one_process
+os.environ.pop("PYTHONPATH", None)
+begin, pools = threading.Barrier(4), []
+def start():
+    begin.wait()
+    pools.append(one_process(("json",)))
+threads = [threading.Thread(target=start) for _ in range(4)]
+for step in (threading.Thread.start, threading.Thread.join):
+    for thread in threads:
+        step(thread)
+print(len(pools), os.environ.get("PYTHONPATH"))
+"""
+
+
+def test_threads_that_start_processes_at_once_leave_the_environment_as_it_was() -> None:
+    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "4 None\n", done.stderr
+
+
 @pytest.mark.parametrize(
     "text", [ORPHANS, pytest.param(BEGINNING, marks=pytest.mark.slow)], ids=["at work", "beginning"]
 )

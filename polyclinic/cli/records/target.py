@@ -59,10 +59,13 @@ class TargetOptions:
         with loading():
             from polyclinic.asking import real, simulated
 
+        if self.dataset is not None:
+            return simulated(
+                self.dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
+                seed=self.seed, data={"schema_file": self.schema_file}, privacy={"delta": self.delta or 0.0},
+            )  # fmt: skip
         options = asdict(self)
-        dataset, hospital = options.pop("dataset"), options.pop("hospital")
-        if hospital is None:
-            return simulated(dataset, options.pop("ledger") or new_ledger(), **options)
+        hospital = options.pop("hospital")
         for name, value in {**options, **more}.items():
             if value not in (None, 0, ""):
                 option = name.replace("_", "-")

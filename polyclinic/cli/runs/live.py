@@ -20,7 +20,7 @@ from rich.text import Text
 
 from polyclinic import sweeps
 from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
-from polyclinic.evaluation.judges import headline, in_line, titles
+from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
 
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 _WIDEST = 12
 _NAME_WIDTH = 20
 _MOST_ROWS, _FEW_ROWS = 60, 10
+#: What metrics of calibration are called in a sentence, their digits, and what they mean.
+_CALIBRATION = {
+    "calibration_in_the_large": ("predicted less observed", 3, ""),
+    "calibration_slope": ("slope", 2, " and below 1 predictions are too extreme"),
+}
 _RISK = "attack\nTPR at\n1% FPR"
 
 
@@ -115,7 +120,7 @@ class LiveProgress(progress.Progress):
             promise += (
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
-        what = f"{len(sites)} hospitals, {config.strategy}, {config.model}, {config.rounds} rounds"
+        what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}, {config.rounds} rounds"
         what += f", {config.task}" if not program.stepwise else ""
         what += f", engine {engine}" if engine else ""
         what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
@@ -221,7 +226,7 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
     """
     columns = _result_columns(summary)
     left_out: list[str] = []
-    first, second = (in_line(titles(summary)[name]) for name in headline(summary))
+    first, second = (_heading(titles(summary)[name]) for name in headline(summary))
     least_needed = (_RISK, second, "patients", f"{first}\nalone", f"{first}\nno DP")
     while (dropped := next((name for name in least_needed if name in columns), None)) is not None:
         if _natural_width(_drawn(summary, columns, left_out), screen) <= screen.width:
@@ -232,11 +237,11 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
 
 
 def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
-    """Headings and their cells: one for each hospital, then the pooled one."""
-    comparison, pooled = summary.get("comparison"), summary["metrics"]["pooled"]
+    """Headings and their cells: one for each hospital, then the pooled one, then that of a constant prediction if known."""
+    comparison, pooled, floor = summary.get("comparison"), summary["metrics"]["pooled"], summary.get("floor")
     first, second = headline(summary)
     sites = _few(summary["metrics"]["sites"], first)
-    title = {name: in_line(title) for name, title in titles(summary).items()}
+    title = {name: _heading(title) for name, title in titles(summary).items()}
     columns = {
         "hospital": [*sites, "pooled"],
         "patients": [*(str(row["patients"] or "not released") for row in sites.values()), ""],
@@ -257,7 +262,15 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         rows = (*(without["sites"].get(name, {}) for name in sites), without["pooled"])
         columns[f"{title[first]}\nno DP"] = [number(row.get(first)) for row in rows]
         columns[f"{title[first]}\nalone"] = [*(number(alone.get(name, {}).get(first)) for name in sites), ""]
+    if floor:
+        constant = {"hospital": "constant"} | {title[key]: number(floor.get(key)) for key in (first, second)}
+        columns = {heading: [*cells, constant.get(heading, "")] for heading, cells in columns.items()}
     return columns
+
+
+def _heading(title: str) -> str:
+    """A metric's title above its column, the unit on a line of its own."""
+    return in_line(title).replace(" (", "\n(")
 
 
 def _few(sites: dict[str, Any], metric: str) -> dict[str, Any]:
@@ -279,9 +292,11 @@ def _attack_rate(row: dict[str, Any]) -> str:
 
 
 def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
-    sites, shown = len(summary["metrics"]["sites"]), len(columns["hospital"]) - 1
+    sites, totals = len(summary["metrics"]["sites"]), 2 if summary.get("floor") else 1
+    shown = len(columns["hospital"]) - totals
     metric = in_line(titles(summary)[headline(summary)[0]])
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
+    said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
     said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
@@ -292,12 +307,13 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
         first = heading == "hospital"
         # A long name may take more lines, at its spaces; figures and headings may not be broken.
         table.add_column(heading, justify="left" if first else "right", no_wrap=not first, vertical="bottom")
-    *rows, pooled = zip(*columns.values(), strict=True)
-    for row in rows:
+    rows = list(zip(*columns.values(), strict=True))
+    for row in rows[:shown]:
         table.add_row(*row)
     if not summary.get("posterior"):
         table.add_section()
-        table.add_row(*pooled, style="bold")
+        for number_of, row in enumerate(rows[shown:]):
+            table.add_row(*row, style="dim" if number_of else "bold")
     return table
 
 
@@ -328,15 +344,18 @@ def posterior_table(posterior: dict[str, Any]) -> Table:
 
 
 def calibration_sentence(summary: dict[str, Any]) -> str:
-    """How true the predicted risks are, with 95 % intervals; empty where that is not known."""
-    pooled = (summary.get("evaluation") or {}).get("pooled") or {}
-    off, slope = (pooled.get(f"calibration_{name}") or {} for name in ("in_the_large", "slope"))
-    if off.get("value") is None or slope.get("value") is None:
-        return ""
-    return (
-        f"Calibration: predicted less observed {interval(off)}, 0 is true; slope {interval(slope, 2)}, 1 is true and below 1 "
-        "predictions are too extreme."
-    )
+    """How true predictions are, with 95 % intervals, and of which hospital they are the least; empty where that is not known."""
+    evaluation = summary.get("evaluation") or {}
+    pooled, of_hospitals = (evaluation.get(key) or {} for key in ("pooled", "worst"))
+    said = []
+    for metric, true in calibrated(summary).items():
+        words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
+        if (pooled.get(metric) or {}).get("value") is None:
+            continue
+        farthest = of_hospitals.get(metric) if metric == "calibration_in_the_large" else None
+        at = f", farthest at {farthest['name']}: {interval(farthest)}" if farthest else ""
+        said.append(f"{words} {interval(pooled[metric], digits)}, {true:g} is true{meaning}{at}")
+    return f"Calibration: {'; '.join(said)}." if said else ""
 
 
 def privacy_sentence(summary: dict[str, Any]) -> str:

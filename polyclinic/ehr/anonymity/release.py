@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require, value_numbers
+from polyclinic.ehr.anonymity.classes import Records, cell_numbers, classes_of, patient_numbers, require, value_numbers
 from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
 from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels, partition
 from polyclinic.ehr.schema import Column, Schema
@@ -43,49 +43,40 @@ class Release:
 
 
 def anonymise(
-    records: pd.DataFrame,
-    quasi: Sequence[str],
-    target: Target,
-    sensitive: Sequence[str] = (),
-    unit: str | None = None,
-    hierarchies: Mapping[str, Hierarchy] | None = None,
-    method: Method = "lattice",
-    schema: Schema | None = None,
+    records: Records, target: Target, hierarchies: Mapping[str, Hierarchy] | None = None, method: Method = "lattice"
 ) -> Release:
     """The records with generalised quasi-identifiers, such that every class reaches the target.
 
-    quasi: columns that an outsider may know. sensitive: columns that l and t are about. unit: the column that tells
-    patients apart, of whom each counts once in a class; without it each row is a patient. hierarchies: by column; what
-    is not named follows from the schema's bounds, or from the cells. method: "lattice" (one level for a whole column,
-    suppression) or "mondrian" (labels for each class, no suppression).
+    hierarchies: by column; what is not named follows from the schema's bounds, or from the cells. method: "lattice" (one
+    level for a whole column, suppression) or "mondrian" (labels for each class, no suppression).
     Raises ConfigError for a target, hierarchy or method that cannot be, DataError for columns that are missing, an empty
     table, and a target that cannot be reached.
     """
+    quasi, sensitive, unit, table = records.quasi, records.sensitive, records.unit, records.table
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; it must be one of {', '.join(METHODS)}.")
     if (target.l > 1 or target.t is not None) and not sensitive:
         raise ConfigError("l and t are about sensitive columns; name at least one.")
-    if records.empty:
+    if table.empty:
         raise DataError("There are no records; give a table with at least one row under its header.")
     if not quasi:
         raise DataError("quasi: no column is named; give the columns that an outsider may know of a patient.")
-    require(records, quasi, "quasi")
-    require(records, sensitive, "sensitive")
+    require(table, quasi, "quasi")
+    require(table, sensitive, "sensitive")
     if both := [name for name in quasi if name in sensitive or name == unit]:
         raise ConfigError(f"Column {both[0]!r} cannot be a quasi-identifier and the unit or sensitive as well.")
-    records = records.reset_index(drop=True)
-    used = {name: _hierarchy(records[name], hierarchies or {}, schema) for name in quasi}
-    ladders = [ladder(records[name], hierarchy) for name, hierarchy in used.items()]
-    patient = patient_numbers(records, unit)
-    if unit is not None and records[unit].is_unique:
+    table = table.reset_index(drop=True)
+    used = {name: _hierarchy(table[name], hierarchies or {}, records.schema) for name in quasi}
+    ladders = [ladder(table[name], hierarchy) for name, hierarchy in used.items()]
+    patient = patient_numbers(table, unit)
+    if unit is not None and table[unit].is_unique:
         patient = None
-    demand = Demand(target, len(records), patient,
-                    tuple(Sensitive(*value_numbers(records[name])) for name in sensitive))  # fmt: skip
+    demand = Demand(target, len(table), patient, tuple(Sensitive(*value_numbers(table[name])) for name in sensitive))
     if method == "lattice":
         outcome = best_levels(ladders, demand)
     else:
         outcome = partition(ladders, [isinstance(hierarchy, Intervals) for hierarchy in used.values()], demand)
-    released = records.assign(**outcome.cells)[outcome.kept]
+    released = table.assign(**outcome.cells)[outcome.kept]
     # By what the cells say: two classes may have got the same labels, and are one class for a reader.
     classes = classes_of(
         [cell_numbers(released[name]) for name in quasi], None if patient is None else patient[outcome.kept]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,50 +40,57 @@ _MOST_STEPS = 100
 _HELD: dict[str, Mapping[str, pd.DataFrame]] = {}
 
 
-def tables(
-    files: str | Sequence[str] = "", label: str = "", patient: str = "", site: str = "", leave_out: str | Sequence[str] = (),
-    missing: str | Sequence[str] = (), time: str = "", steps: int = 0, frames: str = "",
-) -> Dataset:  # fmt: skip
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of tables are read.
+
+    Args:
+        label, patient: Columns of the outcome and of the patient; where they are empty, those of a usual name.
+        site: Column of the hospital, where tables hold several.
+        leave_out: Columns that are no features, such as those written after the outcome.
+        missing: Texts that stand for a missing cell, in any column, beside the usual ones.
+        time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
+            trajectories.
+    """
+
+    label: str = ""
+    patient: str = ""
+    site: str = ""
+    leave_out: str | Sequence[str] = ()
+    missing: str | Sequence[str] = ()
+    time: str = ""
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("leave_out", "missing"):
+            object.__setattr__(self, name, tuple(filter(None, _several(getattr(self, name)))))
+
+
+def tables(files: str | Sequence[str] = "", frames: str = "", **columns: Any) -> Dataset:
     """The dataset of files or data frames.
 
     Args:
         files: A folder or a pattern of CSV or Parquet files, one for each hospital; one file of all hospitals; or several, each
             as ``path`` or ``name=path``.
-        label, patient: Columns of the outcome and of the patient; where they are empty, those of a usual name.
-        site: Column of the hospital, where files hold several.
-        leave_out: Columns that are no features, such as those written after the outcome.
-        missing: Texts that stand for a missing cell, in any column, beside the usual ones.
-        time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
-            trajectories.
         frames: What ``hold`` returned for data frames, in place of ``files``.
+        columns: The fields of ``Reading``.
 
     Raises:
         ConfigError: for a column that does not exist, with the nearest name.
         DataError: for files that cannot be read, and for tables that nothing can be learned from.
     """
+    reading = Reading(**columns)
     if frames:
         if frames not in _HELD:
             raise ConfigError(
                 "The run's tables are data frames of the Python session that began it, which other processes do not have; write "
                 "them to files and give Federation.from_tables their paths."
             )
-        return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing), (time, steps))
+        return _from_frames(frames, reading)
     places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
-    names = tuple(name for name, _ in places)
-    return _from_files(
-        names,
-        stamps,
-        unread,
-        _title(files),
-        label,
-        patient,
-        site,
-        _several(leave_out),
-        _several(missing),
-        (time, steps),
-    )
+    return _from_files(tuple(name for name, _ in places), stamps, unread, _title(files), reading)
 
 
 def hold(frames: Mapping[str, pd.DataFrame]) -> str:
@@ -134,18 +143,18 @@ def _several(texts: object) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def _from_frames(
-    key: str, label: str, patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...],
-    visits: tuple[str, int],
-) -> Dataset:  # fmt: skip
-    return _dataset(_HELD[key], f"tables-{key[:8]}", label, patient, site, leave_out, missing, visits)
+def _from_frames(key: str, reading: Reading) -> Dataset:
+    return _dataset(_HELD[key], f"tables-{key[:8]}", reading)
 
 
 @lru_cache(maxsize=4)
 def _from_files(
-    names: tuple[str, ...], stamps: tuple[tuple[str, int, int], ...], unread: tuple[str, ...], title: str, label: str,
-    patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...], visits: tuple[str, int],
-) -> Dataset:  # fmt: skip
+    names: tuple[str, ...],
+    stamps: tuple[tuple[str, int, int], ...],
+    unread: tuple[str, ...],
+    title: str,
+    reading: Reading,
+) -> Dataset:
     frames, problems = {}, []
     for name, (file, _, _) in zip(names, stamps, strict=True):
         try:
@@ -155,17 +164,14 @@ def _from_files(
     if problems:
         raise DataError("\n".join(problems))
     notes = [f"Not read, for they are neither CSV nor Parquet: {several(unread)}."] if unread else []
-    return _dataset(frames, title, label, patient, site, leave_out, missing, visits, notes)
+    return _dataset(frames, title, reading, notes)
 
 
-def _dataset(
-    frames: Mapping[str, pd.DataFrame], title: str, label: str, patient: str, site: str, leave_out: Sequence[str],
-    missing: Sequence[str], visits: tuple[str, int], notes: Sequence[str] = (),
-) -> Dataset:  # fmt: skip
-    cells, files, spelt = join_tables({name: text_table(frame, missing) for name, frame in frames.items()})
-    site = site or (usual_site(list(cells)) if len(frames) == 1 else "")
-    roles = Roles.find(list(cells), label, patient, site, [name for name in leave_out if name])
-    time, steps = _visits(visits, roles, list(cells))
+def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, notes: Sequence[str] = ()) -> Dataset:
+    cells, files, spelt = join_tables({name: text_table(frame, reading.missing) for name, frame in frames.items()})
+    site = reading.site or (usual_site(list(cells)) if len(frames) == 1 else "")
+    roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out)
+    time, steps = _visits(reading, roles, list(cells))
     if not roles.label:
         raise ConfigError(
             f"The tables need a label; name the column of the outcome by --label: {several(cells, most=12)}."
@@ -221,9 +227,9 @@ def _dataset(
     )  # fmt: skip
 
 
-def _visits(visits: tuple[str, int], roles: Roles, names: Sequence[str]) -> tuple[str, int]:
+def _visits(reading: Reading, roles: Roles, names: Sequence[str]) -> tuple[str, int]:
     """The column of the visits' time and the number of steps; "" and 0 where rows are no visits."""
-    time, steps = visits
+    time, steps = reading.time, reading.steps
     if not time and not steps:
         return "", 0
     own = time if time in names else usual_name(names, [time])

@@ -32,12 +32,10 @@ def _rounds(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure |
     first = headline(summary)[0]
     if not _recorded(summary, rounds, first):
         return None
-    floor = finite(part(summary, "floor").get("auroc", 0.5 if summary.get("floor") else None))
-    words = "Higher is better" if first in LARGER_IS_BETTER else "Lower is better"
-    if first != "auroc":
-        return plot_metric(rounds, first, titles(summary)[first], f"{words}.", ax=ax)
-    floors = {} if floor is None else {"no-skill floor": floor}
-    return plot_metric(rounds, first, titles(summary)[first], f"{words}; 0.5 is a coin toss.", floors, ax)
+    floor = finite(part(summary, "floor").get(first))
+    words = "Higher is better." if first in LARGER_IS_BETTER else "Lower is better."
+    floors = {} if floor is None else {"constant prediction": floor}
+    return plot_metric(rounds, first, titles(summary)[first], words, floors, ax)
 
 
 def _loss(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:

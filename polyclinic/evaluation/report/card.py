@@ -51,8 +51,9 @@ def _model(run: Run, summary: Summary, schema: Schema) -> list[Block]:
     config = run.config()
     return [
         [
-            f"Kind: {config.model}, task {config.task}.",
-            f"Input: {len(schema.features)} columns of a patient's row. It predicts {several(_labels(schema))}.",
+            f"Kind: {summary.get('model') or config.model}, task {config.task}.",
+            f"Input: {len(schema.features)} columns of a patient's row. It predicts {several(_labels(schema))}"
+            f"{f', in {unit}' if (unit := part(summary, 'objective').get('unit')) else ''}.",
             f"Training: strategy {summary.get('strategy')}, {count(summary.get('rounds'))} rounds, settings of config.toml.",
             f"Run: {run.name}",
             f"Digest of its arrays (SHA-256): {summary.get('model_sha256')}",

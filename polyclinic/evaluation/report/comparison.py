@@ -23,6 +23,7 @@ from polyclinic.evaluation.figures.rounds import (
 )
 from polyclinic.evaluation.formats import finite, part, size
 from polyclinic.evaluation.intervals import repeated
+from polyclinic.evaluation.judges import compared, headline, in_line, titles
 from polyclinic.evaluation.page import embedded, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
 from polyclinic.evaluation.report.run import Results, read_results
@@ -32,7 +33,6 @@ from polyclinic.toml import read_toml
 MOST_COURSES = 16
 # No part of what kind of run it is: where it went on, and which repetition of others it is.
 _WHERE = {"out", "seed", "timeout", "workers", "ray-address", "split.seed", "split.fold"}
-_REPEATED = ("auroc", "brier", "calibration")
 _UTILITY = {"privacy.epsilon", "privacy.dp", "privacy.delta"}
 
 _PAGE = """
@@ -43,22 +43,21 @@ _PAGE = """
 {% for warning in warnings %}<div class="notice warn"><p><strong>Warning.</strong> {{ warning }}</p></div>
 {% endfor %}
 <h2>Runs</h2>
-{% call table(["Run"] + differing, ["Epsilon", "Delta", "AUROC", "Brier score", "Calibration error", "Worst hospital's AUROC",
-"Rounds", "Seconds", "Sent by hospitals"], "Runs", firsts=(1, 3, 7)) %}
+{% call table(["Run"] + differing, ["Epsilon", "Delta"] + names + ["Worst hospital's " ~ names[0], "Rounds", "Seconds",
+"Sent by hospitals"], "Runs", firsts=(1, 3, 4 + names | length)) %}
 {% for run in runs %}
 <tr><th scope="row">{{ run.name }}</th>{% for value in run.differing %}<td>{{ value }}</td>{% endfor %}
 {{ cell(run.epsilon | epsilon, true) }}{{ cell(run.delta | delta) }}
-{{ estimated(run.auroc, true) }}{{ estimated(run.brier) }}{{ estimated(run.calibration) }}{{ estimated(run.worst) }}
+{% for one in run.metrics %}{{ estimated(one, loop.first) }}{% endfor %}{{ estimated(run.worst) }}
 {{ cell(run.rounds | count, true) }}{{ cells([run.seconds, run.sent]) }}</tr>
 {% endfor %}{% endcall %}
-<p class="small muted">AUROC, Brier score and calibration error are pooled over the held-out patients of hospitals whose policies
-let predictions leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
+<p class="small muted">{{ names | join(", ") }}: pooled over the held-out patients of hospitals whose policies let predictions
+leave, with 95 % intervals; each run's own report has the rest. Intervals of runs over the same patients are not
 independent: that two overlap does not say that the runs are alike. Epsilon is a patient's in each run alone; whoever looks at
 several runs on the same patients learns more than any one of them tells.</p>
 {% if repeated %}
 <h2>Over seeds and splits</h2>
-{% call table(["Runs of"], ["Runs", "AUROC", "SD", "Brier score", "SD", "Calibration error", "SD"], "Over seeds and splits",
-firsts=(2, 4, 6)) %}
+{% call table(["Runs of"], ["Runs"] + with_sd, "Over seeds and splits", firsts=range(2, 2 + with_sd | length, 2)) %}
 {% for row in repeated %}
 <tr><th scope="row">{{ row.name }}</th>{{ cell(row.runs | count) }}
 {% for one in row.metrics %}{{ estimated(one, true) }}{{ metric(one.sd) }}{% endfor %}</tr>
@@ -90,29 +89,40 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
     kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
+    title = {name: words for run in reversed(runs) for name, words in titles(run.summary).items()}
+    metrics = list(dict.fromkeys(name for run in runs for name in compared(run.summary)))
+    first = headline(runs[0].summary)[0]
     named = [key for key in differing if key not in _UTILITY]
-    rows = [_row(run) | {"name": name, "differing": [config.get(key, "–") for key in named]}
+    rows = [_row(run, metrics, first) | {"name": name, "differing": [config.get(key, "–") for key in named]}
             for run, name, config in zip(runs, _names(runs), configs, strict=True)]  # fmt: skip
     points = [
-        Point(kind, finite(row["epsilon"]), float(row["auroc"]["value"]), row["auroc"].get("low"), row["auroc"].get("high"))
-        for kind, row in zip(kinds, rows, strict=True) if finite(row["auroc"]["value"]) is not None
+        Point(kind, finite(row["epsilon"]), float(one["value"]), one.get("low"), one.get("high"))
+        for kind, row in zip(kinds, rows, strict=True)
+        if finite((one := row["metrics"][metrics.index(first)]).get("value")) is not None
     ]  # fmt: skip
-    courses = _courses(runs, kinds) if len(runs) <= MOST_COURSES else {}
+    courses = _courses(runs, kinds, first) if len(runs) <= MOST_COURSES else {}
     datasets = list(dict.fromkeys(str(run.summary.get("dataset", "records")) for run in runs))
     values: dict[str, Any] = {
         "title": f"{len(runs)} runs beside each other",
         "datasets": datasets,
-        "warnings": ["The runs are of different datasets; their figures do not compare."] if len(datasets) > 1 else [],
+        "warnings": [
+            f"The runs are of different {what}; their figures do not compare."
+            for what, several in (("datasets", datasets), ("labels", {_label(run) for run in runs})) if len(several) > 1
+        ],
+        "names": [title[name] for name in metrics],
+        "with_sd": [heading for name in metrics for heading in (title[name], "SD")],
         "differing": named,
         "runs": rows,
         "repeated": _repeated(rows, configs, kinds),
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
-        "curve": [embedded(plot_privacy_utility(points, "AUROC"), "AUROC over epsilon; the numbers are in the table.")]
+        "curve": [embedded(
+            plot_privacy_utility(points, title[first]), f"{title[first]} over epsilon; the numbers are in the table.",
+        )]
         if points else [],
         "courses": [embedded(
-            plot_lines(courses, "AUROC on held-out patients", "Pooled over hospitals, by round."),
-            "Pooled AUROC by round, a line a run.",
+            plot_lines(courses, f"{title[first]} on held-out patients", "Pooled over hospitals, by round."),
+            f"Pooled {in_line(title[first])} by round, a line a run.",
         )] if courses else [],
     }  # fmt: skip
     return write_page(page, values["title"], render(_PAGE, values))
@@ -121,7 +131,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
 def _repeated(
     rows: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]], kinds: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Of runs that differ in what repeats them alone, two or more, how many there are and the estimates of ``_REPEATED``."""
+    """Of runs that differ in what repeats them alone, two or more, how many there are and the estimates of their metrics."""
     alike: dict[str, list[int]] = {}
     for place, config in enumerate(configs):
         alike.setdefault(repr({key: value for key, value in config.items() if key not in _WHERE}), []).append(place)
@@ -133,7 +143,8 @@ def _repeated(
         private = "no DP" if spent is None else f"ε {config.get('privacy.epsilon', spent):g}"
         splits = [Split(**{key.name: each.get(f"split.{key.name}", key.default) for key in fields(Split)})
                   for each in (configs[place] for place in places)]  # fmt: skip
-        values = [[finite(part(rows[place], metric).get("value")) for place in places] for metric in _REPEATED]
+        values = [[finite(one.get("value")) for one in several]
+                  for several in zip(*(rows[place]["metrics"] for place in places), strict=True)]  # fmt: skip
         numbers = [[value for value in several if value is not None] for several in values]
         share = held_out_per_training(splits)
         estimates = [repeated(several, share) if len(several) > 1 else {} for several in numbers]
@@ -162,31 +173,32 @@ def _names(runs: Sequence[Results]) -> list[str]:
     return outer if len(set(outer)) == len(runs) else [place.name for place in places]
 
 
-def _row(run: Results) -> dict[str, Any]:
+def _label(run: Results) -> str:
+    return str(part(run.summary, "objective").get("label"))
+
+
+def _row(run: Results, metrics: Sequence[str], first: str) -> dict[str, Any]:
+    """What the table shows of a run; a metric that its objective does not have is no estimate."""
     summary = run.summary
-    evaluation, metrics = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
-    pooled = part(evaluation, "pooled")
-    known = {key: pooled.get(key, {"value": metrics.get(key)}) for key in ("auroc", "brier")}
-    rest: dict[str, Any] = {
-        "calibration": pooled.get("calibration_error"),
-        "worst": part(evaluation, "worst").get("auroc"),
-    }
-    if metrics.get("released") is False:
-        known, rest = (dict.fromkeys(figures, {"value": NOT_RELEASED}) for figures in (known, rest))
+    evaluation, exact = part(summary, "evaluation"), part(part(summary, "metrics"), "pooled")
+    pooled, worst = part(evaluation, "pooled"), part(evaluation, "worst").get(first)
+    estimates = [pooled.get(name, {"value": exact.get(name, "")}) for name in metrics]
+    if exact.get("released") is False:
+        estimates, worst = [{"value": NOT_RELEASED}] * len(metrics), {"value": NOT_RELEASED}
     seconds = finite(summary.get("seconds"))
     sent = pd.to_numeric(run.rounds.get("bytes_up", pd.Series()), errors="coerce").sum()
     return {
-        **known, **rest,
+        "metrics": estimates, "worst": worst,
         "epsilon": part(summary, "privacy").get("epsilon"), "delta": part(summary, "privacy").get("delta"),
         "rounds": summary.get("rounds"),
         "seconds": "–" if seconds is None else f"{seconds:,.1f}", "sent": size(float(sent)),
     }  # fmt: skip
 
 
-def _courses(runs: Sequence[Results], kinds: Sequence[str]) -> dict[str, Course]:
+def _courses(runs: Sequence[Results], kinds: Sequence[str], metric: str) -> dict[str, Course]:
     found: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
-        pooled = read_series(run.rounds, "auroc").get(POOLED)
+        pooled = read_series(run.rounds, metric).get(POOLED)
         if pooled is not None:
             spent = finite(part(run.summary, "privacy").get("epsilon"))
             name = f"{kind}, {'no DP' if spent is None else f'ε {spent:.3g}'}"

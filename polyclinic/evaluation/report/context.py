@@ -63,6 +63,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         {"name": name, "patients": number, "scores": [run[key] for run in runs]}
         for name, number, key in (("Pooled", count(patients), "pooled"), ("Mean over hospitals", "", "macro"))
     ]
+    if floor := part(summary, "floor"):
+        totals.append({"name": "Constant prediction", "patients": "", "scores": [floor for run in runs]})
     cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in scores]
     judged = not part(summary, "posterior") and macro.get("released") is not False
     noised = part(part(summary, "private_metrics"), "sites")
@@ -94,7 +96,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "patients_sentence": _patients_sentence(sites),
         "pooled_of": _pooled_of(pooled, sites, estimates),
         "pooled": pooled,
-        "floor_accuracy": finite(part(summary, "floor").get("accuracy")),
+        "floor": floor,
         "sites": len(sites),
         "hospitals": hospitals,
         "totals": totals,
@@ -220,8 +222,12 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
         if simulation
         else "Records stayed at their hospital; updates of the model are what travelled."
     )
-    what = "generator of synthetic patients" if part(summary, "synthesis") else "shared model"
-    what = "posterior" if part(summary, "posterior") else what
+    objective, what = part(summary, "objective"), "generator of synthetic patients"
+    if part(summary, "posterior"):
+        what = "posterior"
+    elif not part(summary, "synthesis"):
+        unit = f" ({objective['unit']})" if objective.get("unit") else ""
+        what = f"shared model, {summary.get('model')} of {objective['label']}{unit}," if objective else "shared model"
     return (
         f"One {what} for {summary.get('dataset', 'the records')} was trained by {by} "
         f"{'hospital' if by == '1' else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
@@ -328,4 +334,5 @@ def utility(summary: Summary) -> dict[str, Any] | None:
     evaluation = part(summary, "evaluation")
     shown, of_groups = titles(summary), groups_shown(summary)
     names = {"metrics": shown, "of_groups": of_groups, "names": [shown[key] for key in of_groups]}
+    names["hospitals"] = dict(list(part(evaluation, "sites").items())[:MOST_ROWS])
     return {"evaluation": evaluation, "groups": evaluation.get("groups"), **names} if evaluation else None

@@ -9,10 +9,8 @@ from typing import Any
 
 from polyclinic.evaluation.figures.rounds import Point, plot_over
 from polyclinic.evaluation.figures.utility import plot_intervals
-from polyclinic.evaluation.judges import TITLES
 from polyclinic.evaluation.page import embedded, render, write_page
 
-_DRAWN = ("auroc", "brier", "calibration_in_the_large", "accuracy", "mae", "rmse", "r2")
 _BARS = "Means over seeds and splits; bars: their 95 % intervals."
 
 _PAGE = """
@@ -48,21 +46,23 @@ class Row:
     estimates: Mapping[str, Mapping[str, float | None]]
 
 
-def render_sweep(rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str, Any], page: Path) -> Path:
+def render_sweep(
+    rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str, Any], titles: Mapping[str, str], page: Path
+) -> Path:
     """Writes the page of a sweep and returns its path.
 
     rows: at least one, all of the same keys. failed: a sentence for each run that failed. shared: the keys that all runs have.
+    titles: by name, of the metrics to show.
     """
-    metrics = list(dict.fromkeys(name for row in rows for name in row.estimates if name not in ("epsilon", "seconds")))
-    drawn = [name for name in _DRAWN if name in metrics] or metrics[:4]
+    drawn = [name for name in titles if any(name in row.estimates for row in rows)]
     runs = sum(row.runs for row in rows)
     title = f"{runs} runs of {len(rows)} combinations" if len(rows) > 1 else f"{runs} runs"
     values = {
         "title": title, "subtitle": str(shared.get("dataset", "")),
         "failed": failed,
-        "figures": [_figure(rows, name) for name in drawn if any(name in row.estimates for row in rows)],
+        "figures": [_figure(rows, name, titles[name]) for name in drawn],
         "keys": list(rows[0].values) or ["Combination"],
-        "names": [TITLES.get(name, name) for name in drawn],
+        "names": [titles[name] for name in drawn],
         "rows": [
             {"labels": list(row.values.values()) or ["all runs"], "runs": row.runs, "epsilon": _mean(row, "epsilon"),
              "estimates": [_estimate(row, name) for name in drawn]}
@@ -73,10 +73,10 @@ def render_sweep(rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str
     return write_page(page, title, render(_PAGE, values))
 
 
-def _figure(rows: Sequence[Row], metric: str) -> dict[str, str]:
+def _figure(rows: Sequence[Row], metric: str, name: str) -> dict[str, str]:
     """The metric against the first key whose values are several numbers, a line for each other combination; without such a key a
     row for each combination."""
-    combinations, name = [row for row in rows if metric in row.estimates], TITLES.get(metric, metric)
+    combinations = [row for row in rows if metric in row.estimates]
     key = next((key for key in rows[0].values if _varies_as_number([row.values[key] for row in rows])), None)
     alt = f"{name} of each combination; the numbers are in the table."
     if key is None:

@@ -62,11 +62,11 @@ and the model may reveal its training records. Do not share it as if it were ano
 <div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
 {% else %}
 <div><dt>{{ titles[0] }}, pooled</dt><dd>{{ pooled[scores[0]] | metric }}</dd>
-<small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}</small></div>
+<small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}
+{%- if floor %}; a constant prediction: {{ floor[scores[0]] | metric }}{% endif %}</small></div>
 <div><dt>{{ titles[1] }}, pooled</dt><dd>{{ pooled[scores[1]] | metric }}</dd>
-<small>{% if scores[1] != "accuracy" %}of {{ objective.label }}{% if objective.unit %}, {{ objective.unit }}{% endif %}
-{% elif floor_accuracy is not none %}always the commonest answer: {{ floor_accuracy | metric }}{% else %}share of
-right answers{% endif %}</small></div>
+<small>of {{ objective.label or "the label" }}
+{%- if floor %}; a constant prediction: {{ floor[scores[1]] | metric }}{% endif %}</small></div>
 {% endif %}
 <div><dt>Epsilon, {{ "largest" if privacy.overlap == 1 else "composed" }}</dt>
 <dd>{{ known_epsilon if private else "none" }}</dd>
@@ -132,6 +132,7 @@ predictions, which a policy allows apart.{% endif %}
 {% if has_undefined %}<strong>Undefined</strong>: the held-out patients hold one class only, or the model gave no
 usable probabilities, so the metric has no value; it is left out of the mean over hospitals.{% endif %}
 {% if has_missing %} <strong>–</strong>: not measured in this run.{% endif %}
+{% if floor %} <strong>Constant prediction</strong>: the best that is the same for every patient.{% endif %}
 {% for comparison in comparisons %} <strong>{{ comparison.title }}</strong>: {{ comparison.meaning }}{% endfor %}</p>
 {% endif %}
 {% if private_metrics %}
@@ -176,6 +177,13 @@ label is overstated.{% else %}mean probability less the share that came about; a
 low ones too low.{% endif %}
 <strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
 alone.</p>
+<h3>By hospital</h3>
+{% call table(["Hospital"], names, "Metrics by hospital") %}
+{% for name, row in hospitals.items() %}<tr><th scope="row">{{ name }}</th>
+{% for key in of_groups %}{{ estimated(row[key]) }}{% endfor %}</tr>
+{% endfor %}{% endcall %}
+{% if hospitals | length < judged_at %}<p class="small muted">The first {{ hospitals | length }}; <code>summary.json</code> has
+all.</p>{% endif %}
 {% if groups %}
 <h3>Groups by {{ groups.column }}</h3>
 {% if groups.undefined %}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.ehr.anonymity import Target, anonymise, equivalence_classes, read_table
+from polyclinic.ehr.anonymity import Records, Target, anonymise, equivalence_classes, read_table
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import build_shard
 from polyclinic.ehr.sources import read_records
@@ -282,7 +282,7 @@ def test_a_mutated_table_is_read_or_refused_in_one_sentence(
         path.write_bytes(bytes(content))
         try:
             found = read_table(path)
-            anonymise(found, [found.columns[0]], Target(1))
+            anonymise(Records(found, [found.columns[0]]), Target(1))
         except PolyclinicError as error:
             assert error.exit_code == 2 and "secret" not in str(error) and "\n" not in str(error)
 

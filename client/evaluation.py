@@ -377,7 +377,7 @@ def _identity(call: Call[EvaluateRequest]) -> str:
     by = standardiser(call.content, len(feature_names(call.hospital.schema)))
     scale = by and {"mean": by[0], "std": by[1]}
     return digest(
-        call.config.decisive(), call.config.evaluation.groups, _arrays(call), scale, call.hospital.shard().contents
+        call.config.decisive(), call.config.evaluation.groups, _arrays(call), scale, call.hospital.began(False)
     )
 
 

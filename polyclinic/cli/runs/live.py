@@ -290,7 +290,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     metric = in_line(titles(summary)[headline(summary)[0]])
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
-    said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
+    said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",

@@ -148,17 +148,10 @@ class LiveProgress(progress.Progress):
 
     def _say(self, config: RunConfig, state: RunState) -> None:
         from polyclinic.programs import program_of
-        from polyclinic.server.progress import figures  # only a run needs the server
+        from polyclinic.server.progress import figures, spending  # only a run needs the server
 
-        spent = (
-            f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
-            if config.privacy.dp and state.epsilon
-            else ""
-        )
-        if state.hospital_epsilon is not None:
-            spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
         reached = f": {figures(state)}" if program_of(config).judged else ""
-        self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
+        self._console.print(f"round {state.round}/{config.rounds}{reached}{spending(config, state)}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         def of_budget(spent: float | None) -> str:

@@ -10,8 +10,10 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import CLASS_KINDS, Column
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.objective import made_up_labels
 from polyclinic.plugins import dataset_of, strategy_named
 from polyclinic.privacy.accounting import epsilon, usual_delta
 from polyclinic.privacy.streams import generator
@@ -23,7 +25,8 @@ from polyclinic.training.auditing.subject import Claim, Subject
 from polyclinic.training.learning_rate import usual_rate
 
 # Made-up patients stand in where no run is given.
-_PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
+_PATIENTS, _FEATURES = 200, 8
+_CLASSES = (Column(name="class", kind="binary", role="label"),)
 # The learning rate of an audit where the run's is left to what its rounds find.
 _USUAL_RATE = 0.1
 
@@ -40,17 +43,20 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
+    # Records and their dataset are not asked for where neither the model nor the objective depends on them.
+    known = bool(config.objective or config.data.label or not program.any_width)
+    columns = dataset_of(config).schema.labels if known else _CLASSES
+    kinds = _kinds(columns)
     if program.any_width:
-        classes, steps = _CLASSES, config.rounds * config.training.local_steps
+        steps = config.rounds * config.training.local_steps
         x = draw.normal(size=(_PATIENTS, _FEATURES))
         rate = config.training.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
     else:
-        schema = dataset_of(config).schema
-        classes = schema.num_classes
-        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
+        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(dataset_of(config).schema))))
         rate = config.training.learning_rate or _USUAL_RATE
-    rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
-    return _subject(program, rows, classes, noise, rate, config.rounds, config.privacy.epsilon, seed, fault)
+    y = made_up_labels(columns, kinds)[draw.integers(0, kinds, _PATIENTS)]
+    rows = Rows(x, y, np.arange(_PATIENTS), _PATIENTS)
+    return _subject(program, rows, columns, noise, rate, config.rounds, config.privacy.epsilon, seed, fault)
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -72,10 +78,16 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     rate = summary.learning_rate or _USUAL_RATE
     subject = _subject(
-        program, simulation.rows(name)[0], simulation.shards[name].schema.num_classes, noise, rate, site.rounds_joined,
+        program, simulation.rows(name)[0], simulation.shards[name].schema.labels, noise, rate, site.rounds_joined,
         site.epsilon or 0.0, seed, fault,
     )  # fmt: skip
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+
+
+def _kinds(columns: tuple[Column, ...]) -> int:
+    """How many labels made-up patients have: the classes, or of other labels two that differ."""
+    of_classes = len(columns) == 1 and columns[0].kind in CLASS_KINDS
+    return max(2, len(columns[0].categories)) if of_classes else 2
 
 
 def _claimed(subject: Subject, delta: float) -> float:
@@ -85,7 +97,7 @@ def _claimed(subject: Subject, delta: float) -> float:
 
 
 def _subject(
-    program: Program, rows: Rows, classes: int, noise_multiplier: float | None, learning_rate: float,
+    program: Program, rows: Rows, columns: tuple[Column, ...], noise_multiplier: float | None, learning_rate: float,
     rounds: int, epsilon: float, seed: int | None, fault: Fault,
 ) -> Subject:  # fmt: skip
     if program.config.secure.shared_noise:
@@ -95,4 +107,4 @@ def _subject(
         )
     settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
     delta = program.config.privacy.delta
-    return program.subject(Claim(settings, rounds, rows, classes, epsilon, delta, seed, fault))
+    return program.subject(Claim(settings, rounds, rows, _kinds(columns), epsilon, delta, seed, fault, columns))

@@ -87,7 +87,7 @@ def _answer(
     """Each hospital's ``arrays``, charged first. decisive: what decides them beside the configuration and the records."""
 
     def identify(call: Call[R]) -> str:
-        return digest(call.config.decisive(), *decisive(call), call.hospital.shard().digest)
+        return digest(call.config.decisive(), *decisive(call), call.hospital.began(True))
 
     def compute(calls: Sequence[Call[R]], spent: Sequence[float]) -> list[RecordDict]:
         return [reply(call.hospital, arrays(call), {}, epsilon) for call, epsilon in zip(calls, spent, strict=True)]

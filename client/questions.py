@@ -52,7 +52,7 @@ def _answer_alike(calls: Sequence[Call[AskRequest]]) -> list[Answer]:
 
     def identify(call: Call[AskRequest]) -> str:
         asked = call.request.model_dump(exclude=_SITES_OWN | {"question"}) | decisive(question)
-        return digest(asked, call.config.seed, told, call.hospital.shard().digest)
+        return digest(asked, call.config.seed, told, call.hospital.began(True))
 
     def compute(calls: Sequence[Call[AskRequest]], quick: Sequence[float]) -> list[RecordDict]:
         replies = []

@@ -2,7 +2,7 @@
 
 The front door: ``Federation`` runs a federation in this process and ``RunConfig`` is its configuration, whose sections are
 ``Privacy``, ``Training`` and the others of ``polyclinic.config``.
-``simulate`` runs any Flower app at simulated nodes.
+``simulate`` runs any Flower app at simulated nodes, with the workers of ``Resources``.
 A strategy's half at hospitals is a ``LocalHalf``, which is given ``Sites`` and returns what it ``Trained``.
 """
 
@@ -23,6 +23,7 @@ __all__ = [
     "Penalty",
     "Posterior",
     "Privacy",
+    "Resources",
     "RunConfig",
     "RunResult",
     "Secure",
@@ -62,7 +63,7 @@ if _TYPE_CHECKING:
     )
     from polyclinic.federation import Federation
     from polyclinic.inspection.result import RunResult
-    from polyclinic.sim.simulation import simulate
+    from polyclinic.sim.simulation import Resources, simulate
     from polyclinic.training.local import LocalHalf, Pass, Penalty, Sites, Trained
 
 
@@ -76,10 +77,10 @@ def __getattr__(name: str) -> object:
         from polyclinic.inspection import result
 
         return result.RunResult
-    if name == "simulate":
+    if name in ("Resources", "simulate"):
         from polyclinic.sim import simulation
 
-        return simulation.simulate
+        return getattr(simulation, name)
     if name in ("LocalHalf", "Pass", "Penalty", "Sites", "Trained"):
         from polyclinic.training import local
 

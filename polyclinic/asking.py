@@ -24,6 +24,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, NewFile, reason, write_files
+from polyclinic.naming import named
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
@@ -96,16 +97,15 @@ def cost(epsilon: float | None, share: float | None, exact: bool, budget: float 
 
 
 def simulated(
-    dataset: str, ledger: Path, *, sites: int = 0, seed: int = 0, delta: float | None = None, relation: str | None = None,
-    budget: float | None = None, schema_file: str = "",
-) -> Target:  # fmt: skip
+    dataset: str, ledger: Path, *, relation: str | None = None, budget: float | None = None, **options: Any
+) -> Target:
     """All hospitals of a dataset.
 
     Args:
-        ledger: The file that is charged, begun if there is none. Its terms stay: ``delta`` and ``relation`` (of a new one as a
-            run's, and "add-remove") must be its own; ``budget`` takes the place of its budget (none for a new one).
-        seed: Of the split and, with the number of the ledger's questions before, of the noise.
-        schema_file: The schema, the dataset's own if empty.
+        ledger: The file that is charged, begun if there is none. Its terms stay: ``privacy.delta`` and ``relation`` (of a new
+            one as a run's, and "add-remove") must be its own; ``budget`` takes the place of its budget (none for a new one).
+        options: Configuration keys, as ``sites``, ``seed`` (of the split and, with the number of the ledger's questions before,
+            of the noise), ``privacy={"delta": 1e-5}`` or ``data={"schema_file": "schema.toml"}``.
 
     Raises:
         ConfigError: Terms that are impossible, or not those of the ledger.
@@ -113,13 +113,14 @@ def simulated(
     if budget is not None and not budget > 0:
         raise ConfigError(f"budget must be positive, got {budget}.")
     begun = next((site.terms for site in _in_ledger(ledger)), None)
+    config = RunConfig.build(named({"dataset": dataset}), named(options))
+    delta = config.privacy.delta or None
     for name, wanted in (("delta", delta), ("relation", relation)):
         if begun and wanted is not None and wanted != getattr(begun, name):
             raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-    options = {"dataset": dataset, "sites": sites, "seed": seed, "data.schema-file": schema_file}
-    config = with_delta(RunConfig.build(options if delta is None else {**options, "privacy.delta": delta}))
+    config = with_delta(config if delta is None else config.changed({"privacy.delta": delta}))
     neighbours = cast(Relation, relation or "add-remove")
     check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -47,10 +47,9 @@ from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
 from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
 
-if TYPE_CHECKING:
-    pass
-
 _CLIENT = AppReference("polyclinic.client_app")
+#: The dataset of hospitals' own files, or of tables under a public schema.
+HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 
 
 @contextmanager
@@ -153,9 +152,8 @@ class Federation:
 
     @classmethod
     def from_tables(
-        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", time: str = "", steps: int = 0,
-        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
-    ) -> Federation:  # fmt: skip
+        cls, tables: Mapping[str, pd.DataFrame | str | Path], label: str, patient: str = "", **options: Any
+    ) -> Federation:
         """A federation of hospitals' own tables, one for each, for a simulation.
 
         Args:
@@ -163,11 +161,10 @@ class Federation:
                 several workers; data frames live in this process alone.
             label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
-            time: Of visits, several rows a patient: the column of their time.
-            steps: How many of a patient's latest visits become a sequence.
-            leave_out: Columns that are no features, such as those written after the outcome.
-            missing: Texts that stand for a missing cell, in columns of any kind, beside the usual ones.
-            options: Configuration keys.
+            options: Configuration keys, and more on columns: ``leave_out``, those that are no features, such as those written
+                after the outcome; ``missing``, texts that stand for a missing cell, in columns of any kind, beside the usual
+                ones; of visits, several rows a patient, ``time``, the column of their time, and ``steps``, how many of a
+                patient's latest visits become a sequence.
 
         Raises:
             ConfigError: for a column that does not exist. DataError: for tables that nothing can be learned from.
@@ -189,25 +186,49 @@ class Federation:
         given: dict[str, Any] = {"frames": hold(frames)} if frames else {
             "files": [absolute(f"{name}={place}") for name, place in tables.items()]
         }  # fmt: skip
-        given |= {"label": label, "patient": patient, "time": time, "steps": steps}
-        return cls._of_tables({**given, "leave_out": list(leave_out), "missing": list(missing)}, options)
+        return cls._of_tables(given | {"label": label, "patient": patient}, options)
 
     @classmethod
-    def from_frame(
-        cls, table: pd.DataFrame, site: str, label: str, patient: str = "", time: str = "", steps: int = 0,
-        leave_out: Sequence[str] = (), missing: Sequence[str] = (), **options: Any,
-    ) -> Federation:  # fmt: skip
+    def from_frame(cls, table: pd.DataFrame, site: str, label: str, patient: str = "", **options: Any) -> Federation:
         """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
-        given = {"site": site, "label": label, "patient": patient, "time": time, "steps": steps}
-        given |= {"leave_out": list(leave_out), "missing": list(missing)}
-        return cls._of_tables({"frames": hold({"all": table}), **given}, options)
+        frames = hold({"all": table})
+        return cls._of_tables({"frames": frames, "site": site, "label": label, "patient": patient}, options)
+
+    @classmethod
+    def from_hospitals(
+        cls, files: Sequence[str | Path], schema: str | Path = "", mapping: str | Path = "", cohort: str | Path = "",
+        **options: Any,
+    ) -> Federation:  # fmt: skip
+        """A federation of hospitals under a public schema, for a simulation; nothing is drafted.
+
+        Args:
+            files: A ``hospital.toml`` for each hospital, each with its own source, cohort and mapping. With ``schema``: tables,
+                as ``path`` or ``name=path``.
+            schema: The public schema of tables that have no ``hospital.toml``.
+            mapping: With ``schema``: how the columns of all tables become the schema's.
+            cohort: With ``schema``: the steps that choose the rows of all tables.
+            options: Configuration keys.
+
+        Raises:
+            ConfigError: for a file that is wrong or not there. DataError: for records that the schema does not allow.
+        """
+        if (mapping or cohort) and not schema:
+            raise ConfigError("from_hospitals takes a mapping or a cohort together with the schema of the tables.")
+        places = [files] if isinstance(files, str | Path) else files
+        under = {"schema": schema, "mapping": mapping, "cohort": cohort}
+        given: dict[str, Any] = {"files": [absolute(str(place)) for place in places]}
+        given |= {name: absolute(str(path)) for name, path in under.items() if path}
+        return cls._made_of(HOSPITALS, given, options)
 
     @classmethod
     def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:
-        federation = cls.from_dataset(
-            TABLES, dataset_options={key: value for key, value in given.items() if value}, **options
-        )
-        dataset_of(federation.config)  # what is wrong with the tables is said here
+        given |= {name: options.pop(name) for name in ("leave_out", "missing", "time", "steps") if name in options}
+        return cls._made_of(TABLES, {key: value for key, value in given.items() if value}, options)
+
+    @classmethod
+    def _made_of(cls, dataset: str, given: dict[str, Any], options: dict[str, Any]) -> Federation:
+        federation = cls.from_dataset(dataset, dataset_options=given, **options)
+        dataset_of(federation.config)  # what is wrong with the records is said here
         return federation
 
     @classmethod

@@ -28,6 +28,7 @@ from polyclinic.sim.workers import Workers
 
 # How often a ServerApp may look for nodes, a second or so apart, before it is told that it waits in vain.
 _MOST_LOOKS = 5
+_RUN = 1
 
 
 class LocalGrid(Grid):
@@ -43,19 +44,18 @@ class LocalGrid(Grid):
 
     def __init__(
         self, app: App, nodes: int, run_config: UserConfig, workers: Workers | None = None,
-        costs: Sequence[float] | None = None, run_id: int = 1, node_config: UserConfig | None = None,
-        generators: Generators | None = None,
+        costs: Sequence[float] | None = None, node_config: UserConfig | None = None, generators: Generators | None = None,
     ) -> None:  # fmt: skip
         # Messages take their run and sender from this class attribute of Flower's.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 0
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN, 0
         self._app = app
-        self._run = Run.create_empty(run_id)
+        self._run = Run.create_empty(_RUN)
         self._run.override_config = dict(run_config)
         self._generators = generators
         own = node_config or {}
         self._contexts = {
             node: Context(
-                run_id, node, {"partition-id": node - 1, "num-partitions": nodes, **own}, RecordDict(), run_config
+                _RUN, node, {"partition-id": node - 1, "num-partitions": nodes, **own}, RecordDict(), run_config
             )
             for node in range(1, nodes + 1)
         }

@@ -44,12 +44,19 @@ class Simulated:
     seconds: float
 
 
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raises ConfigError unless the value is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} has the value {value!r}, which must be a whole number of at least {least}.")
+
+
 @dataclass(frozen=True)
 class Resources:
     """Who makes the nodes' calls.
 
-    workers: processes side by side; 1 works in this process. ray_address: the workers are Ray actors ("local", "auto" or
-    HOST:PORT), "" takes processes. threads: that numerical libraries take in each process.
+    workers: processes side by side; 1 works in this process. ray_address: the workers are Ray actors ("local" starts Ray here,
+    "auto" or "HOST:PORT" joins a cluster); "" takes processes. threads: that numerical libraries take in each process. Raises
+    ConfigError for a number below 1.
     """
 
     workers: int = 1
@@ -76,24 +83,22 @@ class Resources:
 
 def simulate(
     server_app: ServerApp, client_app: ClientApp, num_supernodes: int, *, run_config: UserConfig | None = None,
-    workers: int = 1, ray_address: str = "", threads: int = 1, seed: int | None = None,
+    resources: Resources = Resources(), seed: int | None = None,
 ) -> Simulated:  # fmt: skip
     """Run a Flower app, as ``flwr.simulation.run_simulation`` does, in a fraction of its time.
 
     Args:
         server_app: Called once, with a Grid of the nodes and a Context.
-        client_app: Called for each message to a node. With more than one worker it is sent to them by value.
+        client_app: Called for each message to a node. Several workers are sent it by value.
         num_supernodes: How many nodes there are; node k has ``partition-id`` k-1.
         run_config: What ``context.run_config`` holds at the server and at every node.
-        workers: Processes that make calls side by side. A script that uses several starts its work under
+        resources: Who makes the calls, by default this process. A script that uses several workers starts its work under
             ``if __name__ == "__main__":``.
-        ray_address: The workers are Ray actors: "local" starts Ray here, "auto" or "HOST:PORT" joins a cluster.
-        threads: How many threads numerical libraries take in each process.
         seed: Seeds the global generators of Python, NumPy and torch, at the server and before every call of a node, so that an
             app which draws from them gives the same result with any number of workers. None leaves them alone.
 
     Raises:
-        ConfigError: for a number that cannot be, or a Ray cluster that does not answer.
+        ConfigError: for a number of nodes or a seed that cannot be, or a Ray cluster that does not answer.
         PolyclinicError: when every reply of a node was an error. What the ServerApp raises passes through.
 
     Example:
@@ -119,8 +124,8 @@ def simulate(
                 f"simulate takes a ServerApp and a ClientApp, and got a {type(app).__name__} for the {kind.__name__}."
             )
     _check(num_supernodes, seed)
-    resources, guest = Resources(workers, ray_address, threads), Guest(AppValue(client_app), seed)
-    with threads_of(threads):
+    guest = Guest(AppValue(client_app), seed)
+    with threads_of(resources.threads):
         return _run(server_app, guest, num_supernodes, run_config or {}, resources.begin(), Generators())
 
 
@@ -234,12 +239,6 @@ def _check(nodes: int, seed: int | None) -> None:
     check_count("num_supernodes", nodes)
     if seed is not None:
         check_count("seed", seed, least=0)
-
-
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raises ConfigError unless the value is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} has the value {value!r}, which must be a whole number of at least {least}.")
 
 
 def _older_nodes(pyproject: dict[str, Any]) -> int:

@@ -155,10 +155,10 @@ class Hospital:
         return self.records.shard(self.site)
 
     def began(self, in_order: bool) -> str:
-        """Identifies the records with which a run begins here, in their order if that matters. Raises as ``shard``.
+        """Identifies the records with which a run or a release begins here, in their order if that matters. Raises as ``shard``.
 
-        A split that a run chose counts by its public rule alone: by whom it holds out, a run that changed its split a little
-        would hear, without any charge, whether there is a patient in between.
+        A split that a run chose counts by its public rule alone: by whom it holds out, who changed the split a little would
+        hear, without any charge, whether there is a patient in between: from a refusal, or from a reply that is sent again.
         """
         self.shard()
         own = self.records.own.shard(self.site)

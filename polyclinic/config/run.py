@@ -169,7 +169,7 @@ class RunConfig(Keys):
     out: str = Field("runs", description="Folder in which the run's folder is made.")
     question: str = Field(
         "",
-        description="Question that hospitals answer in place of training, as `polyclinic prepare --coordinator` writes it.",
+        description="Question that hospitals answer in place of training, as `prepare` and `query --coordinator` write it.",
     )
     resume: str = Field(
         "",

@@ -147,8 +147,16 @@ class Checked:
             return np.array([str(row + 1) for row in range(len(self.y))], dtype=object)
         return self.ids
 
-    def test_rows(self, split: Split, source: str) -> Bools:
-        """(rows,) True for the rows of patients whom the split holds out. Raises ConfigError where its column is lacking."""
+    def test_rows(self, split: Split, schema: Schema, source: str) -> Bools:
+        """(rows,) True for the rows of patients whom the split holds out.
+
+        Raises ConfigError where its column is lacking, and where one record could move others, each a unit of its own.
+        """
+        if split.time and schema.unit == "record" and self.ids is not None:
+            raise ConfigError(
+                f"{source}: split.time holds out patients as a whole, but the unit of the schema is 'record', so that one record "
+                "more would move others; set unit to 'patient', or leave split.time out."
+            )
         if split.time and split.column not in self.times:
             hint = f"; the schema's columns of role 'time' are {several(self.times) or 'none'}"
             raise ConfigError(
@@ -231,7 +239,7 @@ def shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Sp
     Raises DataError as ``split_shard`` for the hospital's own split, and for no other: whether a side that a run chose is empty,
     or lacks a class, must not be heard. Raises ConfigError where the records lack the split's column.
     """
-    test_rows = checked.test_rows(split, source)
+    test_rows = checked.test_rows(split, schema, source)
     if split == OWN_SPLIT:
         return split_shard(checked, schema, site, source, test_rows)
     return divided(checked, schema, site, test_rows)
@@ -272,7 +280,7 @@ def _check_fraction(test_fraction: float) -> None:
 def _split_by_patient(
     checked: Checked, schema: Schema, site: str, source: str, test_fraction: float, allow_small: bool = False
 ) -> Shard:
-    test_rows = checked.test_rows(Split(test_fraction), source)
+    test_rows = checked.test_rows(Split(test_fraction), schema, source)
     return split_shard(checked, schema, site, source, test_rows, allow_small)
 
 

@@ -110,7 +110,7 @@ document.querySelectorAll("table.sortable").forEach(table => {
 """
 
 _FRAME = """<!doctype html>
-<html lang="en"{% if packet %} data-packet="{{ packet }}"{% endif %}>
+<html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{{ policy }}">
@@ -167,18 +167,18 @@ def render(template: str, values: Mapping[str, Any]) -> Markup:
 
 def frame(
     title: str, body: Markup, *, script: str = SCRIPT, style: str = "", above: Markup | str = "", allowed: str = "",
-    meta: Mapping[str, str] | None = None, packet: str = "",
+    meta: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """A whole page around its body.
 
     script, style: of this page, the latter beside what all pages have.  above: over the page's column.  allowed: more of the
-    content policy.  meta: names and contents for machines.  packet: a digest that the script reads.
+    content policy.  meta: names and contents for machines, and for the script.
     """
     from markupsafe import Markup
 
     return _template(_FRAME).render(
         title=title, body=body, above=above, script=Markup(script), style=Markup(STYLE + style), meta=meta or {},
-        policy=Markup(policy(script, allowed)), packet=packet,
+        policy=Markup(policy(script, allowed)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -287,27 +287,24 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         noise = calibrate(with_delta(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
-    step = partial(_step, target.task, target.build, arrays, settings, target.seed)
+    plain = replace(
+        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        batching="poisson", noise=None, denoise="none", double=True,
+    )  # fmt: skip
+    wide = {name: value.astype(np.float64) for name, value in arrays.items()}
+
+    def step(rows: Rows, private: bool, key: int) -> Arrays:
+        """The gradient that one FedSGD step of the hospital's own code shows of a batch."""
+        own = replace(plain, noise_multiplier=plain.noise_multiplier if private else None)
+        sampling, noise = (keyed_stream(target.seed, "attacks", purpose, key) for purpose in ("batches", "noise"))
+        work = SiteWork(rows, sampling, noise, float(rows.patients))
+        update = target.task.train(target.build, wide, [work], own)[0]
+        return {name: value - update.arrays[name] for name, value in wide.items()}
+
     attacked = gradients.Attacked(target.build, arrays, layer, target.objective.losses)
     outcomes = gradients.trials(attacked, np.nan_to_num(x), y, step, target.seed)
     trials = [asdict(row) | {"median": row.median, "recovered": row.recovered} for row in outcomes]
     return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
-
-
-def _step(
-    task: Task, build: Callable[[], nn.Module], arrays: Arrays, settings: TrainSettings, seed: int, rows: Rows,
-    private: bool, key: int,
-) -> Arrays:  # fmt: skip
-    """The gradient that one FedSGD step of the hospital's own code shows of a batch."""
-    plain = replace(
-        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
-        batching="poisson", noise=None, denoise="none", double=True,
-        noise_multiplier=settings.noise_multiplier if private else None,
-    )  # fmt: skip
-    wide = {name: value.astype(np.float64) for name, value in arrays.items()}
-    sampling, noise = (keyed_stream(seed, "attacks", purpose, key) for purpose in ("batches", "noise"))
-    update = task.train(build, wide, [SiteWork(rows, sampling, noise, float(rows.patients))], plain)[0]
-    return {name: value - update.arrays[name] for name, value in wide.items()}
 
 
 def _attack_synthetic(target: Target) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.subject import Claim, Subject
 from polyclinic.training.learning_rate import usual_rate
+from polyclinic.training.task import TrainSettings
 
 # Made-up patients stand in where no run is given.
 _PATIENTS, _FEATURES = 200, 8
@@ -56,7 +57,10 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         rate = config.training.learning_rate or _USUAL_RATE
     y = made_up_labels(columns, kinds)[draw.integers(0, kinds, _PATIENTS)]
     rows = Rows(x, y, np.arange(_PATIENTS), _PATIENTS)
-    return _subject(program, rows, columns, noise, rate, config.rounds, config.privacy.epsilon, seed, fault)
+    settings, privacy = _settings(program, noise, rate), config.privacy
+    return program.subject(
+        Claim(settings, config.rounds, rows, kinds, privacy.epsilon, privacy.delta, seed, fault, columns)
+    )
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -76,11 +80,12 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     name, site = max(summary.metrics.sites.items(), key=lambda item: item[1].epsilon or 0.0)
     if not site.rounds_joined:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
-    rate = summary.learning_rate or _USUAL_RATE
-    subject = _subject(
-        program, simulation.rows(name)[0], simulation.shards[name].schema.labels, noise, rate, site.rounds_joined,
-        site.epsilon or 0.0, seed, fault,
-    )  # fmt: skip
+    settings = _settings(program, noise, summary.learning_rate or _USUAL_RATE)
+    rows, columns = simulation.rows(name)[0], simulation.shards[name].schema.labels
+    spent, at = site.epsilon or 0.0, program.config.privacy.delta
+    subject = program.subject(
+        Claim(settings, site.rounds_joined, rows, _kinds(columns), spent, at, seed, fault, columns)
+    )
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
 
 
@@ -96,15 +101,11 @@ def _claimed(subject: Subject, delta: float) -> float:
     return epsilon(ComposedDpEvent([first, SelfComposedDpEvent(later, subject.rounds - 1)]), delta)
 
 
-def _subject(
-    program: Program, rows: Rows, columns: tuple[Column, ...], noise_multiplier: float | None, learning_rate: float,
-    rounds: int, epsilon: float, seed: int | None, fault: Fault,
-) -> Subject:  # fmt: skip
+def _settings(program: Program, noise_multiplier: float | None, learning_rate: float) -> TrainSettings:
+    """The settings of the training that is attacked. Raises ConfigError where its noise is not in one hospital's training."""
     if program.config.secure.shared_noise:
         raise ConfigError(
             "Configuration key 'secure.shared-noise' has the value True: the noise is in the sum of all hospitals and "
             "not in one's training, which is what an audit attacks; audit a run without it."
         )
-    settings = replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")
-    delta = program.config.privacy.delta
-    return program.subject(Claim(settings, rounds, rows, _kinds(columns), epsilon, delta, seed, fault, columns))
+    return replace(program.settings(noise_multiplier), learning_rate=learning_rate, device="cpu")

@@ -21,24 +21,26 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.T
 
 
 class ConditionalFlow(nn.Module):
-    """The density of ``features`` numbers given ``context`` others, as autoregressive ``steps`` to a normal base.
+    """The density of ``features`` numbers given ``context`` others, as autoregressive ``steps`` to a standard normal base.
 
-    base: its (features,) mean and the (features, features) lower root of its covariance; standard where there is none.
     Its arrays (``state_dict``) are its parameters alone: masks and orders are constants of the code, and so is the base.
     """
 
-    def __init__(
-        self, features: int, context: int, steps: list[nn.Module], base: tuple[Tensor, Tensor] | None = None
-    ) -> None:
+    def __init__(self, features: int, context: int, steps: list[nn.Module]) -> None:
         super().__init__()
-        self.features, self.context, self.based = features, context, base is not None
+        self.features, self.context = features, context
         self.steps = nn.ModuleList(steps)
-        mean, root = base or (torch.zeros(features), torch.eye(features))
-        self.register_buffer("mean", mean)
-        self.register_buffer("root", root)
-        self.register_buffer("whiten", torch.linalg.inv(root))
+        self.based_on(torch.zeros(features), torch.eye(features))
+        self.based = False
+
+    def based_on(self, mean: Tensor, root: Tensor) -> ConditionalFlow:
+        """The same flow to a normal base of this (features,) mean, and (features, features) lower root of its covariance."""
+        self.based = True
+        for name, value in (("mean", mean), ("root", root), ("whiten", torch.linalg.inv(root))):
+            self.register_buffer(name, value)
         for part in self.modules():
             part._non_persistent_buffers_set.update(part._buffers)
+        return self
 
     def forward(self, rows: Tensor) -> Tensor:
         """(n, features + context) to (n, 1): minus the log-density of the features given the context."""
@@ -74,13 +76,12 @@ class ConditionalFlow(nn.Module):
 
 def flow(
     kind: str, features: int, context: int = 0, transforms: int = 3, hidden: tuple[int, ...] = (32, 32), bins: int = 8,
-    activation: str = "tanh", base: tuple[Tensor, Tensor] | None = None,
+    activation: str = "tanh",
 ) -> ConditionalFlow:  # fmt: skip
     """A flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
 
     hidden: units of each step's masked layers. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
-    It begins as the normal ``base`` (standard where there is none) whatever the seed of its inner layers: noise that few private
-    steps need not forget.
+    It begins as its base whatever the seed of its inner layers: noise that few private steps need not forget.
     Raises ConfigError for an unknown kind or activation, and for a number below 1.
     """
     for key, value, allowed in (("kind", kind, KINDS), ("activation", activation, tuple(ACTIVATIONS))):
@@ -102,4 +103,4 @@ def flow(
     for step in steps:
         for parameter in (step.hyper[-1] if hasattr(step, "hyper") else step).parameters():
             nn.init.zeros_(parameter)
-    return ConditionalFlow(features, context, steps, base)
+    return ConditionalFlow(features, context, steps)

@@ -53,19 +53,19 @@ class Residual(nn.Module):
 
 
 def tabular_resnet(
-    features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32,), blocks: int = 2, factor: float = 2.0,
+    features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32,), blocks: int = 2,
     dropout: float = 0.0, embedding: int = 8,
 ) -> nn.Module:  # fmt: skip
     """(B, features) float to (B, outputs) logits. Gorishniy et al. 2021, Section 3.2.
 
     Args:
-        widths: The first is the width of the residual stream.
-        blocks: Residual blocks, of layer norm, a linear layer ``factor`` times as wide, ReLU, and one back.
+        widths: Of the residual stream and of the layers within its blocks, which are twice as wide where they are not given.
+        blocks: Residual blocks, of layer norm, a linear layer, ReLU, and one back.
         dropout: Share of units that training leaves out, within blocks and before they are added.
         embedding: The most numbers of a category's vector.
 
     Raises:
-        ValueError: for a number of blocks, a factor or an embedding below 1.
+        ValueError: for a number of blocks or an embedding below 1.
 
     >>> from polyclinic.ehr.schema import Schema
     >>> columns = [{"name": "unit", "kind": "categorical", "categories": ["a", "b", "c"]}, {"name": "sick", "kind": "binary"}]
@@ -74,9 +74,9 @@ def tabular_resnet(
     >>> tabular_resnet(4, 2, schema)(torch.zeros(5, 4)).shape
     torch.Size([5, 2])
     """
-    if blocks < 1 or embedding < 1 or factor * widths[0] < 1:
-        raise ValueError(f"blocks, embedding and factor must be 1 or more, not {blocks}, {embedding} and {factor}")
-    embedded, width, inner = Embedded(features, schema, embedding), widths[0], int(factor * widths[0])
+    if blocks < 1 or embedding < 1:
+        raise ValueError(f"blocks and embedding must be 1 or more, not {blocks} and {embedding}")
+    embedded, width, inner = Embedded(features, schema, embedding), widths[0], [*widths, 2 * widths[0]][1]
 
     def dropped() -> list[nn.Module]:
         return [nn.Dropout(dropout)] if dropout else []

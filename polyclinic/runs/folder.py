@@ -374,8 +374,7 @@ class Run:
 
     def write(
         self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
-        *, synthesizer: Synthesizer | None = None, hospitals: Mapping[str, Any] | None = None,
-        predictions: pd.DataFrame | None = None,
+        *, synthesizer: Synthesizer | None = None, predictions: pd.DataFrame | None = None,
     ) -> None:  # fmt: skip
         """All results but the report, which goes last.
 
@@ -383,7 +382,6 @@ class Run:
             rows: The history's rows.
             arrays: The model's, by name.
             scale: What the model's inputs are standardised by.
-            hospitals: The versions of real hospitals by name.
             predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd
@@ -412,9 +410,11 @@ class Run:
             from polyclinic.synthesis.synthesizer import save
 
             save(synthesizer, self.synthesizer_file)
-        if hospitals:
-            self._write_versions({**self.versions(), "hospitals": dict(hospitals)})
         self.write_summary(summary)
+
+    def write_hospitals(self, versions: Mapping[str, Any]) -> None:
+        """Add the versions of real hospitals, by name, to the run's own."""
+        self._write_versions({**self.versions(), "hospitals": dict(versions)})
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write a new summary. One with a comparison ends the wait for it."""

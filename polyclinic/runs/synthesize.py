@@ -20,7 +20,7 @@ from polyclinic.files import sha256, write_outputs
 from polyclinic.privacy.streams import generator
 from polyclinic.runs.folder import Run
 from polyclinic.synthesis.certificate import certificate, certificate_path
-from polyclinic.synthesis.conditions import Condition, conditions_of, draw, draw_where
+from polyclinic.synthesis.conditions import conditions_of, draw, draw_where
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Floats
 
@@ -28,13 +28,13 @@ ENDINGS = (".parquet", ".csv")
 
 
 def synthesize(
-    folder: str | Path, rows: int | None, out: str | Path, *, sets: int = 1, seed: int = 0, condition: str = "",
-    force: bool = False, progress: Callable[[int], None] | None = None,
+    folder: str | Path, rows: int | str, out: str | Path, *, sets: int = 1, seed: int = 0, force: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Path:  # fmt: skip
     """Draw records from the generator of a run, write them to ``out``, and return the path of their certificate.
 
     folder: the run's, or one that holds a single run.
-    rows: in each set; with ``condition`` ("arm=1:300,arm=0:200": exactly so many of each) their sum, which may be left out.
+    rows: in each set; or exactly so many of each value, as "arm=1:300,arm=0:200".
     sets: independent tables, ``out`` with -01, -02 and so on before its ending. Each row is a patient of its own; it has
     the schema's columns but site and those that are no feature. The same ``seed`` gives the same rows.
     progress: told how many more rows are done.
@@ -45,7 +45,7 @@ def synthesize(
     if out.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--out is {str(out)!r}; its ending must be one of {', '.join(ENDINGS)}.")
     for name, value, least in (("rows", rows, 1), ("sets", sets, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
+        if isinstance(value, int) and value < least:
             raise ConfigError(f"--{name} is {value}; it must be {least} or more.")
     run = Run.open(folder)
     summary = run.summary()
@@ -54,15 +54,15 @@ def synthesize(
     layout = run.layout()
     sources = {name: sha256(path) for name, path in run.certified.items()}
     synthesizer = run.synthesizer()
-    conditions = conditions_of(condition, layout)
-    rows = _rows(rows, conditions)
+    conditions = () if isinstance(rows, int) else conditions_of(rows, layout)
+    number_of_rows = rows if isinstance(rows, int) else sum(condition.rows for condition in conditions)
     digests: dict[str, str] = {}
     broken = [Violations(rule, 0, 0) for rule in layout.schema.rules]
 
     def write(number: int, name: str, path: Path) -> None:
         rng = generator(seed, "synthesize", number)
         by_value = (draw_where(synthesizer, one, rng) for one in conditions)
-        pieces = chain.from_iterable(by_value) if conditions else draw(synthesizer, rows, rng)
+        pieces = chain.from_iterable(by_value) if conditions else draw(synthesizer, number_of_rows, rng)
         _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
 
@@ -70,13 +70,13 @@ def synthesize(
         told = summary.synthesis or {}
         drawn = {
             "method": {"name": told.get("model") or told.get("method"), "class": type(synthesizer).__name__},
-            "rows": rows, "sets": sets, "seed": seed,
+            "rows": number_of_rows, "sets": sets, "seed": seed,
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],
             "left_out": [c.name for c in layout.schema.columns if c not in _written(layout.schema)],
             "rules": [asdict(one) | {"share": one.share} for one in broken],
-            "files": [{"file": name, "rows": rows, "sha256": digest} for name, digest in digests.items()],
+            "files": [{"file": name, "rows": number_of_rows, "sha256": digest} for name, digest in digests.items()],
         }  # fmt: skip
         found = certificate(run.summary_json(), run.name, sources, drawn)
         path.write_text(json.dumps(found, indent=2, allow_nan=False), encoding="utf-8")
@@ -93,17 +93,6 @@ def file_names(out: Path, sets: int) -> list[Path]:
         return [out]
     width = max(2, len(str(sets)))
     return [out.with_name(f"{out.stem}-{number:0{width}d}{out.suffix}") for number in range(1, sets + 1)]
-
-
-def _rows(rows: int | None, conditions: tuple[Condition, ...]) -> int:
-    wanted = sum(one.rows for one in conditions)
-    if rows is None and not conditions:
-        raise ConfigError("--rows is not given; say how many rows, 1 or more.")
-    if rows is not None and conditions and rows != wanted:
-        raise ConfigError(
-            f"--rows is {rows}, but the conditions ask for {wanted}; give that number, or leave --rows out."
-        )
-    return wanted if rows is None else rows
 
 
 def _written(schema: Schema) -> tuple[Column, ...]:

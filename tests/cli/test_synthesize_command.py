@@ -123,6 +123,11 @@ def test_verifying(run: Path, tmp_path: Path) -> None:
         (("--rows", 5), "--out is not given"),
         (("--rows", 0, "--out", "rows.csv"), "--rows is 0"),
         (("--rows", 5, "--out", "rows.txt"), "its ending must be one of"),
+        (("--out", "rows.csv"), "Give exactly one of --rows and --condition"),
+        (
+            ("--rows", 5, "--condition", "intensive=1:5", "--out", "rows.csv"),
+            "Give exactly one of --rows and --condition",
+        ),
         (("--verify", "rows.csv", "--rows", 5), "leave --rows out"),
         (("--verify", "rows.csv"), "has no certificate"),
     ],

@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from torch import nn
 
 from polyclinic.client.app import app
 from polyclinic.client.home import hospital as hospital_module
 from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.split import is_test_patient
 from polyclinic.errors import ConfigError
 from polyclinic.programs import program_of
@@ -84,6 +87,42 @@ def ask(folder: Path, arrays: dict[str, np.ndarray], asks: RunConfig, **records:
     for name, value in records.items():
         asked.content[name] = value
     return app(asked, context(make_hospital(folder), asks))
+
+
+class Remembering(nn.Module):
+    """Rows less the sum of all rows before."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, 3), nn.Tanh(), nn.Linear(3, classes))
+        self.seen = nn.Buffer(torch.zeros(features), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.detach().sum(0)
+        out: torch.Tensor = self.layers(x - self.seen)
+        return out
+
+
+@pytest.mark.parametrize(("noise_multiplier", "factor"), [(None, 1.0), (1.2, 0.0)])
+def test_a_model_that_remembers_is_refused_whatever_was_looked_at_before(
+    tmp_path: Path, noise_multiplier: float | None, factor: float
+) -> None:
+    """Looked at for work without privacy, which the budget then refuses; or with arrays by which it gives nothing of its rows."""
+    name = f"{__name__}:Remembering"
+    policy = f'budget = 9.0\ndelta = 1e-3\nallow-without-privacy = true\nallowed-models = ["{name}"]\n'
+    hospital, config = make_hospital(tmp_path, policy), RunConfig.build({"model": name})
+    given = program_of(config).first(Schema.from_toml(tmp_path / "schema.toml"))
+
+    def ask(number: int, noise_multiplier: float | None, factor: float) -> Message:
+        request = TrainRequest(
+            run="r", site=0, round=number, noise_multiplier=noise_multiplier, public_patients=128.0, learning_rate=0.5
+        )
+        arrays = {name: value * np.float32(factor) for name, value in given.items()}
+        return app(message(request, "train", arrays), context(hospital, config))
+
+    first = ask(1, noise_multiplier, factor)
+    assert first.has_content() if noise_multiplier else "it would become inf" in first.error.reason
+    assert "The model mixes patients" in ask(2, 1.2, 1.0).error.reason
 
 
 @pytest.mark.parametrize("value", [1.1e6, -1e30, float("nan"), float("inf")])

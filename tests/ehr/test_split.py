@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import builtin, load_shards
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import Shard, check_records, shard_of
 from polyclinic.ehr.split import OWN_SPLIT, Split, is_test_patient, read_moments
 from polyclinic.errors import ConfigError
 
@@ -76,6 +79,28 @@ def test_what_a_date_is_read_as_does_not_depend_on_other_patients_dates() -> Non
     assert np.argsort(together).tolist() == [2, 5, 0, 3, 1, 4] and np.isnan(together[4])
     assert together[5] == pd.Timestamp("2023-12-31").timestamp() * 1e6
     assert read_moments([10**400, "5", None, "soon"], True).tolist()[1] == 5
+
+
+def test_no_record_moves_others_where_each_is_a_unit_of_its_own() -> None:
+    """A late record would take all of its patient's to the other side: forty units for one."""
+    columns = [
+        {"name": "id", "kind": "integer", "role": "patient_id"},
+        {"name": "age", "kind": "integer", "bounds": [0, 120]},
+        {"name": "seen", "kind": "integer", "role": "time"},
+        {"name": "died", "kind": "binary", "role": "label"},
+    ]
+    table = pd.DataFrame({"id": 1, "age": 50, "seen": [2010] * 40 + [2020], "died": [0, 1] * 20 + [0]})
+
+    def shard(unit: str, late: Split, columns: list[dict[str, Any]] = columns) -> Shard:
+        schema = Schema.from_dict({"name": "ward", "unit": unit, "columns": columns})
+        return shard_of(check_records(table, schema, "ward"), schema, "north", "ward", late)
+
+    late = Split(time="seen:2015")
+    with pytest.raises(ConfigError, match="one record more would move others; set unit to 'patient'"):
+        shard("record", late)
+    assert shard("patient", late).test.patients == 1
+    assert shard("record", late, columns[1:]).test.patients == 1, "without patients each record is by itself"
+    assert shard("record", Split(fraction=0.5, seed="3")).patients == 41
 
 
 def test_a_record_without_a_moment_may_be_of_the_future() -> None:

@@ -110,6 +110,16 @@ def test_only_programs_and_their_sections_know_which_kind_a_run_is(room: str) ->
         )
 
 
+@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"cli"}))
+def test_no_function_has_more_than_seven_parameters(room: str) -> None:
+    """Beside a command, whose options are its parameters: what belongs together is one value."""
+    for path in files(room):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                parameters = {each.arg for each in ast.iter_child_nodes(node.args) if isinstance(each, ast.arg)}
+                assert len(parameters - {"self", "cls"}) <= 7, f"{path.relative_to(ROOT)}: {node.name}"
+
+
 def called(path: Path) -> set[str]:
     """Every dotted name that is called, as it is written."""
     calls = (node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))

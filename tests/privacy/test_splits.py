@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
@@ -17,6 +17,7 @@ from polyclinic.server.app import coordinate
 from polyclinic.wire.messages import RECORD, EvaluateRequest, StatisticsRequest
 from tests.client.test_enrolment import enrol
 from tests.client.test_hospital import CONFIG, SCHEMA, context, make_hospital, message, model, train
+from tests.client.test_queries import request, sent
 from tests.server.test_joining import KEYS, NAMES, Hospitals, hospitals
 
 __all__ = ["hospitals"]
@@ -102,6 +103,19 @@ def test_no_answer_tells_whether_there_is_a_patient_between_two_splits(tmp_path:
     assert train(hospital, config=first).has_content()
     assert "not those with which this run began" in train(hospital, config=second, round=2).error.reason
     assert train(hospital, config=first, round=2).has_content()
+
+
+@pytest.mark.parametrize("who", ["7", "1007"])
+def test_a_question_under_another_split_is_another_question_whomever_it_moves(tmp_path: Path, who: str) -> None:
+    """Patient 7 is there and 1007 is not. An answer sent again, free, would tell that the splits hold out the same patients."""
+    hospital, place = (
+        make_hospital(tmp_path, OPEN + 'allowed-tasks = ["query"]\n'),
+        split_position(who, "polyclinic split 5"),
+    )
+    for step in (-1e-9, 1e-9):
+        asked = Context(1, 1, {"hospital": str(hospital)}, RecordDict(), chosen(fraction=place + step, seed=5).flat())
+        assert app(sent(request(epsilon=0.05)), asked).has_content()
+    assert len(charges(tmp_path, "ledger.sqlite")) == 2
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.9999])

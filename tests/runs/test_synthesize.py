@@ -173,7 +173,7 @@ def test_a_column_that_is_missing_in_one_piece_keeps_its_type(tmp_path: Path, sm
 
 def test_counts_by_label_and_by_feature_are_exact(run: Path, tmp_path: Path, small_pieces: None) -> None:
     asked = "died=yes:70,died=unknown:3,intensive=1:100,sex=m:33,ward=a, b=1:2:5,stage=III:90"
-    certificate = json.loads(synthesize(run, None, tmp_path / "rows.parquet", condition=asked).read_text())
+    certificate = json.loads(synthesize(run, asked, tmp_path / "rows.parquet").read_text())
     found = pd.read_parquet(tmp_path / "rows.parquet")
     assert len(found) == certificate["rows"] == 301
     ends = np.cumsum([one["rows"] for one in certificate["conditions"]])
@@ -185,7 +185,7 @@ def test_counts_by_label_and_by_feature_are_exact(run: Path, tmp_path: Path, sma
 
 def test_a_generator_that_takes_no_labels_still_gives_exact_counts(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "own", obeys=False)
-    synthesize(folder, 40, tmp_path / "rows.csv", condition="died=yes:30,died=no:10")
+    synthesize(folder, "died=yes:30,died=no:10", tmp_path / "rows.csv")
     assert pd.read_csv(tmp_path / "rows.csv")["died"].tolist() == ["yes"] * 30 + ["no"] * 10
 
 
@@ -197,15 +197,15 @@ def test_a_value_that_is_too_rare_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"intensive=1:300 is too rare: the generator gave 0 such rows in 130,000; leave it"
     ):
-        synthesize(folder, None, tmp_path / "rows.csv", condition="intensive=1:300")
+        synthesize(folder, "intensive=1:300", tmp_path / "rows.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["rare"]
     centre[next(at for column, at in layout.columns if column.name == "intensive")] = -2.5  # one row in 741
     folder = run_folder(tmp_path / "seldom", centre=centre)
     with pytest.raises(ConfigError, match="ask for at most 1[0-9][0-9]") as refused:
-        synthesize(folder, None, tmp_path / "rows.csv", condition="intensive=1:2000")
+        synthesize(folder, "intensive=1:2000", tmp_path / "rows.csv")
     most = re.search(r"at most (\d+)", str(refused.value))
     assert most is not None
-    synthesize(folder, None, tmp_path / "rows.csv", condition=f"intensive=1:{most[1]}")
+    synthesize(folder, f"intensive=1:{most[1]}", tmp_path / "rows.csv")
 
 
 @pytest.mark.parametrize(
@@ -213,19 +213,18 @@ def test_a_value_that_is_too_rare_is_refused(tmp_path: Path) -> None:
     [
         ({"rows": 0}, "--rows is 0; it must be 1 or more"),
         ({"rows": -5}, "--rows is -5"),
-        ({"rows": None}, "--rows is not given"),
+        ({"rows": ""}, "--condition is ''"),
         ({"sets": 0}, "--sets is 0"),
         ({"seed": -1}, "--seed is -1"),
         ({"out": "rows.xlsx"}, r"rows.xlsx'; its ending must be one of .parquet, .csv"),
         ({"out": "nowhere/rows.csv"}, "cannot be written"),
-        ({"condition": "intensive=1:4"}, "--rows is 10, but the conditions ask for 4"),
-        ({"condition": "intensive=1"}, "the form is COLUMN=VALUE:ROWS"),
-        ({"condition": "intensive=2:10"}, "the value '2'; allowed are 0, 1"),
-        ({"condition": "died=maybe:10"}, "the value 'maybe'; allowed are no, yes, unknown"),
-        ({"condition": "intensiv=1:10"}, "Did you mean 'intensive'?"),
-        ({"condition": "age=50:10"}, "column 'age'; allowed are intensive, sex, ward, stage, died"),
-        ({"condition": "sex=f:0"}, "asks for 0 rows"),
-        ({"condition": "sex=f:5,sex=f:5"}, "names sex=f twice"),
+        ({"rows": "intensive=1"}, "the form is COLUMN=VALUE:ROWS"),
+        ({"rows": "intensive=2:10"}, "the value '2'; allowed are 0, 1"),
+        ({"rows": "died=maybe:10"}, "the value 'maybe'; allowed are no, yes, unknown"),
+        ({"rows": "intensiv=1:10"}, "Did you mean 'intensive'?"),
+        ({"rows": "age=50:10"}, "column 'age'; allowed are intensive, sex, ward, stage, died"),
+        ({"rows": "sex=f:0"}, "asks for 0 rows"),
+        ({"rows": "sex=f:5,sex=f:5"}, "names sex=f twice"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(run: Path, tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -110,7 +110,8 @@ def averaging_server(into: dict[str, Any], rounds: int = 2) -> ServerApp:
 def test_with_a_seed_the_result_does_not_depend_on_the_workers() -> None:
     found, before = ({}, {}, {}), current()
     for into, (workers, seed) in zip(found, [(1, 5), (2, 5), (1, 6)], strict=True):
-        done = polyclinic.simulate(averaging_server(into), drawing_client(), 6, workers=workers, seed=seed)
+        resources = polyclinic.Resources(workers)
+        done = polyclinic.simulate(averaging_server(into), drawing_client(), 6, resources=resources, seed=seed)
         assert (done.messages, done.failures) == (6, 0) and done.seconds > 0
         assert same(before, current()), "the caller's own generators are as they were"
     np.testing.assert_array_equal(found[0]["w"], found[1]["w"])
@@ -201,18 +202,19 @@ def test_when_every_reply_is_an_error_the_simulation_fails() -> None:
     [
         ({"num_supernodes": 0}, "num_supernodes has the value 0, which must be a whole number of at least 1."),
         ({"num_supernodes": True}, "num_supernodes has the value True"),
-        ({"workers": 0}, "workers has the value 0"),
-        ({"threads": 1.5}, "threads has the value 1.5"),
+        ({"resources": {"workers": 0}}, "workers has the value 0"),
+        ({"resources": {"threads": 1.5}}, "threads has the value 1.5"),
         (
             {"server_app": ClientApp()},
             "simulate takes a ServerApp and a ClientApp, and got a ClientApp for the ServerApp.",
         ),
         ({"seed": -1}, "seed has the value -1, which must be a whole number of at least 0."),
-        ({"ray_address": "nowhere:1"}, "Configuration key 'ray-address' has the value 'nowhere:1'"),
+        ({"resources": {"ray_address": "nowhere:1"}}, "Configuration key 'ray-address' has the value 'nowhere:1'"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
+        values["resources"] = polyclinic.Resources(**values.get("resources", {}))
         polyclinic.simulate(**{"server_app": ServerApp(), "client_app": ClientApp(), "num_supernodes": 2, **values})
     assert str(refused.value).startswith(words) and "\n" not in str(refused.value)
 

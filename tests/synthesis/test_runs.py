@@ -105,10 +105,10 @@ def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> No
     shards = load_shards(dataset_named("trial"), 3, "natural", 0, 1.0)
     for number, shard in enumerate(shards, start=1):
         out = tmp_path / f"{number}.csv"
-        synthesize(result.path, 800, out, condition=f"hospital={number}:800")
+        synthesize(result.path, f"hospital={number}:800", out)
         assert abs(pd.read_csv(out)["age"].mean() - (65 + 25 * shard.train.x[:, 1].mean())) < 1.5
     with pytest.raises(ConfigError, match="allowed are"):
-        synthesize(result.path, 10, tmp_path / "x.csv", condition="hospital=4:10")
+        synthesize(result.path, "hospital=4:10", tmp_path / "x.csv")
     with pytest.raises(ConfigError, match="synthesis.condition-hospitals"):
         run(synthesis={"condition_hospitals": 2})
 

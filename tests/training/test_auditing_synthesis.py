@@ -29,6 +29,7 @@ from polyclinic.training.auditing.canaries import guess
 from polyclinic.training.auditing.faults import fault_named
 from polyclinic.training.auditing.fixed import Fixed, label_counts, of_game, of_sums
 from polyclinic.training.auditing.subject import Claim
+from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.training.synthesis import SUM, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats, Ints
@@ -94,6 +95,12 @@ def test_every_method_of_sums_passes(name: str) -> None:
     found = audit(sums(MAKERS[name](LAYOUT)), 40, (20,))
     assert found.caught_by == [] and found.guessing is not None and found.white_box
     assert {one.name for one in found.findings} >= {"canaries", "sensitivity", "noise size", "steps", "label counts"}
+
+
+def test_newton_steps_pass_though_their_last_sum_has_two_numbers() -> None:
+    features = TRIAL.features
+    table = Table(TRIAL.schema, np.zeros(features), np.ones(features), np.zeros(features, dtype=bool))
+    assert audit(sums(Newton(table, rounds=4)), 40, (20,)).caught_by == []
 
 
 @pytest.mark.parametrize("name", some(GAMES))

@@ -153,7 +153,6 @@ def _at_most(held: Bools, most: int, rng: np.random.Generator) -> Bools:
 
 
 DATASET = simulated_dataset(
-    "icd",
     "Simulated ICD-9 code sets",
     "SIMULATED sets of 1,071 ICD-9 categories with latent classes of comorbidity, and death in hospital; any "
     "number of hospitals.",
@@ -161,5 +160,5 @@ DATASET = simulated_dataset(
     generate_icd,
     DEFAULT_SITES,
     PATIENTS,
-    "(polyclinic_studies.datasets.icd); form after Liu et al. 2019 (PPGAN)",
+    "Liu et al. 2019 (PPGAN)",
 )

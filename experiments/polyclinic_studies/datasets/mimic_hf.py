@@ -115,7 +115,6 @@ def _autoregression(patients: int, rng: np.random.Generator) -> Floats:
 
 
 DATASET = simulated_dataset(
-    "mimic-hf",
     "Simulated vital signs and heart failure",
     "SIMULATED intensive care stays in the form of an experiment on MIMIC-III: the first five values of nine vital "
     "signs, and heart failure; any number of hospitals.",
@@ -123,5 +122,5 @@ DATASET = simulated_dataset(
     generate_mimic_hf,
     DEFAULT_SITES,
     PATIENTS,
-    "(polyclinic_studies.datasets.mimic_hf); form after Beaulieu-Jones et al. 2019",
+    "Beaulieu-Jones et al. 2019",
 )

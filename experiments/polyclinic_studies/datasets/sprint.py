@@ -127,7 +127,6 @@ def _autoregression(patients: int, rng: np.random.Generator) -> Floats:
 
 
 DATASET = simulated_dataset(
-    "sprint",
     "Simulated trial in the form of SPRINT",
     "SIMULATED blood pressure trial with twelve visits, in which arm, on which published classifiers' accuracies "
     "hold; any number of hospitals.",
@@ -135,5 +134,5 @@ DATASET = simulated_dataset(
     generate_sprint,
     DEFAULT_SITES,
     PATIENTS,
-    "(polyclinic_studies.datasets.sprint); form after Beaulieu-Jones et al. 2019",
+    "Beaulieu-Jones et al. 2019",
 )

@@ -45,16 +45,11 @@ def plot_spent(courses: Mapping[str, Course], budget: float | None = None, logar
     orders of magnitude apart; what is not above zero is then left out.
     """
     references = {} if budget is None else {"budget": budget}
-    bottom = None if logarithmic else 0.0
-    return plot_lines(
-        courses,
-        "Privacy spent (epsilon)",
-        "Adds up over rounds.",
-        {},
-        references,
-        logarithmic=logarithmic,
-        bottom=bottom,
-    )
+    title, caption = "Privacy spent (epsilon)", "Adds up over rounds."
+    figure = plot_lines(courses, title, caption, {}, references, logarithmic=logarithmic)
+    if not logarithmic:
+        figure.axes[0].set_ylim(bottom=0.0)
+    return figure
 
 
 def plot_pictures(sources: Mapping[str, tuple[ArrayLike, ArrayLike]], each: int = 8) -> Figure:

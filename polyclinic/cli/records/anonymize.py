@@ -71,9 +71,7 @@ def anonymize(
     without_unknown(declared, exposed.quasi, str(hierarchies))
     left_out = [*names(drop), *([exposed.unit] if exposed.unit else [])]
     exposure.check_dropped(exposed, left_out, names(keep), label)
-    release = anonymity.anonymise(
-        exposed.table, exposed.quasi, target, exposed.sensitive, exposed.unit, declared, method, exposed.schema  # type: ignore[arg-type]
-    )  # fmt: skip
+    release = anonymity.anonymise(exposed, target, declared, method)  # type: ignore[arg-type]
     auroc = exposure.learned(exposed, release, label, left_out) if label else None
     # The records' own order would align this release with the table, and with another release of it.
     order = np.random.default_rng().permutation(len(release.records))

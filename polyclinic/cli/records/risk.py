@@ -93,8 +93,9 @@ def link(
 
     shared, wanted = names(on), names(sensitive)
     found = exposure.attack(
-        anonymity.read_table(records), anonymity.read_table(outside), anonymity.read_table(after) if after else None,
-        shared, wanted, unit, anonymity.read_hierarchies(hierarchies) if hierarchies else {}, _tolerances(tolerance or []),
+        anonymity.Records(anonymity.read_table(records), shared, wanted, unit), anonymity.read_table(outside),
+        anonymity.read_table(after) if after else None, anonymity.read_hierarchies(hierarchies) if hierarchies else {},
+        _tolerances(tolerance or []),
     )  # fmt: skip
     found["notes"] = [INSIDE, GUARANTEE, *found["notes"]]
     attacks = {"before": found["before"], **({"after": found["after"]} if after else {})}

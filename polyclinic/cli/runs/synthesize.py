@@ -19,9 +19,7 @@ def synthesize(
     run: Annotated[
         Path | None, typer.Argument(help="Folder of a finished run of task synthesis, or a folder with one.")
     ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="How many rows, in each set; with --condition it may be left out.")
-    ] = None,
+    rows: Annotated[int | None, typer.Option(help="How many rows, in each set.", show_default=False)] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.")
     ] = None,
@@ -31,7 +29,8 @@ def synthesize(
         list[str] | None,
         typer.Option(
             metavar="COLUMN=VALUE:ROWS,...",
-            help="Exactly so many rows of each value of the label or of a binary, categorical or ordinal column; repeatable.",
+            help="Instead of --rows: exactly so many of each value of the label or of a binary, categorical or ordinal column; "
+            "repeatable.",
         ),
     ] = None,
     force: Force = False,
@@ -51,6 +50,8 @@ def synthesize(
         raise ConfigError(
             f"{'RUN' if run is None else '--out'} is not given; a run's folder and --out FILE are needed."
         )
+    if (rows is None) == (not condition):
+        raise ConfigError("Give exactly one of --rows and --condition, which says how many rows of each value.")
     with loading():
         from polyclinic.runs.synthesize import synthesize as draw
 
@@ -62,7 +63,7 @@ def synthesize(
     with shown:
         task = shown.add_task("", total=None if rows is None else rows * sets)
         path = draw(
-            run, rows, out, sets=sets, seed=seed, condition=",".join(condition or ()), force=force,
+            run, ",".join(condition or ()) if rows is None else rows, out, sets=sets, seed=seed, force=force,
             progress=lambda more: shown.advance(task, more),
         )  # fmt: skip
     found = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}

@@ -3,7 +3,7 @@
 k-anonymity and its kin say nothing of an outsider who knows more, and are no differential privacy.
 """
 
-from polyclinic.ehr.anonymity.classes import Classes, equivalence_classes, measures, spread, uniqueness
+from polyclinic.ehr.anonymity.classes import Classes, Records, equivalence_classes, measures, spread, uniqueness
 from polyclinic.ehr.anonymity.exposure import downstream_auroc, identifying, read_table, write_table
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy, read_hierarchies
 from polyclinic.ehr.anonymity.linking import Linked, link
@@ -15,6 +15,7 @@ __all__ = [
     "Classes",
     "Hierarchy",
     "Linked",
+    "Records",
     "Release",
     "Target",
     "anonymise",

@@ -19,11 +19,34 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
 
 #: Sets of quasi-identifiers that ``uniqueness`` looks at, at most: all subsets of ten columns.
 MOST_SETS = 1023
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """A table and the roles of its columns.
+
+    quasi: columns that an outsider may know. sensitive: columns that nobody may learn, which l and t are about. unit: the
+    column that tells patients apart, of whom each counts once in a class; without it each row is a patient.
+    """
+
+    table: pd.DataFrame
+    quasi: Sequence[str]
+    sensitive: Sequence[str] = ()
+    unit: str | None = None
+    schema: Schema | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of figures about this table has to know."""
+        if self.unit is None:
+            return ["Each row counts as a patient; name the column that tells patients apart if they have several."]
+        return []
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from polyclinic.ehr.anonymity.classes import (
+    Records,
     equivalence_classes,
     measures,
     patient_numbers,
@@ -35,24 +35,6 @@ from polyclinic.types import Bools, Floats, Ints
 _HELD_OUT = 0.25
 _MOST_LABELS = 200
 _LEADING_ZERO = re.compile(r"-?0\d")
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """A table, and which of its columns an outsider may know (quasi), may not learn (sensitive), tells patients apart."""
-
-    table: pd.DataFrame
-    quasi: tuple[str, ...]
-    sensitive: tuple[str, ...]
-    unit: str | None
-    schema: Schema | None
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of figures about this table has to know."""
-        if self.unit is None:
-            return ["Each row counts as a patient; name the column that tells patients apart if they have several."]
-        return []
 
 
 def table_of(
@@ -95,24 +77,18 @@ def assess(records: Records, largest_set: int = 4) -> dict[str, Any]:
 
 
 def attack(
-    before: pd.DataFrame,
-    outside: pd.DataFrame,
-    after: pd.DataFrame | None,
-    on: Sequence[str],
-    sensitive: Sequence[str],
-    unit: str | None,
-    hierarchies: Mapping[str, Hierarchy],
+    records: Records, outside: pd.DataFrame, after: pd.DataFrame | None, hierarchies: Mapping[str, Hierarchy],
     tolerances: Mapping[str, float],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """``{"before", "after", "notes"}``: the summary of ``link`` for the records and, if given, for their release.
+
+    records: linked by their quasi-identifiers.
 
     Raises DataError for columns that are not there.
     """
-    notes = []
-    summaries: dict[str, Any] = {
-        "before": link(before, outside, on, sensitive, unit, tolerances=tolerances).summary(),
-        "after": None,
-    }
+    notes, on, sensitive, unit = [], records.quasi, records.sensitive, records.unit
+    before = link(records.table, outside, on, sensitive, unit, tolerances=tolerances)
+    summaries: dict[str, Any] = {"before": before.summary(), "after": None}
     if after is not None:
         known = unit if unit in after.columns else None
         if unit != known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +10,16 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from polyclinic.ehr.anonymity.classes import cell_numbers, classes_of, patient_numbers, require, value_numbers
-from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
+from polyclinic.ehr.anonymity.classes import Records, cell_numbers, classes_of, patient_numbers, require, value_numbers
+from polyclinic.ehr.anonymity.hierarchies import (
+    Hierarchy,
+    Intervals,
+    Ladder,
+    coarser_column,
+    default_hierarchy,
+    ladder,
+    listed_column,
+)
 from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels, partition
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
@@ -20,7 +27,6 @@ from polyclinic.types import Bools, Ints
 
 Method = Literal["lattice", "mondrian"]
 METHODS = ("lattice", "mondrian")
-_MOST_INTERVALS = 10_000  # of a column in the schema that a release fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,49 +49,40 @@ class Release:
 
 
 def anonymise(
-    records: pd.DataFrame,
-    quasi: Sequence[str],
-    target: Target,
-    sensitive: Sequence[str] = (),
-    unit: str | None = None,
-    hierarchies: Mapping[str, Hierarchy] | None = None,
-    method: Method = "lattice",
-    schema: Schema | None = None,
+    records: Records, target: Target, hierarchies: Mapping[str, Hierarchy] | None = None, method: Method = "lattice"
 ) -> Release:
     """The records with generalised quasi-identifiers, such that every class reaches the target.
 
-    quasi: columns that an outsider may know. sensitive: columns that l and t are about. unit: the column that tells
-    patients apart, of whom each counts once in a class; without it each row is a patient. hierarchies: by column; what
-    is not named follows from the schema's bounds, or from the cells. method: "lattice" (one level for a whole column,
-    suppression) or "mondrian" (labels for each class, no suppression).
+    hierarchies: by column; what is not named follows from the schema's bounds, or from the cells. method: "lattice" (one
+    level for a whole column, suppression) or "mondrian" (labels for each class, no suppression).
     Raises ConfigError for a target, hierarchy or method that cannot be, DataError for columns that are missing, an empty
     table, and a target that cannot be reached.
     """
+    quasi, sensitive, unit, table = records.quasi, records.sensitive, records.unit, records.table
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; it must be one of {', '.join(METHODS)}.")
     if (target.l > 1 or target.t is not None) and not sensitive:
         raise ConfigError("l and t are about sensitive columns; name at least one.")
-    if records.empty:
+    if table.empty:
         raise DataError("There are no records; give a table with at least one row under its header.")
     if not quasi:
         raise DataError("quasi: no column is named; give the columns that an outsider may know of a patient.")
-    require(records, quasi, "quasi")
-    require(records, sensitive, "sensitive")
+    require(table, quasi, "quasi")
+    require(table, sensitive, "sensitive")
     if both := [name for name in quasi if name in sensitive or name == unit]:
         raise ConfigError(f"Column {both[0]!r} cannot be a quasi-identifier and the unit or sensitive as well.")
-    records = records.reset_index(drop=True)
-    used = {name: _hierarchy(records[name], hierarchies or {}, schema) for name in quasi}
-    ladders = [ladder(records[name], hierarchy) for name, hierarchy in used.items()]
-    patient = patient_numbers(records, unit)
-    if unit is not None and records[unit].is_unique:
+    table = table.reset_index(drop=True)
+    used = {name: _hierarchy(table[name], hierarchies or {}, records.schema) for name in quasi}
+    ladders = [ladder(table[name], hierarchy) for name, hierarchy in used.items()]
+    patient = patient_numbers(table, unit)
+    if unit is not None and table[unit].is_unique:
         patient = None
-    demand = Demand(target, len(records), patient,
-                    tuple(Sensitive(*value_numbers(records[name])) for name in sensitive))  # fmt: skip
+    demand = Demand(target, len(table), patient, tuple(Sensitive(*value_numbers(table[name])) for name in sensitive))
     if method == "lattice":
         outcome = best_levels(ladders, demand)
     else:
         outcome = partition(ladders, [isinstance(hierarchy, Intervals) for hierarchy in used.values()], demand)
-    released = records.assign(**outcome.cells)[outcome.kept]
+    released = table.assign(**outcome.cells)[outcome.kept]
     # By what the cells say: two classes may have got the same labels, and are one class for a reader.
     classes = classes_of(
         [cell_numbers(released[name]) for name in quasi], None if patient is None else patient[outcome.kept]
@@ -134,35 +131,15 @@ def _fitted(column: Column, release: Release) -> Column | None:
     if release.levels is None:
         if column.name not in release.hierarchies:
             return column
-        return _listed(column, "categorical", sorted({str(cell) for cell in release.records[column.name].dropna()}))
+        return listed_column(
+            column, "categorical", sorted({str(cell) for cell in release.records[column.name].dropna()})
+        )
     level, top = release.levels.get(column.name, (0, 1))
     if level == 0:
         return column
     if level == top:
         return None
-    hierarchy = release.hierarchies[column.name]
-    if column.bounds is not None:
-        points = _points(column, hierarchy, level)
-        return _listed(column, "ordinal", [hierarchy.labels(cell)[level - 1] for cell in points])
-    if not column.categories and column.kind == "categorical":
-        return column
-    return _listed(column, "categorical", [hierarchy.labels(cell)[level - 1] for cell in column.categories])
-
-
-def _listed(column: Column, kind: str, labels: Sequence[str]) -> Column | None:
-    categories = tuple(label for label in dict.fromkeys(labels) if label != ANY or kind == "categorical")
-    if len(categories) < 2:
-        return None
-    changes = {"kind": kind, "categories": categories, "bounds": None, "drop_first": False}
-    return Column(**(column.model_dump() | changes))
-
-
-def _points(column: Column, hierarchy: Hierarchy, level: int) -> list[float]:
-    """A number of each interval within the column's public bounds."""
-    low, high = column.bounds or (0.0, 0.0)
-    width = getattr(hierarchy, "widths", (max((high - low) / _MOST_INTERVALS, 1.0),) * level)[level - 1]
-    starts = np.arange(math.floor(low / width), math.floor(high / width) + 1) * width
-    return [float(start) for start in np.clip(starts, low, high)]
+    return coarser_column(column, release.hierarchies[column.name], level)
 
 
 def discernibility(sizes: Ints, suppressed: int) -> int:

@@ -96,7 +96,7 @@ def load_shards(
     for site, rows in rows_of.items():
         own = checked.at(rows)
         if fixed is None and not split.by_share:
-            shards.append(divided(own, schema, site, own.test_rows(split, dataset.name)))
+            shards.append(divided(own, schema, site, own.test_rows(split, schema, dataset.name)))
             if not shards[-1].train.patients:
                 raise DataError(
                     f"{site}: the split leaves no patient to train on; pool small sites, or split otherwise."

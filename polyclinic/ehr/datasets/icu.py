@@ -162,7 +162,6 @@ def _comorbidities(frailty: Floats, rng: np.random.Generator) -> NDArray[np.obje
 
 
 DATASET = simulated_dataset(
-    "icu",
     "Simulated intensive care",
     "SIMULATED intensive care stays with trajectories, laboratory values, codes and hospitals that differ; any "
     f"number of hospitals of about {PATIENTS_PER_SITE} patients each.",
@@ -170,5 +169,4 @@ DATASET = simulated_dataset(
     generate_icu,
     DEFAULT_SITES,
     DEFAULT_SITES * PATIENTS_PER_SITE,
-    "(polyclinic.ehr.datasets.icu)",
 )

@@ -42,13 +42,17 @@ def site_names(sites: int) -> NDArray[np.object_]:
 
 
 def simulated_dataset(
-    name: str, title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame],
-    sites: int, patients: int, source: str,
+    title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame], sites: int,
+    patients: int, after: str = "",
 ) -> Dataset:  # fmt: skip
-    """A dataset that ``generate(sites, patients, seed)`` makes, by default with seed 0; ``source``: the generator's module."""
+    """The dataset, of the schema's name, that ``generate(sites, patients, seed)`` makes, by default with seed 0.
+
+    after: the publication whose form it has.
+    """
+    form = f"; form after {after}" if after else ""
     return Dataset(
-        name=name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
-        citation=f"Polyclinic's own generator {source}", patients=patients, rows=patients, default_sites=sites,
-        default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
+        name=schema.name, title=title, description=description, schema=schema, licence="Apache-2.0 (simulated, no real person)",
+        citation=f"Polyclinic's own generator ({generate.__module__}){form}", patients=patients, rows=patients,
+        default_sites=sites, default_partitioner="natural", natural_sites=tuple(f"hospital-{i + 1}" for i in range(sites)),
         load=lambda: generate(sites, patients, 0), available=lambda: True, simulated=True, generate=generate,
     )  # fmt: skip

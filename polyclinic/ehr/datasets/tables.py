@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +24,7 @@ from polyclinic.ehr.sources.cells import (
     Numbers,
     code_separator,
     decimal_marks,
+    one_identifier,
     read_numbers,
     text_table,
     usual_name,
@@ -30,7 +33,7 @@ from polyclinic.ehr.sources.cells import (
 from polyclinic.ehr.sources.columns import conversion
 from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, substance_of, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
-from polyclinic.ehr.sources.visits import unroll, visit_times
+from polyclinic.ehr.sources.visits import BEFORE_LATEST, Visits, sequences, unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 SITE = "hospital"
@@ -38,50 +41,57 @@ _MOST_STEPS = 100
 _HELD: dict[str, Mapping[str, pd.DataFrame]] = {}
 
 
-def tables(
-    files: str | Sequence[str] = "", label: str = "", patient: str = "", site: str = "", leave_out: str | Sequence[str] = (),
-    missing: str | Sequence[str] = (), time: str = "", steps: int = 0, frames: str = "",
-) -> Dataset:  # fmt: skip
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of tables are read.
+
+    Args:
+        label, patient: Columns of the outcome and of the patient; where they are empty, those of a usual name.
+        site: Column of the hospital, where tables hold several.
+        leave_out: Columns that are no features, such as those written after the outcome.
+        missing: Texts that stand for a missing cell, in any column, beside the usual ones.
+        time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
+            trajectories.
+    """
+
+    label: str = ""
+    patient: str = ""
+    site: str = ""
+    leave_out: str | Sequence[str] = ()
+    missing: str | Sequence[str] = ()
+    time: str = ""
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("leave_out", "missing"):
+            object.__setattr__(self, name, tuple(filter(None, _several(getattr(self, name)))))
+
+
+def tables(files: str | Sequence[str] = "", frames: str = "", **columns: Any) -> Dataset:
     """The dataset of files or data frames.
 
     Args:
         files: A folder or a pattern of CSV or Parquet files, one for each hospital; one file of all hospitals; or several, each
             as ``path`` or ``name=path``.
-        label, patient: Columns of the outcome and of the patient; where they are empty, those of a usual name.
-        site: Column of the hospital, where files hold several.
-        leave_out: Columns that are no features, such as those written after the outcome.
-        missing: Texts that stand for a missing cell, in any column, beside the usual ones.
-        time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
-            trajectories.
         frames: What ``hold`` returned for data frames, in place of ``files``.
+        columns: The fields of ``Reading``.
 
     Raises:
         ConfigError: for a column that does not exist, with the nearest name.
         DataError: for files that cannot be read, and for tables that nothing can be learned from.
     """
+    reading = Reading(**columns)
     if frames:
         if frames not in _HELD:
             raise ConfigError(
                 "The run's tables are data frames of the Python session that began it, which other processes do not have; write "
                 "them to files and give Federation.from_tables their paths."
             )
-        return _from_frames(frames, label, patient, site, _several(leave_out), _several(missing), (time, steps))
+        return _from_frames(frames, reading)
     places = hospital_files(files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for _, file in places)
     unread = tuple(file.name for text in _several(files) for file in unread_files(Path(text.partition("=")[2] or text)))
-    names = tuple(name for name, _ in places)
-    return _from_files(
-        names,
-        stamps,
-        unread,
-        _title(files),
-        label,
-        patient,
-        site,
-        _several(leave_out),
-        _several(missing),
-        (time, steps),
-    )
+    return _from_files(tuple(name for name, _ in places), stamps, unread, _title(files), reading)
 
 
 def hold(frames: Mapping[str, pd.DataFrame]) -> str:
@@ -134,18 +144,18 @@ def _several(texts: object) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def _from_frames(
-    key: str, label: str, patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...],
-    visits: tuple[str, int],
-) -> Dataset:  # fmt: skip
-    return _dataset(_HELD[key], f"tables-{key[:8]}", label, patient, site, leave_out, missing, visits)
+def _from_frames(key: str, reading: Reading) -> Dataset:
+    return _dataset(_HELD[key], f"tables-{key[:8]}", reading)
 
 
 @lru_cache(maxsize=4)
 def _from_files(
-    names: tuple[str, ...], stamps: tuple[tuple[str, int, int], ...], unread: tuple[str, ...], title: str, label: str,
-    patient: str, site: str, leave_out: tuple[str, ...], missing: tuple[str, ...], visits: tuple[str, int],
-) -> Dataset:  # fmt: skip
+    names: tuple[str, ...],
+    stamps: tuple[tuple[str, int, int], ...],
+    unread: tuple[str, ...],
+    title: str,
+    reading: Reading,
+) -> Dataset:
     frames, problems = {}, []
     for name, (file, _, _) in zip(names, stamps, strict=True):
         try:
@@ -155,17 +165,14 @@ def _from_files(
     if problems:
         raise DataError("\n".join(problems))
     notes = [f"Not read, for they are neither CSV nor Parquet: {several(unread)}."] if unread else []
-    return _dataset(frames, title, label, patient, site, leave_out, missing, visits, notes)
+    return _dataset(frames, title, reading, notes)
 
 
-def _dataset(
-    frames: Mapping[str, pd.DataFrame], title: str, label: str, patient: str, site: str, leave_out: Sequence[str],
-    missing: Sequence[str], visits: tuple[str, int], notes: Sequence[str] = (),
-) -> Dataset:  # fmt: skip
-    cells, files, spelt = join_tables({name: text_table(frame, missing) for name, frame in frames.items()})
-    site = site or (usual_site(list(cells)) if len(frames) == 1 else "")
-    roles = Roles.find(list(cells), label, patient, site, [name for name in leave_out if name])
-    time, steps = _visits(visits, roles, list(cells))
+def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, notes: Sequence[str] = ()) -> Dataset:
+    cells, files, spelt = join_tables({name: text_table(frame, reading.missing) for name, frame in frames.items()})
+    site = reading.site or (usual_site(list(cells)) if len(frames) == 1 else "")
+    roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out)
+    time, steps = _visits(reading, roles, list(cells))
     if not roles.label:
         raise ConfigError(
             f"The tables need a label; name the column of the outcome by --label: {several(cells, most=12)}."
@@ -187,7 +194,8 @@ def _dataset(
         draft.notes += shared
     leaking = leaks(draft, roles.label)
     if time:
-        draft, last = unroll(draft, draft.records[roles.patient], visit_times(cells[time], time), steps)
+        order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time), steps)
+        draft, last = unroll(draft, order), order.last
         cells, sites = cells.loc[last].reset_index(drop=True), sites.loc[last].reset_index(drop=True)
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
@@ -221,9 +229,9 @@ def _dataset(
     )  # fmt: skip
 
 
-def _visits(visits: tuple[str, int], roles: Roles, names: Sequence[str]) -> tuple[str, int]:
+def _visits(reading: Reading, roles: Roles, names: Sequence[str]) -> tuple[str, int]:
     """The column of the visits' time and the number of steps; "" and 0 where rows are no visits."""
-    time, steps = visits
+    time, steps = reading.time, reading.steps
     if not time and not steps:
         return "", 0
     own = time if time in names else usual_name(names, [time])
@@ -263,20 +271,59 @@ def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.S
 def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """New rows under a schema that ``tables`` drafted: its features, and its label where the frame has it.
 
-    Cells may be written as they were in the tables; of visits a row is a patient, with a column for each step, as ``pulse_00``.
-    Raises DataError for columns that are not there, all of them at once, and
-    for a comma that may stand for a point or for thousands.
+    Cells may be written as they were in the tables. Of visits a row is a patient, with a column for each step, as ``pulse_00``.
+
+    Raises:
+        DataError: for columns that are not there, all of them at once, and for a comma that may stand for a point or for
+            thousands.
     """
-    cells, columns = text_table(frame), {column.name: column for column in schema.columns}
+    return _read_as(text_table(frame), schema, [(name, c) for c in schema.columns for name in c.record_names])
+
+
+def read_visits(frame: pd.DataFrame, schema: Schema, time: str) -> tuple[pd.DataFrame, pd.Index, list[str]]:
+    """New visits under a schema that ``tables`` drafted with ``time`` and ``steps``: one row for each patient, as ``read_as``.
+
+    Args:
+        frame: Visits as they stand in the tables, with the columns of the patient and of ``time``.
+        schema: It has trajectories.
+        time: The column of the visits' time.
+
+    Returns:
+        The records, their patients by the identifiers of the frame, and notes of what was left out.
+
+    Raises:
+        DataError: as ``read_as``, and where no visit has a time.
+    """
+    cells, patient = text_table(frame), schema.patient_id
+    assert patient is not None, "a sequence is of a patient"
+    own = {name: name if name in cells else usual_name(cells, [name]) for name in (patient.name, time)}
+    if lacking := [name for name, there in own.items() if not there]:
+        raise DataError(
+            f"The table lacks columns that visits need: {several(map(repr, lacking))}.{nearest(lacking[0], cells)}"
+        )
+    given = cells[own[patient.name]]
+    named = (given != "").to_numpy()
+    cells, given = cells[named].reset_index(drop=True), given[named].reset_index(drop=True)
+    steps = next(column.steps for column in schema.columns if column.kind == "trajectory")
+    visits = Visits.of(one_identifier(given), visit_times(cells[own[time]], time), steps)
+    if visits.rows.empty:
+        raise DataError("The table has no visit of a named patient whose time can be read.")
+    wanted = [(column.name, column) for column in schema.columns if column.name != BEFORE_LATEST]
+    records = sequences(_read_as(cells, schema, wanted), visits, schema)
+    lost = {"patient": int((~named).sum()), "time that can be read": visits.undated}
+    notes = [f"{rows:,} rows without a {what} are left out." for what, rows in lost.items() if rows]
+    return records, pd.Index(given[visits.last], name=patient.name), notes
+
+
+def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Column]]) -> pd.DataFrame:
+    """The ``wanted`` columns of records, each of a column of the schema, read from trimmed text."""
+    columns = {column.name for column in schema.columns}
     records, absent, unclear = dict[str, pd.Series](), list[str](), list[str]()
-    steps = [(step, column) for column in schema.columns if column.kind == "trajectory" for step in column.record_names]
-    absent += [step for step, _ in steps if step not in cells]
-    records |= {step: _within(read_numbers(cells[step]), column) for step, column in steps if step in cells}
-    for name, column in columns.items():
+    for name, column in wanted:
         limited = name.removesuffix(" beyond limit")
         source = limited if limited in columns and not usual_name(cells, [name]) else name
         own = source if source in cells else usual_name(cells, [source])
-        if column.role not in ("feature", "label") or (column.role == "label" and not own) or column.steps:
+        if column.role not in ("feature", "label") or (column.role == "label" and not own):
             continue
         if not own:
             absent.append(source)
@@ -287,11 +334,12 @@ def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
         numbers = read_numbers(given, "," if sure == {","} else ".")
         if source != name:
             records[name] = numbers.beyond.astype("Int64")
-        elif column.kind in ("integer", "continuous"):
+        elif column.kind in ("integer", "continuous", "trajectory"):
             if commas and not sure:
                 unclear.append(own)
             values = _within(numbers, column)
-            records[name] = values.round().astype("Int64") if column.kind == "integer" else values
+            values = values.round() if column.kind == "integer" or column.whole else values
+            records[name] = values.astype("Int64") if column.kind == "integer" else values
         elif column.kind == "binary" and not column.categories:
             truth = yes_or_no(given)
             records[name] = (numbers.values if truth is None else pd.to_numeric(truth)).astype("Int64")
@@ -312,7 +360,7 @@ def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
             f"In {several(map(repr, unclear), most=8)} a comma before three digits may stand for a point or for thousands; write "
             "numbers with points."
         )
-    return pd.DataFrame(records)
+    return pd.DataFrame(records, index=cells.index)
 
 
 def _within(numbers: Numbers, column: Column) -> pd.Series:

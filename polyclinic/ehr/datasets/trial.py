@@ -81,7 +81,6 @@ def _missed_visits(rate: Floats, rng: np.random.Generator) -> Bools:
 
 
 DATASET = simulated_dataset(
-    "trial",
     "Simulated blood pressure trial",
     "SIMULATED two-arm trial with twelve monthly visits and hospitals that differ; any number of hospitals "
     f"of about {PATIENTS_PER_SITE} patients each.",
@@ -89,5 +88,4 @@ DATASET = simulated_dataset(
     generate_trial,
     DEFAULT_SITES,
     DEFAULT_SITES * PATIENTS_PER_SITE,
-    "(polyclinic.ehr.datasets.trial)",
 )

@@ -102,7 +102,7 @@ def plot_accountants(curves: Mapping[str, Course], settings: str) -> Figure:
 
 def plot_lines(
     courses: Mapping[str, Course], title: str, caption: str, styles: Mapping[str, Mapping[str, Any]] | None = None,
-    references: Mapping[str, float] | None = None, across: str = "round", logarithmic: bool = False, bottom: float | None = None,
+    references: Mapping[str, float] | None = None, across: str = "round", logarithmic: bool = False,
 ) -> Figure:  # fmt: skip
     """Named lines, each of x and y, both (m,) and finite; on a logarithmic scale without what is not above zero.
 
@@ -116,7 +116,7 @@ def plot_lines(
             draw_line(axes, (x[drawn], y[drawn]), name, **(style | dict((styles or {}).get(name, {}))))
     if logarithmic:
         axes.set_yscale("log")
-    return _finish(figure, axes, references, bottom=bottom, across=across)
+    return _finish(figure, axes, references, across=across)
 
 
 @dataclass(frozen=True)

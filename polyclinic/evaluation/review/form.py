@@ -80,7 +80,7 @@ ul.codes { columns: 15rem; margin: .25rem 0 1rem; } ul.codes li { break-inside: 
 
 _SCRIPT = """
 "use strict";
-const packet = document.documentElement.dataset.packet, find = id => document.getElementById(id);
+const packet = document.querySelector("meta[name=packet]").content, find = id => document.getElementById(id);
 const form = find("form"), all = find("all"), articles = [...document.querySelectorAll("article")];
 let reviewer = "", kept = true, unsaved = false;
 const slot = () => `polyclinic-review:${packet}:${reviewer}`;
@@ -277,7 +277,7 @@ def render_form(
     return frame(
         f"Real patients' records, for this hospital alone: blinded review, {schema.name}", body, script=_SCRIPT, style=_STYLE,
         above=render(_ABOVE, {"warning": WARNING}), allowed="; base-uri 'none'; form-action 'none'",
-        meta={"description": WARNING, "robots": "noindex, noarchive"}, packet=digest,
+        meta={"description": WARNING, "robots": "noindex, noarchive", "packet": digest},
     ), digest  # fmt: skip
 
 

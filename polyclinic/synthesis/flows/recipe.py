@@ -45,10 +45,8 @@ class Recipe:
         features = self.layout.width - self.layout.classes
         widths = (self.hidden,) * self.layers
         mean, root = (torch.from_numpy(part).float() for part in self.base_or_standard)
-        return flow(
-            self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation,
-            (mean, root) if self.base else None,
-        )  # fmt: skip
+        made = flow(self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation)
+        return made.based_on(mean, root) if self.base else made
 
     @property
     def base_or_standard(self) -> tuple[Floats, Floats]:

@@ -96,7 +96,8 @@ def of_sums(method: SumsMethod, claim: Claim) -> Fixed:
         parts.append(Fixed(**alone, task=task, build=lambda features: nn.Sequential, layout=layout, number=round))
         total = clipped_total(method, round, question, z, patients.patient, patients.patients)
         state = method.absorb(round, state, total / patients.patients, 1e-9)
-    return replace(parts[-1], parts=tuple(parts), rounds=method.rounds)
+    # The round of the most numbers tells the most canaries apart: a last one may have two.
+    return replace(max(parts, key=lambda part: part.numbers), parts=tuple(parts), rounds=method.rounds)
 
 
 def of_game(game: Game, layout: Layout, claim: Claim) -> Fixed:

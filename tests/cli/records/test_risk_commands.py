@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.ehr.anonymity import Target, anonymise, equivalence_classes, read_table
+from polyclinic.ehr.anonymity import Records, Target, anonymise, equivalence_classes, read_table
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import build_shard
 from polyclinic.ehr.sources import read_records
@@ -162,8 +162,8 @@ def test_a_person_reads_tables(folder: Path) -> None:
 
 def test_coarsened_records_and_their_schema_are_written(folder: Path) -> None:
     (folder / "rules.toml").write_text(
-        'keep = ["id", "age", "zip", "died"]\n[[rules]]\ndo = "limit"\ncolumn = "age"\nhigh = 89\n'
-        '[[rules]]\ndo = "bins"\ncolumn = "age"\nlow = 0\nhigh = 90\nwidth = 10\n[[rules]]\ndo = "zip"\ncolumn = "zip"\n'
+        'keep = ["id", "age", "zip", "died"]\n[[rules]]\nkind = "limit"\ncolumn = "age"\nhigh = 89\n'
+        '[[rules]]\nkind = "intervals"\ncolumn = "age"\nwidths = [10]\n[[rules]]\nkind = "zip"\ncolumn = "zip"\n'
     )
     made = printed("coarsen", folder / "records.csv", folder / "rules.toml", "--schema", folder / "schema.toml", "--out",
                    folder / "coarse.csv")  # fmt: skip
@@ -178,7 +178,7 @@ def test_shifted_dates_need_a_key_that_is_made_once_for_its_owner(folder: Path) 
                {"name": "born", "kind": "categorical", "role": "time"},
                {"name": "x", "kind": "binary"}, {"name": "died", "kind": "binary", "role": "label"}]  # fmt: skip
     Schema.from_dict({"name": "dates", "columns": columns}).to_toml(folder / "d.toml")
-    (folder / "rules.toml").write_text('[[rules]]\ndo = "shift-dates"\ncolumn = "born"\n')
+    (folder / "rules.toml").write_text('[[rules]]\nkind = "shift-dates"\ncolumn = "born"\n')
     asked = (
         "coarsen",
         folder / "d.csv",
@@ -282,7 +282,7 @@ def test_a_mutated_table_is_read_or_refused_in_one_sentence(
         path.write_bytes(bytes(content))
         try:
             found = read_table(path)
-            anonymise(found, [found.columns[0]], Target(1))
+            anonymise(Records(found, [found.columns[0]]), Target(1))
         except PolyclinicError as error:
             assert error.exit_code == 2 and "secret" not in str(error) and "\n" not in str(error)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity import identifying, read_table, write_table
 from polyclinic.ehr.anonymity.classes import (
+    Records,
     classes_of,
     combined,
     equivalence_classes,
@@ -101,7 +102,7 @@ def test_a_release_is_what_was_asked_for(
 ) -> None:  # fmt: skip
     records = table(rows=60, seed=seed, patients=40 if by_patient else None)
     unit = "id" if by_patient else None
-    found = anonymise(records, QUASI, Target(k, l, t, suppression), ["disease"], unit, method=method)
+    found = anonymise(Records(records, QUASI, ["disease"], unit), Target(k, l, t, suppression), method=method)
     assert equivalence_classes(found.records, QUASI, unit).k == found.k >= k
     after = spread(found.records, QUASI, "disease", unit)
     assert l_diversity(after) >= l
@@ -114,23 +115,23 @@ def test_a_release_is_what_was_asked_for(
 def test_a_patient_with_several_rows_does_not_hide_itself() -> None:
     records = pd.DataFrame({"id": [1, 1, 1, 2, 3, 4], "age": [30, 30, 30, 31, 60, 61], "sex": ["f"] * 6})
     ages = {"age": Intervals(widths=(2, 40))}
-    by_row = anonymise(records, ["age"], Target(3, suppression=0.5), hierarchies=ages)
+    by_row = anonymise(Records(records, ["age"]), Target(3, suppression=0.5), hierarchies=ages)
     assert by_row.levels == {"age": (0, 3)} and equivalence_classes(by_row.records, ["age"], "id").k == 1
-    by_patient = anonymise(records, ["age"], Target(2), unit="id", hierarchies=ages)
+    by_patient = anonymise(Records(records, ["age"], unit="id"), Target(2), hierarchies=ages)
     assert by_patient.levels == {"age": (1, 3)} and by_patient.k == 2 and by_patient.sizes.tolist() == [2, 2]
 
 
 def test_suppression_counts_patients_who_lose_a_row() -> None:
     records = pd.DataFrame({"id": [1, 2, 3, 4, 4, 4], "zip": ["a", "a", "a", "a", "b", "c"]})
-    kept = anonymise(records, ["zip"], Target(3, suppression=0.25), unit="id")
+    kept = anonymise(Records(records, ["zip"], unit="id"), Target(3, suppression=0.25))
     assert kept.kept.tolist() == [True] * 4 + [False] * 2 and kept.k == 4
-    with_less = anonymise(records, ["zip"], Target(3, suppression=0.2), unit="id")
+    with_less = anonymise(Records(records, ["zip"], unit="id"), Target(3, suppression=0.2))
     assert with_less.records["zip"].tolist() == ["*"] * 6
 
 
 def test_local_recoding_loses_less_and_its_labels_hold_its_cells() -> None:
     records = table(rows=400)
-    full, local = (anonymise(records, QUASI, Target(5), method=method) for method in ("lattice", "mondrian"))
+    full, local = (anonymise(Records(records, QUASI), Target(5), method=method) for method in ("lattice", "mondrian"))
     assert local.loss["loss"] < full.loss["loss"] and local.loss["discernibility"] < full.loss["discernibility"]
     assert local.kept.all() and local.levels is None and local.k >= 5
     for released, age in zip(local.records["age"], records["age"], strict=True):
@@ -140,15 +141,17 @@ def test_local_recoding_loses_less_and_its_labels_hold_its_cells() -> None:
 
 def test_missing_cells_stay_missing_until_nothing_is_told() -> None:
     records = pd.DataFrame({"age": [30.0, 31.0, None, None, 70.0, 71.0], "sex": ["f", "f", "f", None, "m", "m"]})
-    found = anonymise(records, ["age"], Target(2), hierarchies={"age": Intervals(widths=(5,))})
+    found = anonymise(Records(records, ["age"]), Target(2), hierarchies={"age": Intervals(widths=(5,))})
     assert found.records["age"].tolist() == ["30-34", "30-34", None, None, "70-74", "70-74"]
-    local = anonymise(records, ["age", "sex"], Target(2), method="mondrian")
+    local = anonymise(Records(records, ["age", "sex"]), Target(2), method="mondrian")
     assert local.k >= 2 and set(local.records["sex"]) <= {"f", "m", None, "*"}
 
 
 def test_the_loss_of_a_small_table_by_hand() -> None:
     records = pd.DataFrame({"zip": ["60637", "60638", "60611", "02139"], "sex": ["f", "f", "f", "m"]})
-    found = anonymise(records, ["zip", "sex"], Target(2, suppression=0.25), hierarchies={"zip": Prefix(keep=(4, 3))})
+    found = anonymise(
+        Records(records, ["zip", "sex"]), Target(2, suppression=0.25), hierarchies={"zip": Prefix(keep=(4, 3))}
+    )
     assert found.levels == {"zip": (2, 3), "sex": (0, 1)} and found.records["zip"].tolist() == ["606**"] * 3
     assert found.loss["discernibility"] == 3**2 + 4 and found.loss["average_class_size"] == 1.5
     assert found.loss["height"] == 2 / 4 and found.loss["precision"] == pytest.approx(1 - (0.75 * (2 / 3) / 2 + 0.25))
@@ -160,7 +163,7 @@ def test_a_model_learns_from_the_release_what_its_columns_still_tell() -> None:
     records = table(rows=1500).assign(code=rng.normal(size=1500))
     records["died"] = (records["age"] + rng.normal(0, 8, 1500) > 55).astype(int)
     patients = records["id"].astype(str).tolist()
-    found = anonymise(records, QUASI, Target(10))
+    found = anonymise(Records(records, QUASI), Target(10))
     auroc = downstream_auroc(records, found.records, "died", patients, ["id"])
     assert auroc["held_out"] == pytest.approx(375, abs=60) and auroc["rows"] == 1500
     assert auroc["before"] > 0.9 and auroc["before"] - 0.08 < auroc["after"] < auroc["before"]
@@ -261,7 +264,9 @@ def test_labels_that_lie_in_two_labels_of_the_next_level_are_refused() -> None:
 )
 def test_what_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PolyclinicError, match=words) as refused:
-        anonymise(table(), **{"quasi": QUASI} | options)
+        roles = {key: options[key] for key in ("quasi", "sensitive", "unit") if key in options}
+        asked = {key: value for key, value in options.items() if key not in roles}
+        anonymise(Records(table(), **{"quasi": QUASI} | roles), **asked)
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
 
 
@@ -299,7 +304,7 @@ def test_truths_and_whole_numbers_with_missing_cells_are_released_as_parquet(tmp
     records.to_parquet(tmp_path / "records.parquet")
     read = read_table(tmp_path / "records.parquet")
     assert read["age"].dropna().tolist() == records["age"].dropna().tolist()
-    release = anonymise(read, ["age", "smokes", "weight"], Target(5, suppression=0.05), method=method)
+    release = anonymise(Records(read, ["age", "smokes", "weight"]), Target(5, suppression=0.05), method=method)
     write_table(release.records, tmp_path / "released.parquet")
     again = read_table(tmp_path / "released.parquet")
     assert (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.ehr.anonymity.classes import equivalence_classes
+from polyclinic.ehr.anonymity.classes import Records, equivalence_classes
 from polyclinic.ehr.anonymity.hierarchies import Codes, Intervals, Prefix, Tree
 from polyclinic.ehr.anonymity.labels import bounds_of, midpoint
 from polyclinic.ehr.anonymity.linking import link
@@ -51,7 +51,7 @@ def test_salaries_without_names_are_re_identified_by_date_of_birth_sex_and_zip()
 
 
 def test_generalised_salaries_are_not() -> None:
-    release = anonymise(SALARIES, ["born", "sex", "zip"], Target(2, suppression=0.0))
+    release = anonymise(Records(SALARIES, ["born", "sex", "zip"]), Target(2, suppression=0.0))
     found = link(release.records, VOTERS, ["born", "sex", "zip"], ["salary"])
     assert release.k >= 2 and found.re_identified.sum() == 0 and (found.candidates[found.candidates > 0] >= 2).all()
 
@@ -60,7 +60,7 @@ def test_rebecca_has_one_of_two_diseases_after_generalisation() -> None:
     names = PATIENTS[["name", *QUASI]]
     before = link(PATIENTS, names, QUASI, ["disease"])
     assert before.re_identified.all()
-    release = anonymise(PATIENTS.drop(columns="name"), QUASI, Target(2), hierarchies=HIERARCHIES)
+    release = anonymise(Records(PATIENTS.drop(columns="name"), QUASI), Target(2), hierarchies=HIERARCHIES)
     assert release.k == 2 and release.levels == {"age": (1, 2), "sex": (0, 1), "zip": (1, 2), "smoker": (0, 1)}
     after = link(release.records, names, QUASI, ["disease"])
     assert after.re_identified.sum() == 0
@@ -74,10 +74,10 @@ def test_rebecca_has_one_of_two_diseases_after_generalisation() -> None:
 
 def test_whoever_shares_a_class_of_one_disease_is_known_without_being_found() -> None:
     ill = PATIENTS.assign(disease=PATIENTS["disease"].where(PATIENTS["sex"] == "f", "lung cancer"))
-    release = anonymise(ill.drop(columns="name"), QUASI, Target(2), hierarchies=HIERARCHIES)
+    release = anonymise(Records(ill.drop(columns="name"), QUASI), Target(2), hierarchies=HIERARCHIES)
     after = link(release.records, PATIENTS, QUASI, ["disease"])
     assert after.re_identified.sum() == 0 and after.disclosed("disease").tolist() == (PATIENTS["sex"] == "m").tolist()
-    varied = anonymise(ill.drop(columns="name"), QUASI, Target(2, l=2), ["disease"], hierarchies=HIERARCHIES)
+    varied = anonymise(Records(ill.drop(columns="name"), QUASI, ["disease"]), Target(2, l=2), hierarchies=HIERARCHIES)
     assert not link(varied.records, PATIENTS, QUASI, ["disease"]).disclosed("disease").any()
 
 
@@ -88,7 +88,7 @@ def test_two_hospitals_releases_together_tell_what_neither_tells_alone() -> None
     person = PATIENTS.loc[PATIENTS["name"] == "Rebecca", QUASI]
     possible = []
     for table in (PATIENTS.drop(columns="name"), other):
-        release = anonymise(table, QUASI, Target(2), hierarchies=HIERARCHIES)
+        release = anonymise(Records(table, QUASI), Target(2), hierarchies=HIERARCHIES)
         assert link(release.records, person, QUASI).candidates[0] >= 2
         fits = [link(release.records.loc[[row]], person, QUASI).candidates[0] == 1 for row in release.records.index]
         possible.append(set(release.records["disease"][fits]))
@@ -119,7 +119,7 @@ def test_after_anonymising_everyone_fits_k_patients_and_the_truth_is_among_them(
     rows: list[tuple[int, str, int]], method: str
 ) -> None:
     table = pd.DataFrame(rows, columns=["age", "sex", "zip"]).astype({"zip": str})
-    release = anonymise(table, ["age", "sex", "zip"], Target(2), method=method)
+    release = anonymise(Records(table, ["age", "sex", "zip"]), Target(2), method=method)
     found = link(release.records, table, ["age", "sex", "zip"])
     assert (found.candidates >= 2).all() and found.re_identified.sum() == 0
     for row in table.index:

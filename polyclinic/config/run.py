@@ -297,7 +297,7 @@ class RunConfig(Keys):
         not sent."""
         steps = self.training
         stepwise = (
-            steps.optimizer != "sgd" or steps.momentum > 0 or steps.batching == "cyclic" or steps.denoise != "none"
+            steps.optimizer != "sgd" or steps.momentum != 0 or steps.batching == "cyclic" or steps.denoise != "none"
         )
         return self.upload.share < 1 or (stepwise and self.kind.steps)
 

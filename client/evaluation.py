@@ -25,12 +25,21 @@ from polyclinic.client.checks import (
     model_arrays,
     standardiser,
 )
-from polyclinic.client.home.hospital import filled_rows, open_held_out, open_ledgers, own_hospital, own_imputer
+from polyclinic.client.home.hospital import (
+    Hospital,
+    filled_rows,
+    open_held_out,
+    open_ledgers,
+    own_hospital,
+    own_imputer,
+)
+from polyclinic.client.home.policy import HospitalFile
 from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
+from polyclinic.ehr.sources.columns import ColumnMapping
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.privacy.accounting import epsilon, event_from_json
@@ -267,6 +276,32 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     return content
 
 
+def own_mapping(path: Path, run: Run) -> ColumnMapping:
+    """By which a hospital's own columns become those of the run's schema.
+
+    Raises ConfigError for a file of the hospital that is wrong.
+    """
+    described = HospitalFile.read(path)
+    return ColumnMapping.read(path.parent / described.mapping, run.schema()) if described.mapping else ColumnMapping()
+
+
+def own_training_rows(path: Path, run: Run) -> Rows:
+    """The rows of a hospital's own patients that a run could train on, for the hospital's own eyes.
+
+    Raises ConfigError for a run under another schema.
+    """
+    hospital = own_hospital(path, run.config())
+    _check_schema(path, hospital, run)
+    return hospital.shard().train
+
+
+def _check_schema(path: Path, hospital: Hospital, run: Run) -> None:
+    if run.schema().digest() != hospital.schema.digest():
+        raise ConfigError(
+            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
+        )
+
+
 def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predictions]:
     """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
 
@@ -282,10 +317,7 @@ def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predic
     hospital = own_hospital(path, config)
     check_names(hospital, config)
     check_predicts(run)
-    if run.schema().digest() != hospital.schema.digest():
-        raise ConfigError(
-            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
-        )
+    _check_schema(path, hospital, run)
     program, arrays = program_of(config), run.arrays()
     check_size(hospital, arrays)
     check_model_size(hospital, config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -47,10 +47,9 @@ from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
 from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
 
-if TYPE_CHECKING:
-    pass
-
 _CLIENT = AppReference("polyclinic.client_app")
+#: The dataset of hospitals' own files, or of tables under a public schema.
+HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 
 
 @contextmanager
@@ -196,12 +195,40 @@ class Federation:
         return cls._of_tables({"frames": frames, "site": site, "label": label, "patient": patient}, options)
 
     @classmethod
+    def from_hospitals(
+        cls, files: Sequence[str | Path], schema: str | Path = "", mapping: str | Path = "", cohort: str | Path = "",
+        **options: Any,
+    ) -> Federation:  # fmt: skip
+        """A federation of hospitals under a public schema, for a simulation; nothing is drafted.
+
+        Args:
+            files: A ``hospital.toml`` for each hospital, each with its own source, cohort and mapping. With ``schema``: tables,
+                as ``path`` or ``name=path``.
+            schema: The public schema of tables that have no ``hospital.toml``.
+            mapping: With ``schema``: how the columns of all tables become the schema's.
+            cohort: With ``schema``: the steps that choose the rows of all tables.
+            options: Configuration keys.
+
+        Raises:
+            ConfigError: for a file that is wrong or not there. DataError: for records that the schema does not allow.
+        """
+        if (mapping or cohort) and not schema:
+            raise ConfigError("from_hospitals takes a mapping or a cohort together with the schema of the tables.")
+        places = [files] if isinstance(files, str | Path) else files
+        under = {"schema": schema, "mapping": mapping, "cohort": cohort}
+        given: dict[str, Any] = {"files": [absolute(str(place)) for place in places]}
+        given |= {name: absolute(str(path)) for name, path in under.items() if path}
+        return cls._made_of(HOSPITALS, given, options)
+
+    @classmethod
     def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:
         given |= {name: options.pop(name) for name in ("leave_out", "missing", "time", "steps") if name in options}
-        federation = cls.from_dataset(
-            TABLES, dataset_options={key: value for key, value in given.items() if value}, **options
-        )
-        dataset_of(federation.config)  # what is wrong with the tables is said here
+        return cls._made_of(TABLES, {key: value for key, value in given.items() if value}, options)
+
+    @classmethod
+    def _made_of(cls, dataset: str, given: dict[str, Any], options: dict[str, Any]) -> Federation:
+        federation = cls.from_dataset(dataset, dataset_options=given, **options)
+        dataset_of(federation.config)  # what is wrong with the records is said here
         return federation
 
     @classmethod

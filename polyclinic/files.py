@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,14 +85,24 @@ def write_files(files: Mapping[Path, NewFile], *, exclusive: bool = False, durab
             aside.unlink(missing_ok=True)
 
 
+def check_new(paths: Iterable[Path], force: bool = False) -> None:
+    """Raise ConfigError, before a command computes anything, where a file that it is to write cannot be written.
+
+    Its folder must exist, and the file must not, unless ``force`` replaces it.
+    """
+    for path in paths:
+        if not path.parent.is_dir():
+            raise ConfigError(f"The folder of {path} does not exist.")
+        if path.exists() and not force:
+            raise ConfigError(f"{path} exists already; give another name, or --force to replace it.")
+
+
 def write_outputs(files: Mapping[Path, Content], force: bool = False) -> None:
     """Write all the files that a command was asked for, readable by their owner alone, or none.
 
-    Raises ConfigError where one exists and ``force`` is false, and where its folder cannot be written to.
+    Raises ConfigError as ``check_new``, and where a folder cannot be written to.
     """
-    for path in files:
-        if path.exists() and not force:
-            raise ConfigError(f"{path} exists already; give another name, or --force to replace it.")
+    check_new(files, force)
     try:
         write_files({path: NewFile(content, SECRET) for path, content in files.items()})
     except OSError as error:

@@ -27,7 +27,7 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.phases.enrolment import agree_on_delta
-from polyclinic.server.progress import Progress, figures
+from polyclinic.server.progress import Progress, figures, spending
 from polyclinic.server.questions import answer_run
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -101,17 +101,10 @@ class _Logged(Progress):
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
-        spent = (
-            f", epsilon spent at most {max(state.epsilon.values()):.3f} at a hospital"
-            if config.privacy.dp and state.epsilon
-            else ""
-        )
-        if state.hospital_epsilon is not None:
-            spent += f", epsilon of a whole hospital {state.hospital_epsilon:.3f}"
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
         reached = f": {figures(state)}" if program_of(config).judged else ""
-        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, reached, spent)
+        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, reached, spending(config, state))
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         for dropout in dropouts[:_MOST_LOGGED]:

@@ -54,6 +54,16 @@ def figures(state: RunState) -> str:
     return ", ".join(shown) + (", the mean over hospitals" if overall["site"] == "macro" else "")
 
 
+def spending(config: RunConfig, state: RunState) -> str:
+    """What has been spent so far, to stand after the round's number and a comma; empty without privacy."""
+    spent = (
+        f", ε spent at most {max(state.epsilon.values()):.4g} at a hospital"
+        if config.privacy.dp and state.epsilon
+        else ""
+    )
+    return spent + ("" if state.hospital_epsilon is None else f", ε of a whole hospital {state.hospital_epsilon:.4g}")
+
+
 def first_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The loss and the metric after it of a row of metrics, by how they are written within a line."""
     return {in_line(TITLES[name]): row[name] for name in [name for name in row if name in TITLES][:2]}

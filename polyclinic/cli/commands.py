@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "show": "Print a finished run.",
     "report": "Write the report of a run, or one page of several runs side by side: a file that needs no network.",
-    "predict": "Predict the label of new rows with a finished run's model. Nothing is sent or charged.",
+    "predict": "Predict the label of new rows or visits with a finished run's model. Nothing is sent or charged.",
     "export": "Write a finished run's model as one file with its preprocessing: raw columns in, probabilities out.",
     "evaluate": (
         "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."

@@ -118,7 +118,7 @@ NOT_UNDER_FLOWER = Effect(
 #: Of no effect where the run's folder is given instead.
 UNDER_FLOWER = Effect(("resume",), "Flower's runtime, as `polyclinic run --resume RUN` has here", lambda c: False)
 #: Of no effect in a simulation of this process, which `polyclinic prepare --dataset` asks.
-AT_COORDINATORS = Effect(("question",), "`polyclinic prepare --coordinator`", lambda c: False)
+AT_COORDINATORS = Effect(("question",), "`polyclinic prepare --coordinator` or `query --coordinator`", lambda c: False)
 
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:

@@ -169,7 +169,7 @@ class RunConfig(Keys):
     out: str = Field("runs", description="Folder in which the run's folder is made.")
     question: str = Field(
         "",
-        description="Question that hospitals answer in place of training, as `polyclinic prepare --coordinator` writes it.",
+        description="Question that hospitals answer in place of training, as `prepare` and `query --coordinator` write it.",
     )
     resume: str = Field(
         "",
@@ -297,7 +297,7 @@ class RunConfig(Keys):
         not sent."""
         steps = self.training
         stepwise = (
-            steps.optimizer != "sgd" or steps.momentum > 0 or steps.batching == "cyclic" or steps.denoise != "none"
+            steps.optimizer != "sgd" or steps.momentum != 0 or steps.batching == "cyclic" or steps.denoise != "none"
         )
         return self.upload.share < 1 or (stepwise and self.kind.steps)
 

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from polyclinic.client.evaluation import own_mapping
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric
@@ -102,14 +103,24 @@ class RunResult:
         """The trained module; its inputs are encoded rows, standardised with ``arrays["standardiser.mean"]`` and ``std``."""
         return self.folder.model()
 
-    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+    def predict(self, table: pd.DataFrame, hospital: str | Path | None = None) -> pd.DataFrame:
         """(rows, columns) predictions of raw rows with the columns of the run's schema; the label is not read.
 
-        They are probabilities of classes, or what else the run's objective predicts, in the label's unit.
+        They are probabilities of classes, or what else the run's objective predicts, in the label's unit. A run that made
+        sequences of visits takes visits, and gives a row for each patient.
 
-        Raises ConfigError for a run without such a model, DataError for a cell that the schema does not allow.
+        Args:
+            table: Rows as they stood in the run's tables, or as the run's schema or mapping has them.
+            hospital: The ``hospital.toml`` by whose mapping the table is read.
+
+        Raises:
+            ConfigError: for a run without such a model. DataError: for a cell that the schema does not allow.
         """
-        return predict(self.folder, table)[0]
+        mapping = own_mapping(Path(hospital), self.folder) if hospital else None
+        predicted = predict(self.folder, table, mapping=mapping)
+        for note in predicted.notes:
+            warnings.warn(note, stacklevel=2)
+        return predicted.scores
 
     @property
     def predictions(self) -> pd.DataFrame:
@@ -135,16 +146,16 @@ class RunResult:
         """
         return draw_figure(self.summary, self.rounds, name, ax)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, force: bool = False) -> Path:
         """Write the model with its preprocessing inside: raw columns in, probabilities out; returns the path.
 
         The suffix is the format: ``.onnx`` (extra "onnx"), ``.pt`` for TorchScript, ``.pt2`` for torch.export. A file beside it,
-        with ``.json`` added to its name, describes the inputs. Raises ConfigError for a run whose predictions no function of one
-        row gives.
+        with ``.json`` added to its name, describes the inputs. ``force`` replaces files that exist. Raises ConfigError for a run
+        whose predictions no function of one row gives, and for a file that exists.
         """
         from polyclinic.runs.exporting import export  # with torch's exporters
 
-        export(self.folder, Path(path))
+        export(self.folder, Path(path), force)
         return Path(path)
 
     def report(self) -> Path:

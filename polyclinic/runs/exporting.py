@@ -21,7 +21,7 @@ from polyclinic.ehr.encoding import encoded_fill, feature_slices
 from polyclinic.ehr.imputation import Imputer, check_fills, least
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, PolyclinicError, why
-from polyclinic.files import write_file
+from polyclinic.files import NewFile, check_new, write_files
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.json_text import json_text
@@ -152,19 +152,20 @@ def scorer_of(run: Run) -> Scorer:
     return scorer.eval().requires_grad_(False)
 
 
-def export(run: Run, path: Path) -> dict[str, Any]:
+def export(run: Run, path: Path, force: bool = False) -> dict[str, Any]:
     """Write a run's model with its preprocessing to ``path`` and its description to ``path`` with ``.json`` added.
 
     Args:
         run: A finished run of a classifier.
         path: Its suffix is the format: ``.onnx``; ``.pt`` for TorchScript; ``.pt2`` for ``torch.export``.
+        force: Whether to replace files that exist.
 
     Returns:
         The description, whose keys docs/reference/json.md has.
 
     Raises:
-        ConfigError: for another suffix, a folder that does not exist, a package that is missing, and a run whose predictions no
-            function of one row gives.
+        ConfigError: for another suffix, a folder that does not exist, a file that does, a package that is missing, and a run
+            whose predictions no function of one row gives.
         PolyclinicError: for a model that torch cannot export.
 
     Examples:
@@ -181,8 +182,8 @@ def export(run: Run, path: Path) -> dict[str, Any]:
             f"{path} ends in {path.suffix!r}, which is no format of a model; end it in .onnx, in .pt for TorchScript or in "
             ".pt2 for torch.export."
         )
-    if not path.parent.is_dir():
-        raise ConfigError(f"The folder of {path} does not exist.")
+    beside = path.with_name(path.name + ".json")
+    check_new([path, beside], force)
     scorer = scorer_of(run)
     described = description(run, path.suffix)
     try:
@@ -194,8 +195,7 @@ def export(run: Run, path: Path) -> dict[str, Any]:
         raise PolyclinicError(
             f"The model {run.config().model!r} cannot be written as {path.suffix}: {why(error)[:500]}."
         ) from error
-    write_file(path, content)
-    write_file(path.with_name(path.name + ".json"), json_text(described, indent=2))
+    write_files({path: NewFile(content), beside: NewFile(json_text(described, indent=2))})
     return described
 
 

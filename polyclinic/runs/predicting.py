@@ -3,17 +3,21 @@ patients, as far as policies let them leave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.datasets.tables import read_as
+from polyclinic.config.reading import keyword_arguments
+from polyclinic.ehr.checks import require_columns
+from polyclinic.ehr.datasets.tables import read_as, read_visits
 from polyclinic.ehr.encoding import Encoded, encode
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.ehr.sources.cells import MISSING
+from polyclinic.ehr.sources.cells import MISSING, usual_name
 from polyclinic.ehr.sources.chunks import Chunk, typed
+from polyclinic.ehr.sources.columns import ColumnMapping, mapped, own_schema
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
 from polyclinic.objectives.objective import Objective, made_up_labels
@@ -22,22 +26,39 @@ from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import read_imputer
 from polyclinic.training.preparation import filled, standardised
+from polyclinic.types import Floats, Ints, Labels
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """The predictions of a table's rows, or of its patients where their visits are sequences.
+
+    scores: a row for each, and a column for each number that the run's objective predicts: the probability of each class, or a
+    number in the label's unit. encoded: the rows before missing cells are filled, with labels as in a shard, None where none was
+    read or the table lacks one. patient: (rows,) whose each is. notes: what of the table was left out.
+    """
+
+    scores: pd.DataFrame
+    encoded: Encoded
+    patient: Ints
+    notes: tuple[str, ...] = ()
 
 
 def predict(
-    run: Run, table: pd.DataFrame, source: str = "table", labelled: bool = False
-) -> tuple[pd.DataFrame, np.ndarray | None]:
-    """The model's predictions for the rows of a table, and the rows' own labels.
+    run: Run, table: pd.DataFrame, source: str = "table", labelled: bool = False, mapping: ColumnMapping | None = None
+) -> Predicted:
+    """The model's predictions for a table as it stands.
 
     Args:
         run: A finished run of a task that trains a model of a label.
-        table: Raw rows with the columns of the run's schema; identifiers may be left out.
+        table: Raw rows with the columns of the run's schema, or of the run's own tables; identifiers may be left out. Where the
+            run made sequences of visits, a row is a visit, or a patient with a column for each step.
         source: What errors call the table.
         labelled: Whether to read the labels, too; then no row may lack one.
+        mapping: How the table's columns become the schema's; by default as the run's options have it.
 
     Returns:
-        A frame with the table's index and a column for each number that the run's objective predicts: the probability of each
-        class, or a number in the label's unit; and the labels as in a shard, None where none was read or the table lacks one.
+        Predictions with the table's index or, of sequences of visits, the patients'.
 
     Raises:
         ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
@@ -45,15 +66,42 @@ def predict(
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
+    options = keyword_arguments(config.dataset_options)
+    if mapping is None and {"schema", "mapping"} <= options.keys():  # tables under a public schema
+        mapping = ColumnMapping.read(str(options["mapping"]), schema)
+    of_visits = config.dataset == TABLES and bool(options.get("time")) and not _has_steps(table, schema)
     if not labelled:
-        table = table.drop(columns=[label.name for label in schema.labels], errors="ignore")
-    encoded = _encoded(table, schema, config.dataset == TABLES, source)
+        table = _without_labels(table, schema, mapping)
+    index, notes = table.index, list[str]()
+    if of_visits:
+        records, index, notes = read_visits(table, schema, str(options["time"]))
+    elif config.dataset == TABLES:
+        records = read_as(table, schema)
+    else:
+        records = _as_schema(table, schema, mapping or ColumnMapping(), source)
+    encoded = encode(records, schema, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
     rows = Rows(x, made_up_labels(objective.labels, len(x)), np.arange(len(x)), len(x))
     (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
-    return pd.DataFrame(scores, index=table.index, columns=list(objective.columns)), encoded.y
+    named = usual_name(list(map(str, table.columns)), [schema.patient_id.name] if schema.patient_id else [])
+    patient = np.arange(len(x)) if of_visits or named not in table else pd.factorize(table[named])[0]
+    return Predicted(pd.DataFrame(scores, index=index, columns=list(objective.columns)), encoded, patient, tuple(notes))
+
+
+def trained_on(rows: Encoded, trained: Iterable[Rows]) -> int:
+    """How many rows equal, in all features and in the label, a row among those that were ``trained`` on.
+
+    Features are compared to five digits of their public scale, which conversions of units may change.
+    """
+    known = {key for part in trained for key in _keys(part.x, part.y)}
+    return sum(key in known for key in _keys(rows.x, rows.y)) if rows.y is not None else 0
+
+
+def _keys(x: Floats, y: Labels) -> list[bytes]:
+    whole = np.column_stack([np.round(x, 5) + 0.0, np.asarray(y, dtype=np.float64).reshape(len(x), -1)])
+    return [row.tobytes() for row in whole]
 
 
 def check_predicts(run: Run) -> None:
@@ -135,14 +183,31 @@ def withheld_sentence(withheld: list[str], sites: int) -> str:
     return f"The policies of {few} withhold predictions of held-out patients."
 
 
-def _encoded(table: pd.DataFrame, schema: Schema, drafted: bool, source: str) -> Encoded:
-    if drafted:
-        return encode(read_as(table, schema), schema, source)
-    wanted = [column for column in schema.columns if column.role == "feature" or column.name in table.columns]
+def _has_steps(table: pd.DataFrame, schema: Schema) -> bool:
+    """Whether the table has a column for each step of a trajectory already."""
+    names = [str(name).strip() for name in table.columns]
+    return any(column.record_names[0] in names for column in schema.columns if column.kind == "trajectory")
+
+
+def _without_labels(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping | None) -> pd.DataFrame:
+    own = [(mapping.origin(label).name if mapping else "") or label.name for label in schema.labels]
+    return table.drop(columns=own, errors="ignore")
+
+
+def _as_schema(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, source: str) -> pd.DataFrame:
+    """The table's records under the schema: its features, and what else of it is there."""
+
+    def is_there(column: Column) -> bool:
+        own = mapping.origin(column)
+        return own.is_lacking or (own.name or column.name) in table.columns
+
     # A schema has one label and, with unit "patient", its column: what the table lacks of them is not read.
-    part, cells = schema.model_copy(update={"columns": tuple(wanted)}), table.reset_index(drop=True)
-    for column in wanted:
+    part = schema.model_copy(update={"columns": tuple(c for c in schema.columns if c.role == "feature" or is_there(c))})
+    own, cells = own_schema(mapping, part), table.reset_index(drop=True)
+    for column in own.columns:
         marks = [mark for mark in MISSING if mark not in column.categories]
         for name in set(column.record_names) & {*cells.columns}:
             cells[name] = cells[name].mask(cells[name].isin(marks), None)
-    return encode(typed(Chunk(cells, source, 0), part), schema, source)
+    require_columns(cells, tuple(column for column in own.columns if column.is_read), source)
+    (chunk,) = mapped([Chunk(cells, source, 0)], mapping, part)
+    return typed(chunk, part)

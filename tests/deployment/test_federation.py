@@ -88,6 +88,25 @@ def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federa
         assert {path.name for path in apps.rglob("*") if path.is_file()} == {"pyproject.toml"}
 
 
+def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation: Federation) -> None:
+    names, question = (
+        ("north", "south"),
+        ("query", "mean", "--column", "age", "--where", "age >= 50", "--epsilon", "0.2"),
+    )
+    refused = federation.run(*question, "--coordinator", federation.co)
+    assert refused.code == 1 and "the policy allows classification, statistics, not 'query'" in refused.error
+    for name in names:
+        own = federation.folder / name / "hospital.toml"
+        own.write_text(own.read_text().replace('"statistics"', '"statistics", "query"'))
+    asked = federation.call(*question, "--coordinator", federation.co)
+    assert set(asked["sites"]) == set(names) and not asked["dropouts"] and 20 < asked["value"] < 100
+    for name in names:
+        events = Ledger.read(federation.folder / name / "home" / "ledger.sqlite").events()
+        assert [event["purpose"].partition("-")[0] for event in events].count("query") == 1
+    refused = federation.run(*question, "--coordinator", federation.co, "--budget", "1")
+    assert refused.code == 2 and "--budget is for a simulation" in refused.error
+
+
 def test_a_coordinators_own_code_does_not_run_at_hospitals(federation: Federation, tmp_path: Path) -> None:
     app, mark = tmp_path / "foreign", tmp_path / "it ran"
     app.mkdir()

@@ -119,8 +119,8 @@ def test_one_width_may_be_a_number() -> None:
 
 def test_what_is_usual_for_an_optimizer_gives_way_to_what_is_given() -> None:
     usual = {name: RunConfig.build({"training.optimizer": name}) for name in ("sgd", "adam", "adamw", "rmsprop")}
-    assert [config.training.momentum for config in usual.values()] == [0.9, 0.9, 0.9, 0.0]
+    assert [config.training.usual_momentum for config in usual.values()] == [0.9, 0.9, 0.9, 0.0]
     for config in usual.values():
         assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
     assert RunConfig.build({"training.optimizer": "rmsprop", "training.momentum": 0.9}).training.momentum == 0.9
-    assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.momentum == 0.9
+    assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.usual_momentum == 0.9

@@ -132,9 +132,9 @@ def test_a_file_with_missing_cells_is_read_as_the_frame_that_was_written(
     result, table = trained(), records(30, seed=5)
     for mark in ("", "NA", "?"):
         table.to_csv(tmp_path / "table.csv", index=False, na_rep=mark)
-        scores, labels = predict(result.folder, whole_table(tmp_path / "table.csv"), labelled=True)
-        assert np.allclose(scores.to_numpy(), result.predict(table).to_numpy())
-        assert labels is not None and labels.tolist() == table["died"].tolist()
+        predicted = predict(result.folder, whole_table(tmp_path / "table.csv"), labelled=True)
+        assert np.allclose(predicted.scores.to_numpy(), result.predict(table).to_numpy())
+        assert predicted.encoded.y is not None and predicted.encoded.y.tolist() == table["died"].tolist()
 
 
 def test_torchscript_holds_it_all_and_refuses_what_the_schema_does(

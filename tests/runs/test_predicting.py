@@ -1,5 +1,6 @@
 """A run's model on new rows: as the run itself judges them, from frames, files and tables as they are written."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from polyclinic import Federation
 from polyclinic.cli import app
+from polyclinic.client.evaluation import own_training_rows
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError
@@ -56,7 +58,7 @@ def test_the_commands_write_probabilities_and_judge_them(
     both = CliRunner().invoke(
         app, ["evaluate", str(cancer.path), str(tmp_path / "all.csv"), "--hospital", "hospital.toml"]
     )
-    assert "exactly one of TABLE and --hospital" in str(both.exception)
+    assert "There is no hospital file hospital.toml" in str(both.exception)
     label = builtin()["breast-cancer"].schema.label.name
     records.drop(columns=label).to_csv(tmp_path / "bare.csv", index=False)
     refused = command("evaluate", str(cancer.path), str(tmp_path / "bare.csv"))
@@ -132,3 +134,112 @@ def test_what_is_withheld_is_one_sentence(tmp_path: Path) -> None:
         "auroc"
     ]
     assert auroc == pytest.approx(drawn.pooled["auroc"])
+
+
+def visits(patients: int, name: str, seed: int) -> pd.DataFrame:
+    """Three visits a patient in no order, written by hand: the pulse of the last tells who died."""
+    rng = np.random.default_rng(seed)
+    died = rng.integers(0, 2, patients)
+    pulse = np.column_stack([rng.normal(80, 8, (patients, 2)), 70 + 30 * died + rng.normal(0, 5, patients)]).round()
+    table = pd.DataFrame({
+        "mrn": np.repeat([f"{name}{patient}" for patient in range(patients)], 3), "Day": np.tile([3, 10, 40], patients),
+        "pulse": [f"{value:.0f} /min" for value in pulse.ravel()], "sex": np.repeat(rng.choice(["m", "f"], patients), 3),
+        "died": np.repeat(died, 3),
+    })  # fmt: skip
+    return table.sample(frac=1, random_state=seed).reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A run over sequences of visits, beside whose folder lie ``a.csv`` and ``b.csv``."""
+    out = tmp_path_factory.mktemp("visits")
+    for seed, name in enumerate("ab"):
+        visits(150, name, seed).to_csv(out / f"{name}.csv", index=False)
+    places = {name: out / f"{name}.csv" for name in "ab"}
+    return Federation.from_tables(places, "died", "mrn", time="day", steps=2, out=str(out / "runs")).run(
+        model="gru", hidden=4, rounds=2, privacy={"dp": False}, training={"local_steps": 20}, pictures=False
+    )
+
+
+def test_new_visits_give_one_risk_for_each_patient_as_the_run_has_it(sequences: RunResult) -> None:
+    table = pd.read_csv(sequences.path.parents[1] / "a.csv")
+    risks = sequences.predict(table.drop(columns="died"))
+    assert risks.index.name == "mrn" and set(risks.index) == set(table["mrn"]) and len(risks) == 150
+    held = sequences.predictions.query("site == 'a'")
+    assert len(held) and all(
+        np.isclose(risks.to_numpy(), own, atol=1e-6).all(1).any() for own in held[["score_0", "score_1"]].to_numpy()
+    )
+    ordered = sequences.predict(table.sort_values(["mrn", "Day"], ascending=False).rename(columns={"Day": "DAY"}))
+    assert np.allclose(ordered.loc[risks.index], risks)
+    one = sequences.predict(table[table["mrn"] == "a7"].drop(columns="died"))
+    assert np.allclose(one, risks.loc[["a7"]])
+    late = table[table["mrn"] == "a7"].assign(Day="")
+    with pytest.warns(UserWarning, match="3 rows without a time that can be read are left out"):
+        assert "a7" not in sequences.predict(pd.concat([table[table["mrn"] != "a7"].astype(str), late])).index
+    steps = pd.DataFrame({f"{name}_{step:02d}": ["80"] for name in ("pulse", "before latest") for step in range(2)})
+    assert list(sequences.predict(steps.assign(sex="m")).index) == [0]
+    with pytest.raises(DataError, match="lacks columns that visits need: 'day'"):
+        sequences.predict(table.drop(columns="Day"))
+
+
+def test_the_commands_judge_visits_by_patient_and_count_those_that_were_trained_on(
+    sequences: RunResult, tmp_path: Path, as_json: Callable[..., Any], command: Callable[..., Any]
+) -> None:
+    own, out = sequences.path.parents[1] / "a.csv", tmp_path / "p.csv"
+    assert as_json("predict", str(sequences.path), str(own), "--out", str(out))["by"] == "mrn"
+    assert len(pd.read_csv(out, index_col="mrn")) == 150
+    again = command("predict", str(sequences.path), str(own), "--out", str(out))
+    assert again.returncode == 2 and f"{out} exists already; give another name, or --force" in again.stderr
+    as_json("predict", str(sequences.path), str(own), "--out", str(out), "--force")
+    judged = as_json("evaluate", str(sequences.path), str(own))
+    trained = 150 - len(sequences.predictions.query("site == 'a'"))
+    # Some held-out patients have the pulses of another who was trained on.
+    assert judged["patients"] == judged["rows"] == 150 and trained <= judged["equal_to_trained"] < trained + 10
+    assert judged["notes"][0].startswith(f"{judged['equal_to_trained']} of 150 rows equal rows that were trained on")
+    visits(60, "c", 9).replace({"Day": 40}, 39).to_csv(tmp_path / "c.csv", index=False)
+    elsewhere = as_json("evaluate", str(sequences.path), str(tmp_path / "c.csv"))
+    assert (
+        elsewhere["equal_to_trained"] == 0 and not elsewhere["notes"] and elsewhere["metrics"]["auroc"]["value"] > 0.9
+    )
+
+
+def test_a_hospitals_table_is_read_by_its_mapping_and_compared_with_its_records(
+    tmp_path: Path, as_json: Callable[..., Any]
+) -> None:
+    from tests.client.test_hospital import make_hospital
+
+    hospital = make_hospital(tmp_path, rows=200)
+    records = pd.read_csv(tmp_path / "records.csv", dtype=str)
+    raw = records.rename(columns={"sbp": "RR"}).assign(
+        RR=[f"{float(cell) / 10:.2f}".replace(".", ",") for cell in records["sbp"]]
+    )
+    raw.to_csv(tmp_path / "raw.csv", index=False)
+    (tmp_path / "mapping.toml").write_text('[columns.sbp]\nfrom = "RR"\ndecimal = ","\nfactor = 10\n')
+    mapped = tmp_path / "mapped.toml"
+    mapped.write_text('mapping = "mapping.toml"\n' + hospital.read_text().replace("records.csv", "raw.csv"))
+    options: dict[str, Any] = {"out": str(tmp_path / "runs"), "privacy": {"delta": 0.004}}
+    result = Federation.from_hospitals([mapped], **options).run(rounds=2, pictures=False)
+    plain = Federation.from_hospitals([hospital], **options).run(rounds=2, pictures=False)
+    expected = plain.predict(records).to_numpy()
+    assert np.allclose(result.predict(raw, hospital=mapped), expected, atol=1e-3)
+    under = Federation.from_hospitals(
+        [f"one={tmp_path / 'raw.csv'}"], schema=tmp_path / "schema.toml", mapping=tmp_path / "mapping.toml", **options
+    ).run(rounds=2, pictures=False)
+    label = plain.folder.schema().label.name
+    risks = under.predict(raw.drop(columns=[label, "id"]))
+    assert len(risks) == 200 and np.allclose(risks, under.predict(raw, hospital=mapped))
+
+    def trained(table: str, *hospital: str) -> Any:
+        return as_json("evaluate", str(result.path), str(tmp_path / table), *hospital)["equal_to_trained"]
+
+    by_mapping, held_out = ("--hospital", str(mapped)), len(result.predictions)
+    assert 200 - held_out <= trained("raw.csv", *by_mapping) < 203 - held_out  # two patients may be alike
+    raw[:50].to_csv(tmp_path / "part.csv", index=False)
+    assert 20 < trained("part.csv", *by_mapping) < 50
+    summary = result.folder.summary_json() | {"simulation": False}  # as the run of a real federation has it
+    result.folder.summary_file.write_text(json.dumps(summary))
+    result.folder.schema_file.write_text((tmp_path / "schema.toml").read_text())
+    own = len(own_training_rows(mapped, result.folder).y)
+    assert own <= trained("raw.csv", *by_mapping) < own + 3
+    unknown = as_json("evaluate", str(result.path), str(tmp_path / "records.csv"))
+    assert unknown["equal_to_trained"] is None and "--hospital compares those" in unknown["notes"][0]

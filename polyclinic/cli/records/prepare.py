@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from polyclinic.cli.options import with_options
 from polyclinic.cli.records.target import TargetOptions, print_dropouts
-from polyclinic.cli.terminal import Json, console, loading, print_json, say, significant
-from polyclinic.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyclinic.deployment.asking import Coordinated
+from polyclinic.cli.terminal import Json, console, loading, print_json, significant
 
 
 @with_options(TargetOptions)
@@ -43,20 +38,12 @@ def prepare(
     fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
     most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
     most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
-    coordinator: Annotated[
-        Path | None,
-        typer.Option(help="Ask all hospitals of the coordinator of this folder, on its machine.", show_default=False),
-    ] = None,
     as_json: Json = False,
     *,
     options: TargetOptions,
 ) -> None:  # fmt: skip
     """Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."""
-    target = (
-        options.target(lambda: out / "ledger.sqlite", {})
-        if coordinator is None
-        else _federation(coordinator, options, as_json)
-    )
+    target = options.target(lambda: out / "ledger.sqlite", {}, as_json)
     with loading():
         from polyclinic import asking
         from polyclinic.ehr.prepared import Rules
@@ -71,19 +58,6 @@ def prepare(
         print_json(result)
     else:
         _print(result)
-
-
-def _federation(folder: Path, options: TargetOptions, as_json: bool) -> Coordinated:
-    """All hospitals of a coordinator. Raises ConfigError for an option that names others, or is a simulation's."""
-    if given := [name for name, value in asdict(options).items() if value not in (None, 0, "")]:
-        raise ConfigError(
-            f"--{given[0].replace('_', '-')} goes with --dataset or --hospital; --coordinator asks hospitals by their policies."
-        )
-    with loading():
-        from polyclinic.deployment.asking import Coordinated
-        from polyclinic.deployment.coordinator import Coordinator
-
-    return Coordinated(Coordinator.read(folder), lambda line: say(line, errors=as_json))
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``polyclinic query``: one statistic with noise, of a simulated federation or of one real hospital."""
+"""``polyclinic query``: one statistic with noise, of a simulated federation, one real hospital or all of a coordinator's."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def query(
     if column and named:
         raise ConfigError(f"Give the column once: it is {column!r} by its place and {named!r} by --column.")
     with loading():
-        from polyclinic.asking import ask, new_ledger
+        from polyclinic.asking import Target, ask, new_ledger
         from polyclinic.releases.statistics import Statistic
 
-    if options.hospital is None and options.ledger is not None and out is not None:
+    if options.dataset is not None and options.ledger is not None and out is not None:
         raise ConfigError("--out is for a new ledger, and --ledger names one; give one of them.")
-    target = options.target(lambda: new_ledger(out or Path("runs")), {"out": out})
+    target = options.target(lambda: new_ledger(out or Path("runs")), {"out": out}, as_json)
     default_bins = 100 if statistic == "quantile" else 10
     question = Statistic(
         statistic,
@@ -72,8 +72,9 @@ def query(
         mechanism=mechanism or "",
         epsilon=epsilon,
     )
-    question.check(target.schema)
-    _check_given(question, target.schema, bins, quantile)
+    if isinstance(target, Target):  # a coordinator's hospitals check it by their schema before they answer
+        question.check(target.schema)
+    _check_given(question, target.schema if isinstance(target, Target) else None, bins, quantile)
     result = ask(target, question)
     if as_json:
         print_json(result)
@@ -81,11 +82,11 @@ def query(
         _print(result)
 
 
-def _check_given(question: Statistic, schema: Schema, bins: int | None, quantile: float | None) -> None:
+def _check_given(question: Statistic, schema: Schema | None, bins: int | None, quantile: float | None) -> None:
     """Raises ConfigError for an option that the question has no use for."""
     if quantile is not None and question.statistic != "quantile":
         raise ConfigError(f"--quantile is {quantile:g}, but a {question.statistic} has none; leave it out.")
-    if bins is not None and not question.has_bins(schema):
+    if bins is not None and schema is not None and not question.has_bins(schema):
         column = f" of column {question.column!r}" if question.column else ""
         raise ConfigError(
             f"--bins is {bins}, but a {question.statistic}{column} has none: they are of a quantile, or of a histogram of a "
@@ -111,7 +112,8 @@ def _print(result: dict[str, Any]) -> None:
     screen.print(table)
     screen.print(
         f"This answer costs each {privacy['unit']} at most ε = {significant(privacy['epsilon'])} at δ = {privacy['delta']:g} "
-        f"({privacy['relation']}, {result['mechanism']}); the ledger is {result['ledger']}",
+        f"({privacy['relation']}, {result['mechanism']}); "
+        + (f"the ledger is {result['ledger']}" if "ledger" in result else "each hospital has charged its own ledger"),
         soft_wrap=True,
     )
     print_dropouts(screen, result)

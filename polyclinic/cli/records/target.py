@@ -1,4 +1,4 @@
-"""Options of commands that ask a question: of a dataset's simulated hospitals, or of a real one."""
+"""Options of commands that ask a question: of a dataset's simulated hospitals, of a real one, or of a coordinator's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from polyclinic.cli.terminal import loading
+from polyclinic.cli.terminal import loading, say
 from polyclinic.errors import ConfigError, without_name
 
 if TYPE_CHECKING:
     from polyclinic.asking import Target
+    from polyclinic.deployment.asking import Coordinated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +44,36 @@ class TargetOptions:
     hospital: Annotated[
         Path | None, typer.Option(help="Ask the real hospital of this hospital.toml.", show_default=False)
     ] = None  # fmt: skip
+    coordinator: Annotated[
+        Path | None,
+        typer.Option(help="Ask all hospitals of the coordinator of this folder, on its machine.", show_default=False),
+    ] = None
 
-    def target(self, new_ledger: Callable[[], Path], more: Mapping[str, Any]) -> Target:
+    def target(
+        self, new_ledger: Callable[[], Path], more: Mapping[str, Any], as_json: bool = False
+    ) -> Target | Coordinated:
         """Whom the command asks.
 
         Args:
             new_ledger: Where a simulation's ledger begins that the command does not name.
             more: What else of the command is for a simulation alone.
+            as_json: Whether a coordinator's log goes to stderr.
 
         Raises:
-            ConfigError: Neither or both of dataset and hospital are named, or an option does not go with a hospital.
+            ConfigError: Not exactly one of dataset, hospital and coordinator is named, or an option does not go with it.
         """
-        if (self.dataset is None) == (self.hospital is None):
-            raise ConfigError("Give exactly one of --dataset (simulated hospitals) and --hospital (a real one's file).")
+        options = asdict(self)
+        places = {name: options.pop(name) for name in ("dataset", "hospital", "coordinator")}
+        if sum(place is not None for place in places.values()) != 1:
+            raise ConfigError(
+                "Give exactly one of --dataset (simulated hospitals), --hospital (a real one's file) and --coordinator (all of "
+                "its hospitals)."
+            )
+        if self.dataset is None:
+            for name, value in {**options, **more}.items():
+                if value not in (None, 0, ""):
+                    option = name.replace("_", "-")
+                    raise ConfigError(f"--{option} is for a simulation; real hospitals' files and policies decide.")
         with loading():
             from polyclinic.asking import real, simulated
 
@@ -64,13 +82,14 @@ class TargetOptions:
                 self.dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
                 seed=self.seed, data={"schema_file": self.schema_file}, privacy={"delta": self.delta or 0.0},
             )  # fmt: skip
-        options = asdict(self)
-        hospital = options.pop("hospital")
-        for name, value in {**options, **more}.items():
-            if value not in (None, 0, ""):
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} is for a simulation; a real hospital's file and policy decide.")
-        return real(hospital)
+        if self.hospital is not None:
+            return real(self.hospital)
+        assert self.coordinator is not None
+        with loading():
+            from polyclinic.deployment.asking import Coordinated
+            from polyclinic.deployment.coordinator import Coordinator
+
+        return Coordinated(Coordinator.read(self.coordinator), lambda line: say(line, errors=as_json))
 
 
 def print_dropouts(screen: Console, result: Mapping[str, Any]) -> None:

@@ -148,17 +148,10 @@ class LiveProgress(progress.Progress):
 
     def _say(self, config: RunConfig, state: RunState) -> None:
         from polyclinic.programs import program_of
-        from polyclinic.server.progress import figures  # only a run needs the server
+        from polyclinic.server.progress import figures, spending  # only a run needs the server
 
-        spent = (
-            f", ε spent at most {significant(max(state.epsilon.values()))} at a hospital"
-            if config.privacy.dp and state.epsilon
-            else ""
-        )
-        if state.hospital_epsilon is not None:
-            spent += f", ε of a whole hospital {significant(state.hospital_epsilon)}"
         reached = f": {figures(state)}" if program_of(config).judged else ""
-        self._console.print(f"round {state.round}/{config.rounds}{reached}{spent}")
+        self._console.print(f"round {state.round}/{config.rounds}{reached}{spending(config, state)}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         def of_budget(spent: float | None) -> str:
@@ -297,7 +290,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     metric = in_line(titles(summary)[headline(summary)[0]])
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
-    said += [f"Too narrow for: {', '.join(left_out)}."] if left_out else []
+    said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     table = Table(
         title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",

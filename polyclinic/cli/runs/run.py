@@ -93,6 +93,7 @@ class Flags:
             raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
         if data:
             from polyclinic.ehr.datasets.tables import absolute  # takes pandas, which --help does without
+            from polyclinic.plugins import TABLES
 
             files = absolute(data[0]) if len(data) == 1 else [absolute(place) for place in data]
             described = [place.endswith(".toml") for place in data]
@@ -101,7 +102,7 @@ class Flags:
                     "--data names a hospital.toml, whose schema says what the columns are; give such files alone."
                 )
             values |= {
-                "dataset": _HOSPITALS if any(described) or under else "tables",
+                "dataset": _HOSPITALS if any(described) or under else TABLES,
                 "dataset-options": {"files": files, **columns, **under},
             }
         return {_KEYS.get(name, name): value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Coarser records: fewer columns, public bins, rounding, limits, code chapters, short ZIP codes, shifted dates.
+"""Coarser records: fewer columns, the labels of hierarchies, rounding, limits, shifted dates.
 
 Every rule is public and declared, so nothing is estimated from records. A rule gives the column's cells and the column
 of the schema that fits them, so that coarsened records train as any others. Coarser is not private: it takes detail
@@ -11,85 +11,64 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict
+from pydantic import Field, SerializeAsAny
 
-from polyclinic.ehr.anonymity.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
+from polyclinic.ehr.anonymity.hierarchies import KINDS as HIERARCHIES
+from polyclinic.ehr.anonymity.hierarchies import MOST_INTERVALS, Finite, Hierarchy, Intervals, coarser_column
 from polyclinic.ehr.checks import code_sets, codes, numbers, texts
+from polyclinic.ehr.dates import shifted_date
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
 from polyclinic.toml import Declared, checked, read_model
 from polyclinic.types import Floats
 
-_MOST_BINS = 10_000
 _KEY_BYTES = 32
 _IDENTIFIERS = ("patient_id", "site", "time")
 
 
-class Finite(Declared):
-    """A declared table whose numbers are finite."""
+class Generalise(Finite):
+    """A column's labels at a ``level`` of a hierarchy, the last one by default: in the file the hierarchy's own keys.
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
-class Bins(Finite):
-    """Numbers into bins: of one ``width`` from ``low`` to ``high``, or between ``edges``.
-
-    What the public bounds allow beyond is a bin at either end. A bin holds its lower end and not its upper end; the last one
-    holds both where the public bounds end there. The column becomes ordinal.
+    The largest number that the public bounds allow belongs to the last interval.
     """
 
     column: str
-    low: float | None = None
-    high: float | None = None
-    width: float | None = None
-    edges: tuple[float, ...] = ()
-    do: Literal["bins"] = "bins"
+    hierarchy: SerializeAsAny[Hierarchy]
+    level: int = Field(0, ge=0)
+
+    @property
+    def kind(self) -> str:
+        return str(self.hierarchy.kind)  # type: ignore[attr-defined]
 
     def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
-        """The names of the bins. Raises ConfigError for a column without public bounds and for impossible bins."""
-        low, high = _bounds(column, "bins", ("integer", "continuous"))
-        edges = self._edges(column)
-        whole = column.kind == "integer" and all(edge.is_integer() for edge in edges)
-        names = [interval_name(a, b, whole) for a, b in pairwise(edges)]
-        cells = numbers(values, column, column.name)
-        place = np.searchsorted(edges, cells, side="right") - 1
-        below, above = low < edges[0], high > edges[-1]
-        if not above:
-            place = np.minimum(place, len(names) - 1)
-            names[-1] = interval_name(edges[-2], edges[-1] + 1, whole) if whole else f"{names[-1][:-1]}]"
-        names = [*([f"below {edges[0]:g}"] if below else []), *names, *([f"{edges[-1]:g} or more"] if above else [])]
-        if len(names) < 2:
-            raise refused(column, "bins", "one bin holds nothing to tell; leave the column out of `keep` instead")
-        places = np.clip(place + below, 0, len(names) - 1).tolist()
-        found = [None if math.isnan(cell) else names[i] for i, cell in zip(places, cells.tolist(), strict=True)]
-        changes = {"kind": "ordinal", "bounds": None, "categories": tuple(names)}
-        return pd.Series(found, dtype=object, index=values.index), _update(column, **changes)
-
-    def _edges(self, column: Column) -> list[float]:
-        if self.edges:
-            if (self.low, self.high, self.width) != (None, None, None):
-                raise refused(column, "bins", "give edges, or low, high and width, not both")
-            if len(self.edges) < 2 or any(b <= a for a, b in pairwise(self.edges)):
-                raise refused(column, "bins", "edges must be two or more numbers that rise")
-            return list(self.edges)
-        if self.low is None or self.high is None or self.width is None:
-            raise refused(column, "bins", "low, high and width are needed, or edges")
-        parts = (self.high - self.low) / self.width if self.width > 0 else 0.0
-        if not (1 <= round(parts) <= _MOST_BINS and math.isclose(parts, round(parts), abs_tol=1e-9)):
+        """The labels. Raises ConfigError for another kind of column, a level that is not there, and where one label is left."""
+        hierarchy, numeric = self.hierarchy, isinstance(self.hierarchy, Intervals)
+        if self.level > hierarchy.levels:
+            raise refused(column, self.kind, f"level must be {hierarchy.levels} at most, as many as it has")
+        if isinstance(hierarchy, Intervals):
+            last, whole = _bounds(column, self.kind)[1], hierarchy.whole and column.kind == "integer"
+            hierarchy = hierarchy.model_copy(update={"last": last, "whole": whole})
+        elif column.kind not in ("categorical", "code_set"):
+            raise refused(column, self.kind, f"kind {column.kind!r} has no codes; allowed are categorical and code_set")
+        level = self.level or hierarchy.levels
+        if numeric and len(hierarchy.points(*_bounds(column, self.kind), level)) > MOST_INTERVALS:
             raise refused(
-                column, "bins", f"width must be positive and divide high - low into 1 to {_MOST_BINS:,} parts"
+                column, self.kind, f"the public bounds hold more than {MOST_INTERVALS:,} intervals; give wider ones"
             )
-        return [float(edge) for edge in np.round(self.low + self.width * np.arange(round(parts) + 1), 12)]
+        coarse = coarser_column(column, hierarchy, level)
+        if coarse is None:
+            raise refused(
+                column, self.kind, "all cells become one, which tells nothing; leave the column out of `keep` instead"
+            )
+        return _labelled(values, column, lambda cell: hierarchy.labels(cell)[level - 1]), coarse
 
 
 class Round(Finite):
@@ -97,11 +76,11 @@ class Round(Finite):
 
     column: str
     to: float
-    do: Literal["round"] = "round"
+    kind: Literal["round"] = "round"
 
     def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
         """The rounded numbers. Raises ConfigError for a column without bounds, and where one multiple alone is left."""
-        bounds = _bounds(column, "round", ("integer", "continuous"))
+        bounds = _bounds(column, "round")
         if not (self.to > 0 and math.isfinite(self.to)):
             raise refused(column, "round", "to must be positive and finite")
         if column.kind == "integer" and not self.to.is_integer():
@@ -119,11 +98,11 @@ class Limit(Finite):
     column: str
     low: float | None = None
     high: float | None = None
-    do: Literal["limit"] = "limit"
+    kind: Literal["limit"] = "limit"
 
     def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
         """The limited numbers. Raises ConfigError for a column without bounds and where the limits leave nothing."""
-        low, high = _bounds(column, "limit", ("integer", "continuous"))
+        low, high = _bounds(column, "limit")
         low = low if self.low is None else max(low, self.low)
         high = high if self.high is None else min(high, self.high)
         if low >= high:
@@ -131,34 +110,6 @@ class Limit(Finite):
         return _numeric(np.clip(numbers(values, column, column.name), low, high), values, column), _update(
             column, bounds=(low, high)
         )
-
-
-class Codes(Finite):
-    """Diagnosis codes (ICD-9-CM or ICD-10) to their first three digits or to their chapters."""
-
-    column: str
-    system: CodeSystem
-    to: Literal["three-digits", "chapter"]
-    do: Literal["codes"] = "codes"
-
-    def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
-        """The coarser codes, of a categorical column or a code set. Raises ConfigError for other kinds."""
-        shorten = three_digits if self.to == "three-digits" else chapter
-        return _renamed(values, column, "codes", lambda code: shorten(code, self.system))
-
-
-class Zip(Finite):
-    """The first ``keep`` digits of ZIP codes; with three, areas of 20,000 people or fewer become 000, as HIPAA asks."""
-
-    column: str
-    keep: int = 3
-    do: Literal["zip"] = "zip"
-
-    def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
-        """The short codes of a categorical column. Raises ConfigError for other kinds and unless 1 <= keep <= 5."""
-        if not 1 <= self.keep <= 5:
-            raise refused(column, "zip", "keep must lie between 1 and 5")
-        return _renamed(values, column, "zip", lambda code: short_zip(code, self.keep))
 
 
 class ShiftDates(Finite):
@@ -170,25 +121,23 @@ class ShiftDates(Finite):
 
     column: str
     most: int = 365
-    do: Literal["shift-dates"] = "shift-dates"
+    kind: Literal["shift-dates"] = "shift-dates"
 
 
-def _renamed(values: pd.Series, column: Column, what: str, rename: Callable[[str], str]) -> tuple[pd.Series, Column]:
-    if column.kind not in ("categorical", "code_set"):
-        raise refused(column, what, f"kind {column.kind!r} has no codes; allowed are categorical and code_set")
-    lookup = {category: rename(category) for category in column.categories}
-    categories = tuple(dict.fromkeys(lookup.values()))
-    (codes if column.kind == "categorical" else code_sets)(values, column, column.name)
-    if column.kind == "categorical" and len(categories) < 2:
-        raise refused(column, what, "all categories become one; leave the column out of `keep` instead")
-    cells = [_each(cell, lookup, column) for cell in texts(values)]
-    return pd.Series(cells, dtype=object, index=values.index), _update(column, categories=categories)
-
-
-def _each(cell: str, lookup: Mapping[str, str], column: Column) -> str | None:
+def _labelled(values: pd.Series, column: Column, label: Callable[[Any], str]) -> pd.Series:
+    """The cells' labels, those of codes in a set each; missing cells stay missing."""
+    if column.bounds is not None:
+        cells = numbers(values, column, column.name).tolist()
+        of_number = {cell: label(cell) for cell in dict.fromkeys(cells) if not math.isnan(cell)}
+        return pd.Series([of_number.get(cell) for cell in cells], dtype=object, index=values.index)
+    of_code = {category: label(category) for category in column.categories}
     if column.kind == "categorical":
-        return lookup[cell] if cell else None
-    return ";".join(dict.fromkeys(lookup[code.strip()] for code in cell.split(";") if code.strip()))
+        codes(values, column, column.name)
+        found = [of_code[cell] if cell else None for cell in texts(values)]
+        return pd.Series(found, dtype=object, index=values.index)
+    code_sets(values, column, column.name)
+    sets = ([of_code[code.strip()] for code in cell.split(";") if code.strip()] for cell in texts(values))
+    return pd.Series([";".join(dict.fromkeys(labels)) for labels in sets], dtype=object, index=values.index)
 
 
 def _numeric(cells: Floats, values: pd.Series, column: Column) -> pd.Series:
@@ -196,9 +145,9 @@ def _numeric(cells: Floats, values: pd.Series, column: Column) -> pd.Series:
     return found.astype("Int64" if column.nullable else "int64") if column.kind == "integer" else found
 
 
-def _bounds(column: Column, what: str, kinds: Iterable[str]) -> tuple[float, float]:
-    if column.kind not in kinds or column.bounds is None:
-        raise refused(column, what, f"kind {column.kind!r} has no numbers; allowed are {', '.join(kinds)}")
+def _bounds(column: Column, what: str) -> tuple[float, float]:
+    if column.kind not in ("integer", "continuous") or column.bounds is None:
+        raise refused(column, what, f"kind {column.kind!r} has no numbers; allowed are integer, continuous")
     return column.bounds
 
 
@@ -211,10 +160,8 @@ def _update(column: Column, **changes: Any) -> Column:
     return Column(**(column.model_dump() | changes))
 
 
-Rule = Bins | Round | Limit | Codes | Zip | ShiftDates
-_KINDS: dict[str, type[Rule]] = {
-    "bins": Bins, "round": Round, "limit": Limit, "codes": Codes, "zip": Zip, "shift-dates": ShiftDates,
-}  # fmt: skip
+Rule = Generalise | Round | Limit | ShiftDates
+_KINDS: dict[str, type[Rule]] = {"round": Round, "limit": Limit, "shift-dates": ShiftDates}
 
 
 @dataclass(frozen=True)
@@ -231,7 +178,7 @@ class Coarsening:
 
 
 def read_coarsening(path: str | Path) -> Coarsening:
-    """The rules in a TOML file: ``keep = [...]`` and one ``[[rules]]`` table each, with ``do`` and ``column``.
+    """The rules in a TOML file: ``keep = [...]`` and one ``[[rules]]`` table each, with ``kind`` and ``column``.
 
     Raises ConfigError naming the file and the field.
     """
@@ -246,11 +193,16 @@ class _File(Declared):
 
 
 def _rule(given: Mapping[str, Any], source: str) -> Rule:
-    do = given.get("do")
-    if do not in _KINDS:
-        hint = nearest(str(do), _KINDS)
-        raise ConfigError(f"{source}: do is {do!r}; it must be one of {', '.join(_KINDS)}.{hint}")
-    return checked(_KINDS[do], given, source)
+    kind = given.get("kind")
+    if kind in _KINDS:
+        return checked(_KINDS[kind], given, source)
+    if kind not in HIERARCHIES:
+        allowed = [*HIERARCHIES, *_KINDS]
+        hint = nearest(str(kind), allowed)
+        raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(allowed)}.{hint}")
+    own = {name: value for name, value in given.items() if name in ("column", "level")}
+    hierarchy = checked(HIERARCHIES[kind], {name: value for name, value in given.items() if name not in own}, source)
+    return checked(Generalise, {**own, "hierarchy": hierarchy}, source)
 
 
 def coarsen(
@@ -272,7 +224,9 @@ def coarsen(
         if (column := columns.get(rule.column)) is None:
             raise ConfigError(f"Coarsening: a rule is for column {rule.column!r}, which `keep` leaves out.")
         if column.kind == "trajectory" or (column.role in _IDENTIFIERS and not isinstance(rule, ShiftDates)):
-            raise refused(column, rule.do, f"a column of kind {column.kind!r} and role {column.role!r} stays as it is")
+            raise refused(
+                column, rule.kind, f"a column of kind {column.kind!r} and role {column.role!r} stays as it is"
+            )
         if isinstance(rule, ShiftDates):
             cells[rule.column] = _shifted(records, schema, rule, key)
         else:
@@ -326,13 +280,3 @@ def shift_days(patient: str, key: bytes, most: int) -> int:
     """Days from -most to most by which a patient's dates move: the same for one patient and key. HMAC-SHA-256."""
     word = int.from_bytes(hmac.new(key, patient.encode(), hashlib.sha256).digest()[:16], "big")
     return word % (2 * most + 1) - most
-
-
-def shifted_date(cell: str, days: int) -> str:
-    """The ISO date at the start of the cell moved; what follows it, such as the time of day, stays.
-
-    Raises ValueError where there is none, OverflowError where the calendar ends.
-    """
-    if not ISO_DATE.match(cell):
-        raise ValueError("no date such as 2024-05-17")
-    return f"{(date.fromisoformat(cell[:10]) + timedelta(days)).isoformat()}{cell[10:]}"

@@ -1,4 +1,4 @@
-"""How a quasi-identifier is generalised: intervals, prefixes, dates, diagnosis codes or a tree, each with its levels.
+"""How a column is generalised: intervals, prefixes, ZIP codes, dates, diagnosis codes or a tree, each with its levels.
 
 Level 0 is the cell as it is; the last level of every hierarchy is ``*``, which tells nothing. Each label of a level
 lies within one label of the next. A hierarchy applied to a column is a ladder: every row's label at every level, as numbers, and
@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
-from pydantic import model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
-from polyclinic.ehr.anonymity.coarsening import Finite
-from polyclinic.ehr.anonymity.labels import ISO_DATE, CodeSystem, chapter, interval_name, three_digits
+from polyclinic.ehr.anonymity.labels import CodeSystem, chapter, interval_name, short_zip, three_digits
+from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.toml import checked, read_toml
+from polyclinic.toml import Declared, checked, read_toml
 from polyclinic.types import Floats, Ints
 
 ANY = "*"
+MOST_INTERVALS = 10_000  # of a column in the schema that a table fits
 _LEAST_RANGE = 1e-9  # below it labels of twelve digits would not differ
 ZIP_NAME = re.compile(r"zip|postal|postcode", re.IGNORECASE)
+
+
+class Finite(Declared):
+    """A declared table whose numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Hierarchy(Finite):
@@ -44,19 +53,39 @@ class Hierarchy(Finite):
         """The labels of a known cell (text, or a float of a numeric column) at level 1 and up, as many for each cell."""
         raise NotImplementedError
 
+    def points(self, low: float, high: float, level: int) -> Floats:
+        """At least one number of each label that the numbers from ``low`` to ``high`` have at a level, rising."""
+        return _multiples(low, high, max((high - low) / MOST_INTERVALS, 1.0))
+
 
 class Intervals(Hierarchy):
-    """Numbers into intervals from multiples of each width; below ``low`` and from ``high`` on they are one interval."""
+    """Numbers into intervals from multiples of each width, or between ``edges``, of which there is one level.
+
+    Below ``low`` and from ``high`` on, or beyond the edges, they are one interval. last: the largest number there is, which the
+    last interval holds where it would begin another. whole: all numbers are whole, so that 40-44 says what [40, 45) does.
+    """
 
     kind: Literal["intervals"] = "intervals"
-    widths: tuple[float, ...]
+    widths: tuple[float, ...] = ()
+    edges: tuple[float, ...] = ()
     low: float | None = None
     high: float | None = None
+    last: float | None = None
+    whole: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> Intervals:
-        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
-        if not self.widths or self.widths[0] <= 0 or any(b <= a or not _divides(a, b) for a, b in pairs):
+        if self.edges:
+            if (self.widths, self.low, self.high) != ((), None, None):
+                raise ValueError("give edges, or widths with low and high, not both")
+            if len(self.edges) < 2 or any(b <= a for a, b in pairwise(self.edges)):
+                raise ValueError("edges must be two or more numbers that rise")
+            return self
+        if (
+            not self.widths
+            or self.widths[0] <= 0
+            or any(b <= a or not _divides(a, b) for a, b in pairwise(self.widths))
+        ):
             raise ValueError("widths must be positive, and each a multiple of the one before it")
         ends = [end for end in (self.low, self.high) if end is not None]
         if any(not _divides(self.widths[-1], end) for end in ends) or (len(ends) == 2 and ends[0] >= ends[1]):
@@ -64,14 +93,35 @@ class Intervals(Hierarchy):
         return self
 
     def labels(self, cell: Any) -> tuple[str, ...]:
-        number = float(cell)
-        if self.low is not None and number < self.low:
-            return (f"below {self.low:g}",) * len(self.widths)
-        if self.high is not None and number >= self.high:
-            return (f"{self.high:g} or more",) * len(self.widths)
-        starts = [math.floor(round(number / width, 9)) * width for width in self.widths]
-        whole = all(width.is_integer() for width in self.widths)
-        return tuple(interval_name(at, at + width, whole) for at, width in zip(starts, self.widths, strict=True))
+        number, low, high = float(cell), self.low, self.high
+        if self.edges:
+            low, high = self.edges[0], None if self.edges[-1] == self.last else self.edges[-1]
+        if low is not None and number < low:
+            return (f"below {low:g}",) * max(len(self.widths), 1)
+        if high is not None and number >= high:
+            return (f"{high:g} or more",) * max(len(self.widths), 1)
+        whole = self.whole and all(end.is_integer() for end in (*self.widths, *self.edges))
+        return tuple(self._name(a, b, whole) for a, b in self._intervals(number))
+
+    def _intervals(self, number: float) -> list[tuple[float, float]]:
+        """Its interval at each level."""
+        if self.edges:
+            place = min(bisect_right(self.edges, number), len(self.edges) - 1)
+            return [self.edges[place - 1 : place + 1]]  # type: ignore[list-item]
+        places = [math.floor(round(number / width, 9)) for width in self.widths]
+        if number == self.last:
+            places = [place - _divides(width, number) for place, width in zip(places, self.widths, strict=True)]
+        return [(place * width, (place + 1) * width) for place, width in zip(places, self.widths, strict=True)]
+
+    def _name(self, low: float, high: float, whole: bool) -> str:
+        if self.last is None or not math.isclose(high, self.last, abs_tol=1e-9):
+            return interval_name(low, high, whole)
+        return interval_name(low, high + 1, whole) if whole and low >= 0 else f"{interval_name(low, high, whole)[:-1]}]"
+
+    def points(self, low: float, high: float, level: int) -> Floats:
+        if self.edges:
+            return np.clip([low, *self.edges], low, high)
+        return _multiples(low, high, self.widths[level - 1])
 
 
 class Prefix(Hierarchy):
@@ -82,17 +132,23 @@ class Prefix(Hierarchy):
 
     @model_validator(mode="after")
     def _check(self) -> Prefix:
-        if (
-            not self.keep
-            or self.keep[-1] < 1
-            or any(b >= a for a, b in zip(self.keep[:-1], self.keep[1:], strict=True))
-        ):
+        if not self.keep or self.keep[-1] < 1 or any(b >= a for a, b in pairwise(self.keep)):
             raise ValueError("keep must hold falling numbers of characters, the last at least 1")
         return self
 
     def labels(self, cell: Any) -> tuple[str, ...]:
         text = cell_text(cell)
         return tuple(text[:shown] + "*" * max(len(text) - shown, 0) for shown in self.keep)
+
+
+class Zip(Prefix):
+    """ZIP codes to their first digits; with three, areas of 20,000 people or fewer become 000, as HIPAA asks."""
+
+    kind: Literal["zip"] = "zip"  # type: ignore[assignment]
+    keep: tuple[Annotated[int, Field(le=5)], ...] = (3,)
+
+    def labels(self, cell: Any) -> tuple[str, ...]:
+        return tuple(short_zip(cell_text(cell), digits) for digits in self.keep)
 
 
 class Dates(Hierarchy):
@@ -137,8 +193,8 @@ class Tree(Hierarchy):
         return tuple(names[1:])
 
 
-_KINDS: dict[str, type[Hierarchy]] = {
-    "intervals": Intervals, "prefix": Prefix, "dates": Dates, "codes": Codes, "tree": Tree,
+KINDS: dict[str, type[Hierarchy]] = {
+    "intervals": Intervals, "prefix": Prefix, "zip": Zip, "dates": Dates, "codes": Codes, "tree": Tree,
 }  # fmt: skip
 
 
@@ -151,11 +207,11 @@ def read_hierarchies(path: str | Path) -> dict[str, Hierarchy]:
 def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
     """One column's hierarchy from a table with its ``kind``. Raises ConfigError naming ``source`` and the field."""
     kind = given.get("kind") if isinstance(given, Mapping) else None
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise ConfigError(
-            f"{source}: {name}: kind is {kind!r}; it must be one of {', '.join(_KINDS)}.{nearest(str(kind), _KINDS)}"
+            f"{source}: {name}: kind is {kind!r}; it must be one of {', '.join(KINDS)}.{nearest(str(kind), KINDS)}"
         )
-    return checked(_KINDS[kind], given, source, within=(name,))
+    return checked(KINDS[kind], given, source, within=(name,))
 
 
 def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierarchy:
@@ -188,6 +244,35 @@ def doubling(low: float, high: float, whole: bool) -> tuple[float, ...]:
     while 2 * widths[-1] <= (high - low) / 2:
         widths.append(2 * widths[-1])
     return tuple(round(width, 12) for width in widths)
+
+
+def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column | None:
+    """The column as its labels of a level are: ordinal where it has public bounds, else of its categories' labels.
+
+    One without either stays as it is. None where all labels are one.
+    """
+    if column.bounds is not None:
+        cells: Sequence[Any] = hierarchy.points(*column.bounds, level).tolist()
+    elif column.categories or column.kind != "categorical":
+        cells = column.categories
+    else:
+        return column
+    kind = "ordinal" if column.bounds is not None else "code_set" if column.kind == "code_set" else "categorical"
+    return listed_column(column, kind, [hierarchy.labels(cell)[level - 1] for cell in cells])
+
+
+def listed_column(column: Column, kind: str, labels: Sequence[str]) -> Column | None:
+    """The column with these labels for its categories; None where they are fewer than two, which tell nothing."""
+    categories = tuple(label for label in dict.fromkeys(labels) if label != ANY or kind == "categorical")
+    if len(categories) < 2 and kind != "code_set":
+        return None
+    changes = {"kind": kind, "categories": categories, "bounds": None, "drop_first": False}
+    return Column(**(column.model_dump() | changes))
+
+
+def _multiples(low: float, high: float, width: float) -> Floats:
+    """Multiples of ``width``, the first and the last of them moved into the numbers from ``low`` to ``high``."""
+    return np.clip(np.arange(math.floor(low / width), math.floor(high / width) + 1) * width, low, high)
 
 
 def _divides(part: float, whole: float) -> bool:

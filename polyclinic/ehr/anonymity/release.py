@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +11,15 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from polyclinic.ehr.anonymity.classes import Records, cell_numbers, classes_of, patient_numbers, require, value_numbers
-from polyclinic.ehr.anonymity.hierarchies import ANY, Hierarchy, Intervals, Ladder, default_hierarchy, ladder
+from polyclinic.ehr.anonymity.hierarchies import (
+    Hierarchy,
+    Intervals,
+    Ladder,
+    coarser_column,
+    default_hierarchy,
+    ladder,
+    listed_column,
+)
 from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels, partition
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
@@ -20,7 +27,6 @@ from polyclinic.types import Bools, Ints
 
 Method = Literal["lattice", "mondrian"]
 METHODS = ("lattice", "mondrian")
-_MOST_INTERVALS = 10_000  # of a column in the schema that a release fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,35 +131,15 @@ def _fitted(column: Column, release: Release) -> Column | None:
     if release.levels is None:
         if column.name not in release.hierarchies:
             return column
-        return _listed(column, "categorical", sorted({str(cell) for cell in release.records[column.name].dropna()}))
+        return listed_column(
+            column, "categorical", sorted({str(cell) for cell in release.records[column.name].dropna()})
+        )
     level, top = release.levels.get(column.name, (0, 1))
     if level == 0:
         return column
     if level == top:
         return None
-    hierarchy = release.hierarchies[column.name]
-    if column.bounds is not None:
-        points = _points(column, hierarchy, level)
-        return _listed(column, "ordinal", [hierarchy.labels(cell)[level - 1] for cell in points])
-    if not column.categories and column.kind == "categorical":
-        return column
-    return _listed(column, "categorical", [hierarchy.labels(cell)[level - 1] for cell in column.categories])
-
-
-def _listed(column: Column, kind: str, labels: Sequence[str]) -> Column | None:
-    categories = tuple(label for label in dict.fromkeys(labels) if label != ANY or kind == "categorical")
-    if len(categories) < 2:
-        return None
-    changes = {"kind": kind, "categories": categories, "bounds": None, "drop_first": False}
-    return Column(**(column.model_dump() | changes))
-
-
-def _points(column: Column, hierarchy: Hierarchy, level: int) -> list[float]:
-    """A number of each interval within the column's public bounds."""
-    low, high = column.bounds or (0.0, 0.0)
-    width = getattr(hierarchy, "widths", (max((high - low) / _MOST_INTERVALS, 1.0),) * level)[level - 1]
-    starts = np.arange(math.floor(low / width), math.floor(high / width) + 1) * width
-    return [float(start) for start in np.clip(starts, low, high)]
+    return coarser_column(column, release.hierarchies[column.name], level)
 
 
 def discernibility(sizes: Ints, suppressed: int) -> int:

@@ -24,6 +24,7 @@ from polyclinic.ehr.sources.cells import (
     Numbers,
     code_separator,
     decimal_marks,
+    one_identifier,
     read_numbers,
     text_table,
     usual_name,
@@ -32,7 +33,7 @@ from polyclinic.ehr.sources.cells import (
 from polyclinic.ehr.sources.columns import conversion
 from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, substance_of, usual_site
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
-from polyclinic.ehr.sources.visits import unroll, visit_times
+from polyclinic.ehr.sources.visits import BEFORE_LATEST, Visits, sequences, unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 SITE = "hospital"
@@ -193,7 +194,8 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         draft.notes += shared
     leaking = leaks(draft, roles.label)
     if time:
-        draft, last = unroll(draft, draft.records[roles.patient], visit_times(cells[time], time), steps)
+        order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time), steps)
+        draft, last = unroll(draft, order), order.last
         cells, sites = cells.loc[last].reset_index(drop=True), sites.loc[last].reset_index(drop=True)
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
@@ -269,20 +271,59 @@ def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.S
 def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """New rows under a schema that ``tables`` drafted: its features, and its label where the frame has it.
 
-    Cells may be written as they were in the tables; of visits a row is a patient, with a column for each step, as ``pulse_00``.
-    Raises DataError for columns that are not there, all of them at once, and
-    for a comma that may stand for a point or for thousands.
+    Cells may be written as they were in the tables. Of visits a row is a patient, with a column for each step, as ``pulse_00``.
+
+    Raises:
+        DataError: for columns that are not there, all of them at once, and for a comma that may stand for a point or for
+            thousands.
     """
-    cells, columns = text_table(frame), {column.name: column for column in schema.columns}
+    return _read_as(text_table(frame), schema, [(name, c) for c in schema.columns for name in c.record_names])
+
+
+def read_visits(frame: pd.DataFrame, schema: Schema, time: str) -> tuple[pd.DataFrame, pd.Index, list[str]]:
+    """New visits under a schema that ``tables`` drafted with ``time`` and ``steps``: one row for each patient, as ``read_as``.
+
+    Args:
+        frame: Visits as they stand in the tables, with the columns of the patient and of ``time``.
+        schema: It has trajectories.
+        time: The column of the visits' time.
+
+    Returns:
+        The records, their patients by the identifiers of the frame, and notes of what was left out.
+
+    Raises:
+        DataError: as ``read_as``, and where no visit has a time.
+    """
+    cells, patient = text_table(frame), schema.patient_id
+    assert patient is not None, "a sequence is of a patient"
+    own = {name: name if name in cells else usual_name(cells, [name]) for name in (patient.name, time)}
+    if lacking := [name for name, there in own.items() if not there]:
+        raise DataError(
+            f"The table lacks columns that visits need: {several(map(repr, lacking))}.{nearest(lacking[0], cells)}"
+        )
+    given = cells[own[patient.name]]
+    named = (given != "").to_numpy()
+    cells, given = cells[named].reset_index(drop=True), given[named].reset_index(drop=True)
+    steps = next(column.steps for column in schema.columns if column.kind == "trajectory")
+    visits = Visits.of(one_identifier(given), visit_times(cells[own[time]], time), steps)
+    if visits.rows.empty:
+        raise DataError("The table has no visit of a named patient whose time can be read.")
+    wanted = [(column.name, column) for column in schema.columns if column.name != BEFORE_LATEST]
+    records = sequences(_read_as(cells, schema, wanted), visits, schema)
+    lost = {"patient": int((~named).sum()), "time that can be read": visits.undated}
+    notes = [f"{rows:,} rows without a {what} are left out." for what, rows in lost.items() if rows]
+    return records, pd.Index(given[visits.last], name=patient.name), notes
+
+
+def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Column]]) -> pd.DataFrame:
+    """The ``wanted`` columns of records, each of a column of the schema, read from trimmed text."""
+    columns = {column.name for column in schema.columns}
     records, absent, unclear = dict[str, pd.Series](), list[str](), list[str]()
-    steps = [(step, column) for column in schema.columns if column.kind == "trajectory" for step in column.record_names]
-    absent += [step for step, _ in steps if step not in cells]
-    records |= {step: _within(read_numbers(cells[step]), column) for step, column in steps if step in cells}
-    for name, column in columns.items():
+    for name, column in wanted:
         limited = name.removesuffix(" beyond limit")
         source = limited if limited in columns and not usual_name(cells, [name]) else name
         own = source if source in cells else usual_name(cells, [source])
-        if column.role not in ("feature", "label") or (column.role == "label" and not own) or column.steps:
+        if column.role not in ("feature", "label") or (column.role == "label" and not own):
             continue
         if not own:
             absent.append(source)
@@ -293,11 +334,12 @@ def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
         numbers = read_numbers(given, "," if sure == {","} else ".")
         if source != name:
             records[name] = numbers.beyond.astype("Int64")
-        elif column.kind in ("integer", "continuous"):
+        elif column.kind in ("integer", "continuous", "trajectory"):
             if commas and not sure:
                 unclear.append(own)
             values = _within(numbers, column)
-            records[name] = values.round().astype("Int64") if column.kind == "integer" else values
+            values = values.round() if column.kind == "integer" or column.whole else values
+            records[name] = values.astype("Int64") if column.kind == "integer" else values
         elif column.kind == "binary" and not column.categories:
             truth = yes_or_no(given)
             records[name] = (numbers.values if truth is None else pd.to_numeric(truth)).astype("Int64")
@@ -318,7 +360,7 @@ def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
             f"In {several(map(repr, unclear), most=8)} a comma before three digits may stand for a point or for thousands; write "
             "numbers with points."
         )
-    return pd.DataFrame(records)
+    return pd.DataFrame(records, index=cells.index)
 
 
 def _within(numbers: Numbers, column: Column) -> pd.Series:

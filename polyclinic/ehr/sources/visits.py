@@ -1,21 +1,26 @@
 """Several rows a patient as one: the latest visits in the order of time, each measured number a trajectory with a step for each.
 
-What it reads is a draft of visits (``ehr.sources.drafting``), so no epsilon covers the choice of columns. A hospital's mapping
-file makes trajectories of events by itself.
+What ``unroll`` reads is a draft of visits (``ehr.sources.drafting``), so no epsilon covers the choice of columns. A hospital's
+mapping file makes trajectories of events by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.dates import read_moments
+from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.drafting import Draft
-from polyclinic.ehr.split import read_moments
 from polyclinic.errors import DataError
-from polyclinic.types import Floats
+from polyclinic.types import Floats, Ints
 
+#: The trajectory of how long before a patient's latest visit each visit was.
+BEFORE_LATEST = "before latest"
 _DAY = 86_400e6  # microseconds
 _NUMERIC = ("continuous", "integer", "binary")
 
@@ -35,68 +40,103 @@ def visit_times(cells: pd.Series, name: str) -> Floats:
     return times
 
 
-def unroll(draft: Draft, patients: pd.Series, times: Floats, steps: int) -> tuple[Draft, Floats]:
-    """A draft with one row for each patient, and the place of its latest visit among the rows.
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """The order of visits: of each row that has a time the ``patient``'s number, the ``time`` and the ``step``, which is negative
+    before the latest ``steps`` visits. Rows are in order of patient and time.
 
-    Numbers that change from visit to visit become trajectories of ``steps`` steps, of which the last is the latest visit.
-    Patients of fewer visits miss the first steps, and visits before the latest ``steps`` are left out. The time becomes a
-    trajectory too, ``before latest``. Of every other column the latest cell that is not missing holds.
-
-    Args:
-        draft: Of the visits.
-        patients: (rows,) whose visit a row is.
-        times: (rows,) as ``visit_times`` gives them; a row without a time is left out.
-        steps: How many visits the public schema has room for.
+    undated: rows without a time, which no step has.
     """
-    rows = pd.DataFrame({"patient": pd.factorize(patients)[0], "time": times}).dropna()
-    rows = rows.sort_values(["patient", "time"], kind="stable")
-    rows["step"] = steps - 1 - rows.groupby("patient").cumcount(ascending=False)
-    latest = rows[rows["step"] == steps - 1]
-    last = latest.index.to_numpy()
-    recent = rows[rows["step"] >= 0]
-    before = rows["patient"].map(latest.set_index("patient")["time"]) - rows["time"]
+
+    rows: pd.DataFrame
+    steps: int
+    undated: int
+
+    @classmethod
+    def of(cls, patients: pd.Series, times: Floats, steps: int) -> Visits:
+        """The order of rows by (rows,) patients and their times; a row without a time (NaN) is left out."""
+        rows = pd.DataFrame({"patient": pd.factorize(patients)[0], "time": times}).dropna()
+        rows = rows.sort_values(["patient", "time"], kind="stable")
+        rows["step"] = steps - 1 - rows.groupby("patient").cumcount(ascending=False)
+        return cls(rows, steps, len(times) - len(rows))
+
+    @property
+    def last(self) -> Ints:
+        """(patients,) the row of each patient's latest visit."""
+        return np.asarray(self.rows.index[self.rows["step"] == self.steps - 1])
+
+    @property
+    def before_latest(self) -> pd.Series:
+        """(rows,) how long each visit was before the patient's latest."""
+        latest = self.rows.groupby("patient")["time"].transform("max")
+        return latest - self.rows["time"]
+
+    def latest(self, cells: pd.Series) -> pd.Series:
+        """(patients,) each patient's latest cell that is not missing."""
+        ordered = cells.loc[self.rows.index].groupby(self.rows["patient"], sort=True).last()
+        return pd.Series(ordered.to_numpy(), dtype=cells.dtype)
+
+    def trajectory(self, cells: pd.Series, name: str) -> dict[str, pd.Series]:
+        """By the name of each step (patients,) the numbers at it, NaN where a patient has fewer visits."""
+        recent = self.rows[self.rows["step"] >= 0]
+        table = np.full((int(self.rows["patient"].max()) + 1, self.steps), np.nan)
+        table[recent["patient"], recent["step"]] = cells.loc[recent.index].to_numpy(dtype=np.float64, na_value=np.nan)
+        here = np.unique(recent["patient"])
+        return {f"{name}_{step:02d}": pd.Series(table[here, step]) for step in range(self.steps)}
+
+
+def unroll(draft: Draft, visits: Visits) -> Draft:
+    """A draft with one row for each patient, in the order of ``visits.last``.
+
+    Numbers that change from visit to visit become trajectories, of which the last step is the latest visit. Patients of fewer
+    visits miss the first steps, and visits before the latest ``steps`` are left out. The time becomes a trajectory too,
+    ``before latest``. Of every other column the latest cell that is not missing holds.
+    """
+    rows, steps, before = visits.rows, visits.steps, visits.before_latest
     done = Draft(rules=draft.rules, notes=list(draft.notes), left_out=draft.left_out)
     for column in draft.columns:
         cells = draft.records[column["name"]]
         changes = bool((cells.loc[rows.index].groupby(rows["patient"]).nunique() > 1).any())
         if changes and column["kind"] in _NUMERIC and "role" not in column:
-            _add_steps(done, column, cells, recent, steps)
+            _add_steps(done, column, visits.trajectory(cells, column["name"]))
         else:
-            ordered = cells.loc[rows.index].groupby(rows["patient"], sort=True).last()
-            done.add(pd.Series(ordered.to_numpy(), dtype=cells.dtype), **column)
+            done.add(visits.latest(cells), **column)
             if changes and column.get("role") in (None, "label"):
                 done.notes.append(f"Column {column['name']!r} changes from visit to visit; the latest holds.")
     if before.any():
-        high = float(before[recent.index].quantile(0.995))
-        elapsed = {"name": "before latest", "kind": "continuous", "bounds": [0.0, max(high, 1e-9)], "clip": True}
-        _add_steps(done, elapsed, before, recent, steps)
-    longest, patients_seen = int(rows.groupby("patient").size().max()), len(last)
+        high = float(before[rows["step"] >= 0].quantile(0.995))
+        elapsed = {"name": BEFORE_LATEST, "kind": "continuous", "bounds": [0.0, max(high, 1e-9)]}
+        _add_steps(done, elapsed, visits.trajectory(before, BEFORE_LATEST))
+    longest = int(rows.groupby("patient").size().max())
     done.notes.append(
-        f"{len(rows):,} visits of {patients_seen:,} patients are sequences of {steps} steps, the last the latest visit"
+        f"{len(rows):,} visits of {len(visits.last):,} patients are sequences of {steps} steps, the last the latest visit"
         + (f"; patients have up to {longest:,} visits, and the earlier ones are left out." if longest > steps else ".")
     )
-    if lost := len(times) - len(rows):
-        done.notes.append(f"{lost:,} rows have no time that can be read, and are left out.")
-    return done, last
+    if visits.undated:
+        done.notes.append(f"{visits.undated:,} rows have no time that can be read, and are left out.")
+    return done
 
 
-def _add_steps(done: Draft, column: dict[str, Any], cells: pd.Series, recent: pd.DataFrame, steps: int) -> None:
+def _add_steps(done: Draft, column: dict[str, Any], cells: Mapping[str, pd.Series]) -> None:
     """Add the trajectory of a column of visits."""
     properties = {key: value for key, value in column.items() if key in ("name", "unit", "bounds", "centre", "spread")}
-    whole = column["kind"] != "continuous"
     done.columns.append(
-        {
-            "bounds": [0.0, 1.0],
-            **properties,
-            "kind": "trajectory",
-            "steps": steps,
-            "nullable": True,
-            "clip": True,
-            "whole": whole,
-        }
-    )
-    table = np.full((int(recent["patient"].max()) + 1, steps), np.nan)
-    table[recent["patient"], recent["step"]] = cells.loc[recent.index].to_numpy(dtype=np.float64, na_value=np.nan)
-    here = np.unique(recent["patient"])
-    for step in range(steps):
-        done.records[f"{column['name']}_{step:02d}"] = pd.Series(table[here, step])
+        {"bounds": [0.0, 1.0], **properties, "kind": "trajectory", "steps": len(cells), "nullable": True, "clip": True,
+         "whole": column["kind"] != "continuous"}
+    )  # fmt: skip
+    done.records |= cells
+
+
+def sequences(records: pd.DataFrame, visits: Visits, schema: Schema) -> pd.DataFrame:
+    """New visits under a schema that ``unroll`` drafted, one row for each patient: as in training, but for the choice of columns.
+
+    records: by the schema's names, a number for each visit where the schema has a trajectory.
+    """
+    cells: dict[str, pd.Series] = {}
+    for column in schema.columns:
+        if column.kind != "trajectory":
+            cells |= {column.name: visits.latest(records[column.name])} if column.name in records else {}
+        else:
+            numbers = visits.before_latest if column.name == BEFORE_LATEST else records[column.name]
+            cells |= visits.trajectory(numbers, column.name)
+    return pd.DataFrame(cells)

@@ -162,8 +162,8 @@ def test_a_person_reads_tables(folder: Path) -> None:
 
 def test_coarsened_records_and_their_schema_are_written(folder: Path) -> None:
     (folder / "rules.toml").write_text(
-        'keep = ["id", "age", "zip", "died"]\n[[rules]]\ndo = "limit"\ncolumn = "age"\nhigh = 89\n'
-        '[[rules]]\ndo = "bins"\ncolumn = "age"\nlow = 0\nhigh = 90\nwidth = 10\n[[rules]]\ndo = "zip"\ncolumn = "zip"\n'
+        'keep = ["id", "age", "zip", "died"]\n[[rules]]\nkind = "limit"\ncolumn = "age"\nhigh = 89\n'
+        '[[rules]]\nkind = "intervals"\ncolumn = "age"\nwidths = [10]\n[[rules]]\nkind = "zip"\ncolumn = "zip"\n'
     )
     made = printed("coarsen", folder / "records.csv", folder / "rules.toml", "--schema", folder / "schema.toml", "--out",
                    folder / "coarse.csv")  # fmt: skip
@@ -178,7 +178,7 @@ def test_shifted_dates_need_a_key_that_is_made_once_for_its_owner(folder: Path) 
                {"name": "born", "kind": "categorical", "role": "time"},
                {"name": "x", "kind": "binary"}, {"name": "died", "kind": "binary", "role": "label"}]  # fmt: skip
     Schema.from_dict({"name": "dates", "columns": columns}).to_toml(folder / "d.toml")
-    (folder / "rules.toml").write_text('[[rules]]\ndo = "shift-dates"\ncolumn = "born"\n')
+    (folder / "rules.toml").write_text('[[rules]]\nkind = "shift-dates"\ncolumn = "born"\n')
     asked = (
         "coarsen",
         folder / "d.csv",

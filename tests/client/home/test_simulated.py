@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from polyclinic import Federation
 from polyclinic.client.home.simulated import hospitals
 from polyclinic.ehr.datasets.tables import SITE
 from polyclinic.errors import ConfigError, DataError
@@ -94,3 +95,17 @@ def test_a_folder_of_tables_is_read_by_one_schema_mapping_and_cohort(
     for wrong, words in ((flags[2:], "name it by --schema"), ([*flags, "--label", "died"], "the schema says")):
         done = command("run", "--data", str(tables), *wrong)
         assert done.returncode == 2 and words in done.stderr
+
+
+def test_from_python_hospitals_are_named_by_their_files_or_by_a_schema(files: dict[str, Path], tmp_path: Path) -> None:
+    own = Federation.from_hospitals(list(files.values()), out=str(tmp_path / "runs"), privacy={"delta": 0.005})
+    assert list(own.run(rounds=1, pictures=False).sites.index) == ["north", "south"]
+    folder = tmp_path / "south"
+    under = Federation.from_hospitals(
+        [f"one={folder / 'records.csv'}"], schema=folder / "schema.toml", mapping=folder / "mapping.toml"
+    )
+    assert "mapping=" in str(under.config.dataset_options)
+    with pytest.raises(ConfigError, match="together with the schema of the tables"):
+        Federation.from_hospitals([folder / "records.csv"], mapping=folder / "mapping.toml")
+    with pytest.raises(ConfigError, match="There is no hospital file"):
+        Federation.from_hospitals([tmp_path / "east.toml"])

@@ -10,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.ehr.anonymity.coarsening import (
-    Bins,
     Coarsening,
-    Codes,
+    Generalise,
     Limit,
     Round,
     Rule,
     ShiftDates,
-    Zip,
     coarsen,
     new_key,
     read_coarsening,
     shift_days,
 )
+from polyclinic.ehr.anonymity.hierarchies import Codes, Intervals, Prefix, Tree, Zip
 from polyclinic.ehr.anonymity.labels import SMALL_ZIP3, chapter, short_zip, three_digits
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
@@ -56,12 +55,20 @@ RECORDS = pd.DataFrame(
 )
 
 
+CHARGES = Generalise(column="charges", hierarchy=Intervals(widths=(500,)))
+ZIP = Generalise(column="zip", hierarchy=Zip())
+
+
+def ages(**intervals: Any) -> Generalise:
+    return Generalise(column="age", hierarchy=Intervals(**intervals))
+
+
 def by(*rules: Rule, keep: tuple[str, ...] = (), key: bytes | None = None) -> tuple[pd.DataFrame, Schema]:
     return coarsen(RECORDS, SCHEMA, Coarsening(rules, keep), key)
 
 
 def test_charges_in_twenty_bins_of_500() -> None:
-    records, schema = by(Bins(column="charges", low=0, high=10_000, width=500))
+    records, schema = by(CHARGES)
     column = next(column for column in schema.columns if column.name == "charges")
     assert column.kind == "ordinal" and len(column.categories) == 20 and column.nullable
     assert column.categories[:2] == ("[0, 500)", "[500, 1000)") and column.categories[-1] == "[9500, 10000]"
@@ -70,23 +77,23 @@ def test_charges_in_twenty_bins_of_500() -> None:
 
 
 def test_what_the_bounds_allow_beyond_the_bins_is_a_bin_at_either_end() -> None:
-    records, schema = by(Bins(column="age", low=20, high=90, width=10))
+    records, schema = by(ages(widths=(10,), low=20, high=90))
     column = next(column for column in schema.columns if column.name == "age")
     assert column.categories == ("below 20", *(f"{low}-{low + 9}" for low in range(20, 90, 10)), "90 or more")
     assert records["age"].tolist() == ["90 or more", "40-49", "60-69", "below 20"]
 
 
 def test_bins_between_edges_and_a_last_bin_that_ends_with_the_bounds() -> None:
-    edges = Bins(column="age", edges=(18, 40, 65))
-    assert by(edges)[0]["age"].tolist() == ["65 or more", "40-64", "65 or more", "below 18"]
-    whole = Bins(column="age", low=0, high=120, width=60)
-    column = next(column for column in by(whole)[1].columns if column.name == "age")
-    assert column.categories == ("0-59", "60-120")
+    assert by(ages(edges=(18, 40, 65)))[0]["age"].tolist() == ["65 or more", "40-64", "65 or more", "below 18"]
+    for whole in (ages(widths=(60,)), ages(edges=(0, 60, 120))):
+        column = next(column for column in by(whole)[1].columns if column.name == "age")
+        assert column.categories == ("0-59", "60-120")
+    assert by(ages(edges=(0, 60, 120)))[0]["age"].tolist() == ["60-120", "0-59", "60-120", "0-59"]
 
 
 @given(st.integers(0, 120), st.sampled_from([1, 2, 5, 10, 20, 40]))
 def test_every_whole_number_lies_in_its_bin(age: int, width: int) -> None:
-    found, column = Bins(column="age", low=0, high=120, width=width).apply(
+    found, column = ages(widths=(width,)).apply(
         pd.Series([age], name="age"), Column(name="age", kind="integer", bounds=(0, 120))
     )
     low, _, high = found[0].partition("-")
@@ -103,13 +110,14 @@ def test_numbers_are_limited_and_rounded_with_their_bounds() -> None:
 
 def test_codes_become_three_digits_or_chapters_and_sets_stay_sets() -> None:
     records, schema = by(
-        Codes(column="dx", system="icd9", to="chapter"), Codes(column="history", system="icd10", to="three-digits")
+        Generalise(column="dx", hierarchy=Codes(system="icd9")),
+        Generalise(column="history", hierarchy=Codes(system="icd10"), level=1),
     )
     categories = {column.name: column.categories for column in schema.columns}
     assert records["dx"].tolist() == ["240-279", "240-279", "390-459", "V"]
     assert categories["dx"] == ("240-279", "390-459", "V") and categories["history"] == ("E11", "E10", "I50")
     assert records["history"].tolist() == ["E11;E10", "", "I50", "E10"]
-    merged, schema = by(Codes(column="history", system="icd10", to="chapter"))
+    merged, schema = by(Generalise(column="history", hierarchy=Codes(system="icd10"), level=2))
     assert merged["history"][0] == "E00-E90" and encode(merged, schema).x[0, -2:].tolist() == [1, 0]
 
 
@@ -128,7 +136,7 @@ def test_chapters(code: str, system: Any, short: str, whole: str) -> None:
 
 
 def test_short_zip_codes_hide_small_areas_as_hipaa_asks() -> None:
-    records, schema = by(Zip(column="zip"))
+    records, schema = by(ZIP)
     assert records["zip"].tolist() == ["606", "606", "000", "000"]
     assert next(column.categories for column in schema.columns if column.name == "zip") == ("606", "000")
     assert len(SMALL_ZIP3) == 17 and short_zip("2139") == "021" and short_zip("60637-1234", 4) == "6063"
@@ -150,7 +158,7 @@ def test_dates_move_by_patient_and_keep_their_intervals() -> None:
 
 
 def test_coarsened_records_train_as_any_others() -> None:
-    rules = (Limit(column="age", high=90), Bins(column="charges", low=0, high=10_000, width=500), Zip(column="zip"))
+    rules = (Limit(column="age", high=90), CHARGES, ZIP)
     records, schema = by(*rules, keep=("id", "age", "charges", "zip", "died"))
     assert list(records) == ["id", "age", "charges", "zip", "died"]
     split = pd.Series([False, False, False, True]).to_numpy()
@@ -163,22 +171,26 @@ def test_rules_are_declared_in_toml(tmp_path: Path) -> None:
     path = tmp_path / "coarsen.toml"
     path.write_text(
         'keep = ["id", "charges", "zip", "died"]\n'
-        '[[rules]]\ndo = "bins"\ncolumn = "charges"\nlow = 0\nhigh = 10000\nwidth = 500\n'
-        '[[rules]]\ndo = "zip"\ncolumn = "zip"\n'
+        '[[rules]]\nkind = "intervals"\ncolumn = "charges"\nwidths = [500]\n'
+        '[[rules]]\nkind = "zip"\ncolumn = "zip"\n[[rules]]\nkind = "round"\ncolumn = "age"\nto = 5\n'
     )
     found = read_coarsening(path)
-    assert found.rules == (Bins(column="charges", low=0, high=10_000, width=500), Zip(column="zip"))
+    assert found.rules == (CHARGES, ZIP, Round(column="age", to=5))
     assert found.keep == ("id", "charges", "zip", "died") and not found.needs_key
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[rules]]\ndo = "bin"', "do is 'bin'.*Did you mean 'bins'"),
-        ('[[rules]]\ndo = "zip"', "rule 1: key 'column'"),
-        ('[[rules]]\ndo = "zip"\ncolumn = "zip"\nkeeps = 3', "key 'keeps'.*Did you mean 'keep'"),
-        ('[[rules]]\ndo = "round"\ncolumn = "age"\nto = nan', "key 'to'"),
-        ('[[rule]]\ndo = "zip"', "key 'rule'.*Did you mean 'rules'"),
+        ('[[rules]]\nkind = "interval"', "kind is 'interval'.*Did you mean 'intervals'"),
+        ('[[rules]]\nkind = "zip"', "rule 1: key 'column'"),
+        ('[[rules]]\nkind = "zip"\ncolumn = "zip"\nkeeps = 3', "key 'keeps'.*Did you mean 'keep'"),
+        ('[[rules]]\nkind = "zip"\ncolumn = "zip"\nkeep = [6]', "key 'keep"),
+        ('[[rules]]\nkind = "intervals"\ncolumn = "age"\nedges = [5, 5]', "numbers that rise"),
+        ('[[rules]]\nkind = "intervals"\ncolumn = "age"\nedges = [5, 9]\nlow = 0', "not both"),
+        ('[[rules]]\nkind = "intervals"\ncolumn = "age"\nwidths = [5]\nlow = 2', "multiples of the largest width"),
+        ('[[rules]]\nkind = "round"\ncolumn = "age"\nto = nan', "key 'to'"),
+        ('[[rule]]\nkind = "zip"', "key 'rule'.*Did you mean 'rules'"),
         ("keep = [", "is not valid TOML"),
         ("rules = 3", "key 'rules': Input should be a valid list, got 3"),
         ('keep = "id"', "key 'keep': Input should be a valid list, got 'id'"),
@@ -199,20 +211,21 @@ def test_rules_that_are_not_there_are_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (Zip(column="zipp"), "no column 'zipp'.*Did you mean 'zip'"),
-        (Bins(column="charges", low=0, high=10_000, width=300), "divide high - low"),
-        (Bins(column="zip", low=0, high=1, width=1), "has no numbers"),
-        (Bins(column="age", low=0, high=120, width=120), "one bin"),
-        (Bins(column="age", edges=(5, 5)), "numbers that rise"),
-        (Bins(column="age", low=0, edges=(5, 10)), "not both"),
-        (Bins(column="age", low=0), "low, high and width are needed"),
+        (Generalise(column="zipp", hierarchy=Zip()), "no column 'zipp'.*Did you mean 'zip'"),
+        (Generalise(column="zip", hierarchy=Intervals(widths=(1,))), "has no numbers"),
+        (Generalise(column="charges", hierarchy=Intervals(widths=(0.5,))), "more than 10,000 intervals"),
+        (ages(widths=(120,)), "all cells become one"),
+        (
+            Generalise(column="zip", hierarchy=Tree(groups=({"here": ("60637", "60615")}, {"all": ("here", "other")}))),
+            "become one",
+        ),
+        (Generalise(column="zip", hierarchy=Prefix(keep=(3,)), level=2), "level must be 1 at most"),
         (Round(column="age", to=2.5), "whole number"),
         (Round(column="age", to=1000), "leaves one number"),
         (Limit(column="age", low=130), "must leave a part"),
-        (Codes(column="age", system="icd9", to="chapter"), "has no codes"),
-        (Zip(column="zip", keep=6), "between 1 and 5"),
+        (Generalise(column="age", hierarchy=Codes(system="icd9")), "has no codes"),
         (ShiftDates(column="admitted"), "secret key"),
-        (Zip(column="id"), "role 'patient_id' stays as it is"),
+        (Generalise(column="id", hierarchy=Zip()), "role 'patient_id' stays as it is"),
     ],
 )
 def test_rules_that_do_not_suit_their_column_are_refused(rule: Rule, words: str) -> None:
@@ -230,5 +243,5 @@ def test_a_cell_that_is_no_date_is_named_by_its_row_and_not_shown() -> None:
 
 def test_a_cell_outside_its_categories_is_refused_and_not_shown() -> None:
     with pytest.raises(DataError, match="data row 1 and 3 more: the category is unknown") as refused:
-        coarsen(RECORDS.assign(zip="99999"), SCHEMA, Coarsening((Zip(column="zip"),)))
+        coarsen(RECORDS.assign(zip="99999"), SCHEMA, Coarsening((ZIP,)))
     assert "99999" not in str(refused.value)

@@ -36,7 +36,19 @@ _PATIENTS = (
     "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
 )  # fmt: skip
 _SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
-_LABELS = ("label", "outcome", "target", "died", "death", "dead", "mortality", "event")
+_LABELS = (
+    "label",
+    "outcome",
+    "target",
+    "died",
+    "death",
+    "dead",
+    "mortality",
+    "event",
+    "verstorben",
+    "gestorben",
+    "deces",
+)
 _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 _IDS = re.compile(
     r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"

@@ -422,6 +422,20 @@ def test_visits_without_time_steps_or_patient_are_refused(options: dict[str, Any
     assert ("Did you mean" in str(refused.value)) == (options.get("time") == "sene")
 
 
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d/%m/%Y", "%d-%b-%Y %H:%M"])
+def test_the_dates_of_visits_may_be_written_otherwise(form: str) -> None:
+    days = pd.to_datetime(VISITS["seen"], errors="coerce")
+    given = VISITS.assign(seen=days.dt.strftime(form).fillna(""))
+    read, expected = (
+        tables(frames=hold({"all": frame}), label="died", patient="mrn", time="seen", steps=2).load()
+        for frame in (given, VISITS)
+    )
+    pd.testing.assert_frame_equal(read.drop(columns="seen"), expected.drop(columns="seen"))
+    unclear = VISITS.assign(seen="3/4/2024")
+    with pytest.raises(DataError, match="dates whose day and month cannot be told apart"):
+        tables(frames=hold({"all": unclear}), label="died", patient="mrn", time="seen", steps=2)
+
+
 def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:
     schema = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2).schema
     row = {f"{name}_{step:02d}": "1" for name in ("fever", "before latest") for step in range(2)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import WARNING
 from typing import cast
@@ -165,6 +165,7 @@ def _question(call: Call[TrainRequest]) -> _Question:
     config, schema = call.config, call.hospital.schema
     half = local_half(call.hospital, config, call.request.local_half)
     settings = train_settings(config, call.request, call.content, not call.hospital.simulated, half)
+    settings = replace(settings, momentum=program_of(config).momentum(schema))
     key, arrays = model_arrays(call.content)
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))

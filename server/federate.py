@@ -341,7 +341,7 @@ def _learning_rate(program: Program, state: RunState, schema: Schema) -> float:
     sites = len(state.public_patients)
     cohort = cohort_size(config, sites)
     patients = sum(state.public_patients.values()) * cohort / max(sites, 1)
-    steps, settings = config.rounds * config.training.local_steps, train_settings(config, state.noise_multiplier)
+    steps, settings = config.rounds * config.training.local_steps, program.settings(state.noise_multiplier, schema)
     if config.secure.shared_noise:  # all hospitals have one noise, and the server the momentum
         return usual_rate(
             replace(settings, momentum=config.options.get("server_momentum", 0.0)), steps, patients, longest=longest

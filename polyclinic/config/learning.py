@@ -165,8 +165,10 @@ class Training(Keys):
         le=1e6,
         description="The hospitals' learning rate; 0 takes the largest that the noise allows (docs/privacy/choosing.md).",
     )
-    momentum: float = Field(
-        0.9, ge=0, lt=1, description="Momentum of sgd and rmsprop; rmsprop has 0 where none is given."
+    momentum: float | Literal["auto"] = Field(
+        "auto",
+        description="Momentum of sgd and rmsprop; auto: what the objective states (docs/objectives.md), else 0.9; rmsprop has 0 "
+        "where none is given.",
     )
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(
@@ -174,6 +176,19 @@ class Training(Keys):
         description="How per-patient gradients are had: linear (closed form), functional (torch.func) or opacus; auto "
         "takes the first that the model allows. Results agree within rounding.",
     )
+
+    @field_validator("momentum", mode="before")
+    @classmethod
+    def _momentum(cls, value: object) -> object:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+        if not (number or value == "auto"):
+            raise ValueError("must be auto or a number of at least 0 and less than 1")
+        return value
+
+    @property
+    def usual_momentum(self) -> float:
+        """The momentum where the objective states none."""
+        return 0.9 if self.momentum == "auto" else self.momentum
 
     @field_validator("noise")
     @classmethod

@@ -68,7 +68,9 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
     by_model = _MODEL_DEFAULTS.get(str(given.get("model")), {}) if kind.steps else {}
     if given.get("training.optimizer") not in (None, by_model.get("training.optimizer")):
-        by_model = {key: value for key, value in by_model.items() if key != "training.learning-rate"}  # of its optimizer
+        by_model = {
+            key: value for key, value in by_model.items() if key != "training.learning-rate"
+        }  # of its optimizer
     defaults = {**defaults, **by_strategy, **by_model, **kind.defaults}
     if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
@@ -303,7 +305,7 @@ class RunConfig(Keys):
         not sent."""
         steps = self.training
         stepwise = (
-            steps.optimizer != "sgd" or steps.momentum > 0 or steps.batching == "cyclic" or steps.denoise != "none"
+            steps.optimizer != "sgd" or steps.momentum != 0 or steps.batching == "cyclic" or steps.denoise != "none"
         )
         return self.upload.share < 1 or (stepwise and self.kind.steps)
 

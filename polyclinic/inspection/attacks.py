@@ -22,10 +22,10 @@ from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
-from polyclinic.evaluation.judges import judge_of
 from polyclinic.evaluation.report import render_report
 from polyclinic.files import write_file
 from polyclinic.inspection.audits import subject_of_run
+from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import Program, program_of
@@ -123,6 +123,11 @@ class Target:
         return self.run.schema()
 
     @cached_property
+    def objective(self) -> Objective:
+        """What the model predicts, whose loss of a patient tells who took part."""
+        return self.program.objective(self.schema)
+
+    @cached_property
     def build(self) -> Callable[[], nn.Module]:
         """Makes an empty module of the run's model."""
         return self.program.builder(self.schema)
@@ -135,7 +140,8 @@ class Target:
     def settings(self) -> TrainSettings:
         """Of the run's training, with the noise and the learning rate that it had."""
         settings = train_settings(self.program.config, self.summary.privacy.noise_multiplier)
-        return replace(settings, learning_rate=self.summary.learning_rate or 0.1, device="cpu")
+        rate, momentum = self.summary.learning_rate or 0.1, self.program.momentum(self.schema)
+        return replace(settings, learning_rate=rate, momentum=momentum, device="cpu")
 
     @property
     def share(self) -> float | None:
@@ -152,18 +158,12 @@ def read_target(
 ) -> Target:
     """The run in ``path``, its folder or one that holds it alone.
 
-    Raises ConfigError when there is no finished run, and for one of real hospitals, of task posterior, or of an objective that
-    predicts no classes."""
+    Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
     run = Run.open(path)
     simulation, summary = run.simulation("attack its configuration in a simulation"), run.summary()
     program = program_of(simulation.config)
     if not program.judged:
         raise ConfigError(f"{path} is a run of task {program.config.task}, which none of the attacks is made for.")
-    objective = program.objective(run.schema())
-    if not judge_of(objective).has_classes:
-        raise ConfigError(
-            f"{path} was trained towards objective {objective.name!r}, which predicts no classes; attacks are made for classes."
-        )
     hospitals = [simulation.rows(site) for site in simulation.shards]
     claimed = summary.privacy.delta if summary.privacy.private else None
     return Target(run, program, summary, hospitals, seed, delta or claimed or _USUAL_DELTA, doing)
@@ -217,12 +217,12 @@ def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray)
     }
 
 
-def _probabilities(target: Target, rows: Rows, arrays: Arrays | None = None) -> np.ndarray:
+def _predictions(target: Target, rows: Rows, arrays: Arrays | None = None) -> np.ndarray:
     return np.asarray(target.task.evaluate(target.build, target.arrays if arrays is None else arrays, [rows])[0])
 
 
 def _losses(target: Target, rows: Rows) -> np.ndarray:
-    losses = membership.log_losses(_probabilities(target, rows), rows.y)
+    losses = target.objective.losses_of(_predictions(target, rows), rows.y)
     return membership.of_patients(losses, rows.patient, rows.patients)
 
 
@@ -239,7 +239,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     everyone = Rows.joined(pools)
 
     def score(arrays: Arrays) -> np.ndarray:
-        values = membership.confidences(_probabilities(target, everyone, arrays), everyone.y)
+        values = target.objective.confidences(_predictions(target, everyone, arrays), everyone.y)
         return membership.of_patients(values, everyone.patient, everyone.patients)
 
     ratios = membership.likelihood_ratios(
@@ -251,13 +251,21 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
 def _attributes(
     target: Target, secrets: Sequence[attributes.Secret], known: np.ndarray, attacked: np.ndarray
 ) -> list[dict[str, Any]]:
-    def log_likelihood(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return -membership.log_losses(_probabilities(target, Rows(x, y, np.arange(len(y)), len(y))), y)
-
     some = generator(target.seed, "attacks", "members").permutation(target.members.patients)[: attributes.MOST_PATIENTS]
-    members, classes = _one_each(target.members, some), target.schema.num_classes
+    members = _one_each(target.members, some)
     own, others = (_one_each(target.non_members, part) for part in (known, attacked))
-    found = [attributes.guess_column(one, members, others, own, classes, log_likelihood) for one in secrets]
+
+    def losses(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return target.objective.losses_of(_predictions(target, Rows(x, y, np.arange(len(y)), len(y))), y)
+
+    # A loss is minus a log-likelihood but for its scale, which is that at which errors of the attacker's own patients are usual.
+    scale = 1.0 if target.objective.is_likelihood else 0.5 / max(float(losses(*own).mean()), 1e-12)
+    found = [
+        attributes.guess_column(
+            one, members, others, own, target.objective.label_columns, lambda x, y: -scale * losses(x, y)
+        )
+        for one in secrets
+    ]
     return [asdict(one) for one in found if one is not None]
 
 
@@ -293,7 +301,8 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         update = target.task.train(target.build, wide, [work], own)[0]
         return {name: value - update.arrays[name] for name, value in wide.items()}
 
-    outcomes = gradients.trials(gradients.Attacked(target.build, arrays, layer), np.nan_to_num(x), y, step, target.seed)
+    attacked = gradients.Attacked(target.build, arrays, layer, target.objective.losses)
+    outcomes = gradients.trials(attacked, np.nan_to_num(x), y, step, target.seed)
     trials = [asdict(row) | {"median": row.median, "recovered": row.recovered} for row in outcomes]
     return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}
 

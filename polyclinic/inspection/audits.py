@@ -10,8 +10,10 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import feature_names
+from polyclinic.ehr.schema import CLASS_KINDS, Column
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.objectives.objective import made_up_labels
 from polyclinic.plugins import dataset_of, strategy_named
 from polyclinic.privacy.accounting import epsilon, usual_delta
 from polyclinic.privacy.streams import generator
@@ -24,7 +26,8 @@ from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.task import TrainSettings
 
 # Made-up patients stand in where no run is given.
-_PATIENTS, _FEATURES, _CLASSES = 200, 8, 2
+_PATIENTS, _FEATURES = 200, 8
+_CLASSES = (Column(name="class", kind="binary", role="label"),)
 # The learning rate of an audit where the run's is left to what its rounds find.
 _USUAL_RATE = 0.1
 
@@ -41,18 +44,23 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
+    # Records and their dataset are not asked for where neither the model nor the objective depends on them.
+    known = bool(config.objective or config.data.label or not program.any_width)
+    columns = dataset_of(config).schema.labels if known else _CLASSES
+    kinds = _kinds(columns)
     if program.any_width:
-        classes, steps = _CLASSES, config.rounds * config.training.local_steps
+        steps = config.rounds * config.training.local_steps
         x = draw.normal(size=(_PATIENTS, _FEATURES))
         rate = config.training.learning_rate or usual_rate(train_settings(config, noise), steps, _PATIENTS)
     else:
-        schema = dataset_of(config).schema
-        classes = schema.num_classes
-        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(schema))))
+        x = draw.uniform(-1.0, 1.0, (_PATIENTS, len(feature_names(dataset_of(config).schema))))
         rate = config.training.learning_rate or _USUAL_RATE
-    rows = Rows(x, draw.integers(0, classes, _PATIENTS), np.arange(_PATIENTS), _PATIENTS)
+    y = made_up_labels(columns, kinds)[draw.integers(0, kinds, _PATIENTS)]
+    rows = Rows(x, y, np.arange(_PATIENTS), _PATIENTS)
     settings, privacy = _settings(program, noise, rate), config.privacy
-    return program.subject(Claim(settings, config.rounds, rows, classes, privacy.epsilon, privacy.delta, seed, fault))
+    return program.subject(
+        Claim(settings, config.rounds, rows, kinds, privacy.epsilon, privacy.delta, seed, fault, columns)
+    )
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
@@ -73,12 +81,18 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     if not site.rounds_joined:
         raise ConfigError(f"{path} has no hospital that trained, so there is nothing to audit.")
     settings = _settings(program, noise, summary.learning_rate or _USUAL_RATE)
-    rows, classes = simulation.rows(name)[0], simulation.shards[name].schema.num_classes
-    claim = Claim(
-        settings, site.rounds_joined, rows, classes, site.epsilon or 0.0, program.config.privacy.delta, seed, fault
+    rows, columns = simulation.rows(name)[0], simulation.shards[name].schema.labels
+    spent, at = site.epsilon or 0.0, program.config.privacy.delta
+    subject = program.subject(
+        Claim(settings, site.rounds_joined, rows, _kinds(columns), spent, at, seed, fault, columns)
     )
-    subject = program.subject(claim)
     return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+
+
+def _kinds(columns: tuple[Column, ...]) -> int:
+    """How many labels made-up patients have: the classes, or of other labels two that differ."""
+    of_classes = len(columns) == 1 and columns[0].kind in CLASS_KINDS
+    return max(2, len(columns[0].categories)) if of_classes else 2
 
 
 def _claimed(subject: Subject, delta: float) -> float:

@@ -42,6 +42,15 @@ class _OfClasses(Objective):
     def constant(self, labels: Labels) -> Floats:
         return np.bincount(labels, minlength=self.classes) / len(labels)
 
+    def confidences(self, predictions: Floats, labels: Labels) -> Floats:
+        """(n,) log p / (1 - p) of each row's class. Carlini et al. 2022, Algorithm 1."""
+        own = predictions[np.arange(len(labels)), labels]
+        others = np.where(np.arange(predictions.shape[1]) == labels[:, None], 0.0, predictions).sum(axis=1)
+        return np.asarray(np.log(np.maximum(own, _LEAST)) - np.log(np.maximum(others, _LEAST)))
+
+    def label_columns(self, labels: Labels) -> Floats:
+        return np.eye(self.classes)[labels]
+
 
 @dataclass(frozen=True)
 class Classification(_OfClasses):
@@ -149,6 +158,7 @@ class Ordinal(_OfClasses):
 
     name: ClassVar[str] = "ordinal"
     regression: ClassVar[str] = "proportional-odds regression"
+    momentum: ClassVar[float | None] = 0.7
     predicts: ClassVar[Predicted] = "ranks"
     kinds: ClassVar[tuple[str, ...]] = ("ordinal",)
 

@@ -27,7 +27,10 @@ class Number(Objective):
 
     predicts: ClassVar[Predicted] = "numbers"
     regression: ClassVar[str] = "linear regression"
-    longest_step: ClassVar[float] = 2.0  # a squared loss does not flatten: longer steps overshoot, and repeat the noise
+    # A squared loss does not flatten: more momentum and longer steps overshoot, above all in the mean (docs/objectives.md).
+    momentum: ClassVar[float | None] = 0.5
+    longest_step: ClassVar[float] = 2.0
+    is_likelihood: ClassVar[bool] = False
 
     def check(self) -> None:
         self.number()
@@ -103,6 +106,9 @@ class Quantile(Number):
     name: ClassVar[str] = "quantile"
     predicts: ClassVar[Predicted] = "quantiles"
     regression: ClassVar[str] = "quantile regression"
+    momentum: ClassVar[float | None] = (
+        None  # a pinball loss pulls no harder from far away, so that small steps do not arrive
+    )
 
     def __post_init__(self) -> None:
         given = self.levels

@@ -38,6 +38,10 @@ class Objective(ABC):
     name: ClassVar[str]
     predicts: ClassVar[Predicted]
     regression: ClassVar[str] = "linear model"
+    #: Whether the loss is minus a log-likelihood, not just in proportion to one.
+    is_likelihood: ClassVar[bool] = True
+    #: The momentum of a run that names none; None where that of any run suits.
+    momentum: ClassVar[float | None] = None
     #: The longest step that a run takes where no learning rate is given, with what momentum adds to it (``usual_rate``).
     longest_step: ClassVar[float] = math.inf
 
@@ -113,6 +117,15 @@ class Objective(ABC):
         outputs = self.outputs_of(torch.from_numpy(np.array(predictions, dtype=np.float64)))
         return np.asarray(self.losses(outputs, torch.from_numpy(np.array(labels))).numpy(), dtype=np.float64)
 
+    def confidences(self, predictions: Floats, labels: Labels) -> Floats:
+        """(n,) how well (n, C) predictions fit their rows, by a number that differs between models about as a normal one does."""
+        return -self.losses_of(predictions, labels)
+
+    def label_columns(self, labels: Labels) -> Floats:
+        """(n, L) the labels as columns of about one size, for another model's input."""
+        columns = labels.reshape(len(labels), -1).astype(np.float64)
+        return np.asarray(columns / np.maximum(np.abs(columns).max(axis=0, initial=0.0), 1.0))
+
     def refuse(self, why: str) -> ConfigError:
         """The error of labels or options that the objective does not take."""
         return ConfigError(f"Configuration key 'objective' has the value {self.name!r}, {why}.")
@@ -169,6 +182,14 @@ def _made_up(column: Column, rows: int) -> Labels:
         return ((number[:, None] + np.arange(len(column.categories))) % 2).astype(np.float64)
     values = np.linspace(*(column.bounds or (0.0, 1.0)), rows)
     return np.round(values) if column.kind == "integer" else values
+
+
+def telling_labels(objective: Objective) -> Labels:
+    """(2, ...) labels that the columns allow, far from each other, each of which moves a model whose outputs are 0."""
+    labels = made_up_labels(objective.labels, 8)
+    outputs = torch.zeros(len(labels), objective.logits, dtype=torch.float64, requires_grad=True)
+    (slopes,) = torch.autograd.grad(objective.losses(outputs, torch.from_numpy(labels)).sum(), outputs)
+    return labels[slopes.abs().sum(1).numpy() > 0][[-1, 0]]
 
 
 def check_losses(objective: Objective) -> None:

@@ -32,6 +32,7 @@ class Hazards(Objective):
     name: ClassVar[str] = "hazards"
     predicts: ClassVar[Predicted] = "survival"
     regression: ClassVar[str] = "discrete-time hazards regression"
+    momentum: ClassVar[float | None] = 0.5
 
     def __post_init__(self) -> None:
         if isinstance(self.edges, list):

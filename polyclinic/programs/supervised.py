@@ -15,7 +15,7 @@ from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.objectives.classes import Classification
-from polyclinic.objectives.objective import Objective, with_head
+from polyclinic.objectives.objective import Objective, telling_labels, with_head
 from polyclinic.plugins import BUILT_IN, dataset_of, objective_of, task_named
 from polyclinic.programs.building import Model
 from polyclinic.programs.program import Program
@@ -130,15 +130,17 @@ class Supervised(Program):
     def subject(self, claim: Claim) -> Subject:
         from polyclinic.training.auditing.subject import Subject
 
-        kind = "ordinal" if self.config.objective == "ordinal" else "categorical"
         names = tuple(str(number) for number in range(claim.classes))
-        objective = self._towards((Column(name="class", kind=kind, role="label", categories=names),))
+        objective = self._towards(
+            claim.columns or (Column(name="class", kind="categorical", role="label", categories=names),)
+        )
         schema = dataset_of(self.config).schema if self.model.asks_schema else None
+        labels = np.arange(claim.classes) if objective.has_classes else telling_labels(objective)
 
         def build(features: int) -> Builder:
             return with_head(self.model.builder(features, objective.outputs, schema), objective)
 
-        return Subject(**vars(claim), task=self._task(objective), build=build)
+        return Subject(**vars(claim), task=self._task(objective), build=build, labels=labels)
 
     def local(self, schema: Schema) -> list[str]:
         from polyclinic.training.modules import load

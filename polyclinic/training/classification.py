@@ -150,6 +150,11 @@ class Towards:
         """Each site's (rows, columns) float64 predictions."""
         return evaluate(build, arrays, rows, self.probabilities)
 
+    def canary_losses(self, build: Builder, arrays: Arrays, rows: Rows) -> np.ndarray:
+        """(rows,) the losses of an audit's canaries."""
+        (predictions,) = self.evaluate(lambda: build().double(), arrays, [rows])
+        return self.objective.losses_of(predictions, rows.y)
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(rows, columns) float64 predictions that the model's outputs stand for."""
         return self.objective.predictions(outputs.double())

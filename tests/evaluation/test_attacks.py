@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from polyclinic.ehr.schema import Column
 from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
 from polyclinic.evaluation.attacks.identification import Table, distances, first_rows, nearest
 from polyclinic.evaluation.intervals import Interval, clopper_pearson, difference, excess, wilson
 from polyclinic.models.tabular import mlp
+from polyclinic.objectives.classes import Classification
 from polyclinic.privacy.streams import generator
 
 DRAW = generator(0, "test", "attacks")
@@ -118,9 +120,10 @@ def test_every_patient_is_in_as_many_shadow_models_and_out_of_at_least_two(
 
 def test_losses_and_confidences_of_probabilities() -> None:
     probabilities, y = np.array([[0.25, 0.75], [1.0, 0.0]]), np.array([1, 0])
-    assert membership.log_losses(probabilities, y) == pytest.approx([-math.log(0.75), 0])
-    assert membership.confidences(probabilities, y)[0] == pytest.approx(math.log(3))
-    assert np.isfinite(membership.confidences(probabilities, 1 - y)).all()
+    objective = Classification((Column(name="died", kind="binary", role="label"),))
+    assert objective.losses_of(probabilities, y) == pytest.approx([-math.log(0.75), 0])
+    assert objective.confidences(probabilities, y)[0] == pytest.approx(math.log(3))
+    assert np.isfinite(objective.confidences(probabilities, 1 - y)).all()
     assert membership.of_patients(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 1]), 2).tolist() == [2, 5]
 
 
@@ -188,18 +191,21 @@ def test_a_column_that_the_model_remembers_is_guessed_of_those_it_learned_from_a
     y = DRAW.integers(0, 2, 900)
     rows = {row.tobytes(): label for row, label in zip(x[:300], y[:300], strict=True)}
 
+    def one_hot(y: np.ndarray) -> np.ndarray:
+        return np.eye(2)[y]
+
     def remembering(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         sure = [rows.get(row.tobytes()) == label for row, label in zip(x, y, strict=True)]
         return np.where(sure, math.log(0.99), math.log(0.01))
 
     secret = attributes.Secret("s", slice(3, 4), np.array([[0.0], [1.0]]))
     members, others, known = ((x[part], y[part]) for part in (slice(300), slice(300, 600), slice(600, 900)))
-    found = attributes.guess_column(secret, members, others, known, 2, remembering)
+    found = attributes.guess_column(secret, members, others, known, one_hot, remembering)
     assert found is not None and found.members.value == 1 and found.excess.low > 0.4  # type: ignore[operator]
     assert found.non_members.low < 0.5 < found.non_members.high  # type: ignore[operator]
-    silent = attributes.guess_column(secret, members, others, known, 2, lambda x, y: np.zeros(len(y)))
+    silent = attributes.guess_column(secret, members, others, known, one_hot, lambda x, y: np.zeros(len(y)))
     assert silent is not None and silent.members == silent.without_model and abs(silent.excess.value) < 0.15  # type: ignore[operator]
-    assert attributes.guess_column(secret, members, others, (x[:9] * [1, 1, 1, 0], y[:9]), 2, remembering) is None
+    assert attributes.guess_column(secret, members, others, (x[:9] * [1, 1, 1, 0], y[:9]), one_hot, remembering) is None
 
 
 def test_choices_of_a_column_are_told_apart_and_missing_ones_left_out() -> None:

@@ -17,10 +17,12 @@ from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.judges import judge_of
 from polyclinic.evaluation.report import render_comparison
-from polyclinic.inspection.attacks import read_target
+from polyclinic.inspection.attacks import attack_run
 from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
+from polyclinic.training.auditing.canaries import guess
+from polyclinic.training.auditing.faults import fault_named
 from tests.objectives.cohorts import cohort, records, schema
 from tests.objectives.test_objectives import TAKEN, Cubic
 
@@ -151,13 +153,41 @@ def test_what_needs_classes_refuses_numbers_before_anything_is_spent(
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
-def test_attacks_and_audits_that_need_classes_say_so(tmp_path: Path) -> None:
-    result = run("squared", tmp_path, rounds=1)
-    with pytest.raises(ConfigError, match="objective 'squared'"):
-        read_target(result.path)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAKEN)
+def test_attacks_and_the_audit_are_made_on_every_objective(name: str, tmp_path: Path) -> None:
+    options = {"model": "mlp", "hidden": "8", "training": {"local_steps": 2, "engine": "auto"}}
+    result = run(name, tmp_path, **options, rounds=3)
+    found = attack_run(result.path, shadows=4, canaries=12)
+    assert [one["attack"] for one in found["membership"]] == ["loss threshold", "LiRA"] and not found["left_out"]
+    assert all(0 <= one["auc"]["value"] <= 1 for one in found["membership"])
+    assert {one["column"] for one in found["attributes"]} == {"x0", "x1", "x2"}
+    alone = [one for one in found["gradients"]["trials"] if one["batch"] == 1]
+    assert [one["recovered"] for one in alone if not one["private"]] == [1.0]  # a single record is in its gradient
+    assert found["audit"]["epsilon_lower"] <= found["audit"]["epsilon_claimed"] <= 8.0
+
+
+@pytest.mark.slow
+def test_a_regression_that_learns_its_patients_by_heart_tells_who_they_are(tmp_path: Path) -> None:
+    settings = {"privacy": {"dp": False}, "training": {"local_steps": 300, "optimizer": "adam", "learning_rate": 0.02}}
+    table = records("days", 120).assign(los=np.random.default_rng(1).uniform(0, 30, 120))
+    table["hospital"] = np.where(table["id"] % 2, "north", "south")
+    federation = Federation.from_frame(table, "hospital", label="los", patient="id", out=str(tmp_path))
+    result = federation.run(model="mlp", hidden="256", rounds=5, pictures=False, **settings)
+    found = attack_run(result.path, shadows=0, canaries=0)["membership"][0]
+    assert found["auc"]["low"] > 0.5
+
+
+def test_an_audit_is_of_the_objective_that_the_dataset_and_the_configuration_name() -> None:
     with pytest.raises(ConfigError, match="takes one label of kind"):
         subject_of_config(RunConfig(objective="squared"))
     assert subject_of_config(RunConfig(objective="binary")).classes == 2
+    days = RunConfig(dataset=f"{COHORTS}DAYS", objective="squared")
+    subject = subject_of_config(days)
+    assert subject.labels.tolist() == [30.0, 0.0] and subject.patients.y.dtype == np.float64
+    assert guess(subject, 20, (6,), 0.95, white_box=False).epsilon_lower <= subject.epsilon
+    broken = subject_of_config(days, seed=0, fault=fault_named("noise-off"))
+    assert guess(broken, 120, (80,), 0.95, white_box=True).epsilon_lower > broken.epsilon
 
 
 def test_private_metrics_are_withheld_in_a_sentence(tmp_path: Path) -> None:

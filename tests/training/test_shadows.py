@@ -8,10 +8,12 @@ from functools import partial
 import numpy as np
 from dp_accounting import SelfComposedDpEvent
 
+from polyclinic.ehr.schema import Column
 from polyclinic.ehr.shard import Rows
 from polyclinic.evaluation.attacks import gradients, membership
 from polyclinic.evaluation.attacks.membership import Membership
 from polyclinic.models.tabular import initialise, logistic, mlp
+from polyclinic.objectives.classes import Classification
 from polyclinic.privacy.accounting import calibrate_noise_multiplier
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.training import classification
@@ -79,9 +81,10 @@ def attacked(settings: TrainSettings, shadows: int) -> list[Membership]:
     def probabilities(arrays: Arrays) -> np.ndarray:
         return classification.evaluate(build, arrays, [everyone])[0]
 
-    score = [membership.confidences(probabilities(arrays), everyone.y) for arrays in (model, *others)]
+    objective = Classification((Column(name="died", kind="binary", role="label"),))
+    score = [objective.confidences(probabilities(arrays), everyone.y) for arrays in (model, *others)]
     ratios = membership.likelihood_ratios(score[0], np.array(score[1:]), np.concatenate(inside, axis=1))
-    losses = membership.log_losses(probabilities(model), everyone.y)
+    losses = objective.losses_of(probabilities(model), everyone.y)
     return [
         membership.judge(name, scores[took_part], scores[~took_part], 1e-5, 0.5)
         for name, scores in (("loss", -losses), ("LiRA", ratios))
@@ -116,7 +119,9 @@ def test_records_are_made_of_a_steps_gradient_without_privacy_and_not_with_it() 
         update = classification.train(build, arrays, [work], noisy_one if noisy else one)[0]
         return {name: value - update.arrays[name] for name, value in arrays.items()}
 
-    trials = gradients.trials(gradients.Attacked(build, arrays, "0."), rows.x, rows.y, step, batches=(1, 2), patients=2)
+    losses = Classification((Column(name="died", kind="binary", role="label"),)).losses
+    attacked = gradients.Attacked(build, arrays, "0.", losses)
+    trials = gradients.trials(attacked, rows.x, rows.y, step, batches=(1, 2), patients=2)
     assert [(trial.batch, trial.private) for trial in trials] == [(n, p) for n in (1, 2) for p in (False, True)]
     for one_size in trials:
         if one_size.private:

@@ -17,11 +17,13 @@ from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.evaluation.intervals import Interval, difference, wilson
 from polyclinic.privacy.streams import generator
-from polyclinic.types import Floats, Ints
+from polyclinic.types import Floats, Ints, Labels
 
-Table = tuple[Floats, Ints]
-#: (n, F) features and (n,) labels to the (n,) log probabilities of the labels.
-LogLikelihood = Callable[[Floats, Ints], Floats]
+Table = tuple[Floats, Labels]
+#: (n, F) features and (n, ...) labels to the (n,) log probabilities of the labels.
+LogLikelihood = Callable[[Floats, Labels], Floats]
+#: (n, ...) labels to (n, L) columns.
+LabelColumns = Callable[[Labels], Floats]
 MOST_COLUMNS, MOST_CHOICES, MOST_PATIENTS = 12, 20, 2000
 _LEAST = 1e-6
 
@@ -87,10 +89,15 @@ def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list
 
 
 def guess_column(
-    secret: Secret, members: Table, non_members: Table, known: Table, classes: int, log_likelihood: LogLikelihood
+    secret: Secret,
+    members: Table,
+    non_members: Table,
+    known: Table,
+    label_columns: LabelColumns,
+    log_likelihood: LogLikelihood,
 ) -> Guessed | None:
     """members, non_members: who is attacked; known: the attacker's own patients. None where those have one choice alone."""
-    law = _law(secret, known, classes)
+    law = _law(secret, known, label_columns)
     if law is None:
         return None
     shares, alone = [], None
@@ -106,7 +113,7 @@ def guess_column(
     return Guessed(secret.column, len(secret.block), own, others, alone, difference(own, others))
 
 
-def with_model(secret: Secret, x: Floats, y: Ints, log_likelihood: LogLikelihood) -> Floats:
+def with_model(secret: Secret, x: Floats, y: Labels, log_likelihood: LogLikelihood) -> Floats:
     """(n, V) log probability of each row's label with each choice in place of what it has."""
     found = np.empty((len(x), len(secret.block)))
     for number, cells in enumerate(secret.block):
@@ -122,7 +129,7 @@ def split_known(patients: int, seed: int) -> tuple[Ints, Ints]:
     return order[: patients // 2][:MOST_PATIENTS], order[patients // 2 :][:MOST_PATIENTS]
 
 
-def _law(secret: Secret, known: Table, classes: int) -> LogLikelihood | None:
+def _law(secret: Secret, known: Table, label_columns: LabelColumns) -> LogLikelihood | None:
     """(n, V) log probabilities of the choices by the other columns and the label: a logistic regression on the known patients."""
     from sklearn.linear_model import LogisticRegression  # takes a second to load
 
@@ -133,12 +140,12 @@ def _law(secret: Secret, known: Table, classes: int) -> LogLikelihood | None:
     others = np.ones(x.shape[1], dtype=bool)
     others[secret.at] = False
 
-    def features(x: Floats, y: Ints) -> Floats:
-        return np.concatenate([np.nan_to_num(x[:, others]), np.eye(classes)[y]], axis=1)
+    def features(x: Floats, y: Labels) -> Floats:
+        return np.concatenate([np.nan_to_num(x[:, others]), label_columns(y)], axis=1)
 
     fitted = LogisticRegression(max_iter=1000).fit(features(x, y)[truth >= 0], truth[truth >= 0])
 
-    def law(x: Floats, y: Ints) -> Floats:
+    def law(x: Floats, y: Labels) -> Floats:
         found = np.full((len(x), len(secret.block)), _LEAST)
         if len(x):
             found[:, fitted.classes_] = np.maximum(fitted.predict_proba(features(x, y)), _LEAST)

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.streams import generator
-from polyclinic.types import Floats, Ints
+from polyclinic.types import Floats, Labels
 
 RECOVERED = 0.05
 BATCHES, PATIENTS = (1, 2, 4), 12
 _RESTARTS, _ITERATIONS, _MATCHED = 2, 100, 1e-7
 #: A batch's rows, whether with privacy, and the batch's number, to the gradient by the arrays' names that the step shows.
 Step = Callable[[Rows, bool, int], Mapping[str, Floats]]
+Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,18 @@ def first_layer(module: nn.Module) -> str | None:
 
 
 def match(
-    module: nn.Module, gradient: Mapping[str, Floats], y: Ints, low: Floats, high: Floats, seed: int = 0
+    module: nn.Module,
+    gradient: Mapping[str, Floats],
+    y: Labels,
+    low: Floats,
+    high: Floats,
+    losses: Losses,
+    seed: int = 0,
 ) -> Floats:
-    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B,) known classes.
+    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B, ...) known labels.
 
     low, high: (D,) bounds within which records are known to lie.  Squared distance of the gradients over the square of their
-    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019; Zhao et al. 2020 (known classes).
+    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019; Zhao et al. 2020 (known labels).
     """
     module = module.double()
     names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
@@ -89,7 +95,8 @@ def match(
     rng, best = generator(seed, "attacks", "match"), (np.inf, np.zeros((len(y), len(low))))
     for _ in range(_RESTARTS):
         begin = torch.from_numpy(rng.normal(size=(len(y), len(low))) * 0.1)
-        distance, found = _descend(module, parameters, wanted, length, labels, begin)
+        loss = lambda x: losses(module(x), labels).mean()  # noqa: E731
+        distance, found = _descend(loss, parameters, wanted, length, begin)
         clipped = torch.clamp(found, *bounds).numpy()
         if distance < best[0]:
             best = distance, clipped
@@ -99,20 +106,24 @@ def match(
 
 
 def _descend(
-    module: nn.Module, parameters: Sequence[Tensor], wanted: Sequence[Tensor], length: float, y: Tensor, begin: Tensor
+    loss: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    length: float,
+    begin: Tensor,
 ) -> tuple[float, Tensor]:
     x = begin.clone().requires_grad_(True)
     search = torch.optim.LBFGS([x], max_iter=_ITERATIONS, line_search_fn="strong_wolfe", tolerance_change=1e-14)
 
     def distance() -> Tensor:
-        own = torch.autograd.grad(functional.cross_entropy(module(x), y), parameters, create_graph=True)
+        own = torch.autograd.grad(loss(x), parameters, create_graph=True)
         return torch.stack([(a - b).square().sum() for a, b in zip(own, wanted, strict=True)]).sum() / length
 
     def closure() -> Tensor:
         search.zero_grad()
-        loss = distance()
-        loss.backward(inputs=[x])  # type: ignore[no-untyped-call]
-        return loss
+        far = distance()
+        far.backward(inputs=[x])  # type: ignore[no-untyped-call]
+        return far
 
     search.step(closure)  # type: ignore[no-untyped-call]
     last = float(distance().detach())
@@ -135,19 +146,20 @@ def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """The model whose gradients are inverted. layer: as ``first_layer`` says."""
+    """The model whose gradients are inverted. layer: as ``first_layer`` says. losses: of outputs and labels, row by row."""
 
     build: Callable[[], nn.Module]
     arrays: Mapping[str, Floats]
     layer: str
+    losses: Losses
 
 
 def trials(
-    model: Attacked, x: Floats, y: Ints, step: Step, seed: int = 0, batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
+    model: Attacked, x: Floats, y: Labels, step: Step, seed: int = 0, batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
 ) -> list[Inverted]:  # fmt: skip
     """Batches of each size of so many patients drawn, each inverted without privacy and with it.
 
-    x: (n, D) a row of each patient as the module takes it; y: (n,). The attacker knows the
+    x: (n, D) a row of each patient as the module takes it; y: (n, ...). The attacker knows the
     labels, the bounds of each feature and the mean record.
     """
     drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
@@ -166,7 +178,8 @@ def trials(
                     else None
                 )
                 if guess is None:
-                    record = match(_module(model.build, model.arrays), gradient, y[some], low, high, seed)
+                    module = _module(model.build, model.arrays)
+                    record = match(module, gradient, y[some], low, high, model.losses, seed)
                 else:
                     record = np.clip(guess, low, high)[None]
                 error += errors(x[some], record, constant).tolist()

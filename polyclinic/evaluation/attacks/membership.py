@@ -16,8 +16,6 @@ from polyclinic.types import Bools, Floats, Ints
 
 FALSE_ALARMS = (0.001, 0.01)
 RESAMPLES, AT_MOST = 1000, 20_000_000
-# Of 1 - p, below which a probability is taken as rounded to one.
-_LEAST = 1e-15
 # Confidences of shadow models that are equal to the last digit still get a law.
 _LEAST_SPREAD = 1e-6
 
@@ -137,19 +135,6 @@ def _gap(weights: Floats, inside: Bools, alarms: Bools) -> Floats:
         return ratio(weights[:, side & alarms].sum(axis=1), weights[:, side].sum(axis=1))
 
     return np.asarray(rate(inside) - rate(~inside))
-
-
-def log_losses(probabilities: Floats, y: Ints) -> Floats:
-    """(n,) minus the log probability of each row's class, of (n, K) probabilities; less of those trained on. Yeom et al. 2018."""
-    return np.asarray(-np.log(np.maximum(probabilities[np.arange(len(y)), y], np.finfo(np.float64).tiny)))
-
-
-def confidences(probabilities: Floats, y: Ints) -> Floats:
-    """(n,) log p / (1 - p) of each row's class, which over models is about normal. Carlini et al. 2022, Algorithm 1."""
-    rows = np.arange(len(y))
-    own = probabilities[rows, y]
-    others = np.where(np.arange(probabilities.shape[1]) == y[:, None], 0.0, probabilities).sum(axis=1)
-    return np.asarray(np.log(np.maximum(own, _LEAST)) - np.log(np.maximum(others, _LEAST)))
 
 
 def of_patients(values: Floats, patient: Ints, patients: int) -> Floats:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from polyclinic.ehr.schema import Column
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream, torch_seed
@@ -20,7 +21,7 @@ from polyclinic.training.auditing.views import View, Watched, views
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
-from polyclinic.types import Arrays, Bools, Builder, Reals
+from polyclinic.types import Arrays, Bools, Builder, Labels, Reals
 
 # A step this small leaves every gradient as it was, and is still far above the rounding of float64.
 _SMALL = 1e-6
@@ -28,10 +29,12 @@ _SMALL = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What training claims at a hospital, a round's settings, and the patients of ``classes`` among whom canaries hide.
+    """What training claims at a hospital, a round's settings, and the patients of so many ``classes`` of labels among whom
+    canaries hide.
 
     epsilon, delta: what ``rounds`` rounds of ``settings`` claim to spend on each patient (add/remove one). seed: None
-    draws from the operating system, as a hospital does. fault: what is planted between the audit and the task.
+    draws from the operating system, as a hospital does. fault: what is planted between the audit and the task. columns: the
+    label's; none for a label of ``classes``.
     """
 
     settings: TrainSettings
@@ -42,14 +45,23 @@ class Claim:
     delta: float
     seed: int | None = None
     fault: Fault = NO_FAULT
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Subject(Claim):
-    """A task, its model for any number of features, and what they claim."""
+    """A task, its model for any number of features, and what they claim.
+
+    labels: (classes, ...) that canaries and strangers have, the first two of which differ; numbers of classes by default.
+    """
 
     task: Task = field(kw_only=True)
     build: Callable[[int], Builder] = field(kw_only=True)
+    labels: Labels = field(kw_only=True, default_factory=lambda: np.arange(2))
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < self.classes:
+            object.__setattr__(self, "labels", np.arange(self.classes))
 
     @property
     def features(self) -> int:
@@ -160,7 +172,8 @@ def canaries(subject: Subject, count: int, scale: float) -> Rows:
     ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
     """
     draw = keyed_stream(0, "audit", "canaries")
-    return subject.canaries(subject.features, subject.classes, count, scale, draw)
+    rows = subject.canaries(subject.features, subject.classes, count, scale, draw)
+    return replace(rows, y=subject.labels[rows.y])
 
 
 def _one_column_each(features: int, classes: int, count: int, scale: float, stream: Stream) -> Rows:
@@ -178,14 +191,14 @@ def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
 def nobody(subject: Subject, extra: int = 0) -> Rows:
     """No patients, with ``extra`` columns behind the subject's."""
     none = np.zeros(0, dtype=np.int64)
-    return Rows(np.zeros((0, subject.features + extra)), none, none, 0)
+    return Rows(np.zeros((0, subject.features + extra)), subject.labels[:0], none, 0)
 
 
 def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
     """Pairs of hospitals by what tells them apart, one patient who is in the first alone."""
-    # The first few patients, all of one class: their gradients do not cancel, if another patient shifts them all.
+    # The first few patients, all of one label: their gradients do not cancel, if another patient shifts them all.
     company = subject.patients.of_patients(np.arange(subject.patients.patients) < _COMPANY)
-    company = replace(company, y=np.zeros_like(company.y))
+    company = replace(company, y=np.repeat(subject.labels[:1], len(company.y), axis=0))
     number = np.arange(company.patients)
     without = {f"patient {i + 1}": company.of_patients(number != i) for i in range(min(4, company.patients - 1))}
     return {**{name: (company, rest) for name, rest in without.items()},
@@ -202,7 +215,7 @@ def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, floa
 def strangers(subject: Subject) -> Iterator[tuple[str, Rows]]:
     """Patients to add, each by a name."""
     row = np.nan_to_num(subject.patients.x[:1])
-    for label in range(min(2, subject.classes)):
+    for number, label in enumerate(subject.labels[:2]):
         for name, x in (
             ("a typical one", row),
             ("one of 1e30", np.full_like(row, 1e30)),
@@ -210,9 +223,9 @@ def strangers(subject: Subject) -> Iterator[tuple[str, Rows]]:
             ("an infinite one", np.full_like(row, np.inf)),
             (f"one with {_MANY} rows", np.repeat(3.0 * row + 1.0, _MANY, axis=0)),
         ):
-            yield f"{name}, class {label}", one_patient(x, label)
+            yield f"{name}, label {number}", one_patient(x, label)
 
 
-def one_patient(x: Reals, label: int) -> Rows:
-    """A patient with the rows ``x`` of one class."""
-    return Rows(np.asarray(x), np.full(len(x), label), np.zeros(len(x), dtype=np.int64), 1)
+def one_patient(x: Reals, label: Labels | int) -> Rows:
+    """A patient with the rows ``x`` of one label."""
+    return Rows(np.asarray(x), np.array([label] * len(x)), np.zeros(len(x), dtype=np.int64), 1)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from polyclinic.cli import app
 from polyclinic.cli.runs.live import result_table
-from polyclinic.client.evaluation import own_predictions
+from polyclinic.client.own_eyes import own_predictions
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.metrics import classification_metrics

@@ -124,7 +124,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     if state.score_counts:
         epsilon = max(state.held_out[name] for name in state.score_counts)
         said.append(
-            f"Private metrics: counts of held-out patients' scores left {several(sorted(state.score_counts))} with noise. Those "
+            f"Private metrics: counts or sums of held-out patients left {several(sorted(state.score_counts))} with noise. Those "
             f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
             "figures are of that noise alone."
         )

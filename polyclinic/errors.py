@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -33,9 +34,16 @@ class BudgetRefused(PolyclinicError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or an empty string."""
-    match = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""
+    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or one of whose words it is; or an empty string.
+
+    >>> nearest("los", ["age", "los_days"]), nearest("agee", ["age"]), nearest("x", ["age"])
+    (" Did you mean 'los_days'?", " Did you mean 'age'?", '')
+    """
+    names = list(known)
+    match = get_close_matches(name, names, n=1) or [
+        other for other in names if name.lower() in re.split(r"[\W_]+", other.lower())
+    ]
+    return f" Did you mean {match[0]!r}?" if match and name else ""
 
 
 def why(error: BaseException) -> str:

@@ -179,7 +179,7 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
     ("kind", "objective"), [("days", "squared"), ("survival", "hazards"), ("codes", "multi-label")]
 )
 def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objective: str, tmp_path: Path) -> None:
-    """Without noise, which a real hospital draws from the operating system, all steps are the same."""
+    """All steps are the same but for noise, which a real hospital draws from the operating system; here it is next to none."""
     table, files = cohorts.records(kind, 300), []
     for name, part in (("north", table[:180]), ("south", table[180:])):
         folder = tmp_path / name
@@ -189,18 +189,23 @@ def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objectiv
         files.append(folder / "hospital.toml")
         files[-1].write_text(
             f'site = "{name}"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n[policy]\ndelta = 1e-3\n'
-            "allow-without-privacy = true\nrelease-metrics = true\nrelease-predictions = true\n"
+            "budget = 20000.0\nsmallest-noise-multiplier = 0.001\nrelease-metrics = true\nrelease-predictions = true\n"
         )
-    theirs = _run_on_supernodes(tmp_path, files, "rounds=3 training.local-steps=2 privacy.dp=false seed=5")
+    privacy = {"epsilon": 10_000.0, "delta": 1e-3, "patients_per_site": 110}
+    theirs = _run_on_supernodes(
+        tmp_path, files, "rounds=3 training.local-steps=2 seed=5 "
+        + " ".join(f"privacy.{key.replace('_', '-')}={value}" for key, value in privacy.items()),
+    )  # fmt: skip
     ours = Federation.from_hospitals(files, out=str(tmp_path / "here")).run(
-        rounds=3, training={"local_steps": 2}, privacy={"dp": False}, seed=5, pictures=False
+        rounds=3, training={"local_steps": 2}, privacy=privacy, seed=5, pictures=False
     )
     assert theirs.summary["objective"] == ours.summary["objective"] and ours.summary["objective"]["name"] == objective
     assert theirs.summary["model"] == ours.summary["model"] and not theirs.summary["simulation"]
     for name, value in ours.arrays.items():
-        np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), rtol=0, atol=0.01)
+    assert max(np.abs(value.numpy()).max() for value in ours.arrays.values()) > 0.05
     for metric, value in ours.pooled.items():
-        assert theirs.pooled[metric] == pytest.approx(value, rel=1e-4), metric
+        assert theirs.pooled[metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
 
 
 def _run_on_supernodes(tmp_path: Path, hospitals: list[Path], keys: str) -> RunResult:

@@ -25,6 +25,8 @@ from polyclinic.wire.messages import LOCAL, STANDARDISER, TrainRequest, is_model
 # The largest number of a message. Weights of models in use stay below a thousand, and what a sum asks (frequencies, log-odds,
 # places of columns, deviations of scaled columns) below a hundred thousand.
 LARGEST = 1e6
+# Arrays of a model, each of which takes a machine thousands of bytes however few numbers it holds.
+_MOST_ARRAYS = 5_000
 
 
 def check_names(hospital: Hospital, config: RunConfig) -> None:
@@ -161,13 +163,15 @@ def check_model_size(hospital: Hospital, config: RunConfig) -> None:
     import torch
     from torch import nn
 
-    most, size = hospital.policy.most_parameters, 0
+    most, size, arrays = hospital.policy.most_parameters, 0, 0
     if most is None:
         return
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal size
-        size += 0 if parameter is None else parameter.numel()
+        nonlocal size, arrays
+        size, arrays = size + (0 if parameter is None else parameter.numel()), arrays + 1
+        if arrays > _MOST_ARRAYS:
+            raise BudgetRefused(f"{hospital.site}: the model has more than {_MOST_ARRAYS} arrays of parameters.")
         if size > most:
             raise BudgetRefused(
                 f"{hospital.site}: the model has at least {size} parameters, above the policy's most-parameters {most}."

@@ -16,7 +16,8 @@ import pandas as pd
 from pydantic import ConfigDict, Field, model_validator
 
 from polyclinic.ehr.checks import require_names, texts
-from polyclinic.ehr.expressions import Expression, dates, numbers, parse
+from polyclinic.ehr.dates import read_dates
+from polyclinic.ehr.expressions import Expression, numbers, parse
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.toml import Declared, read_model
@@ -210,7 +211,7 @@ def _in_time(cells: pd.Series, what: str) -> Floats:
     except DataError:
         pass
     try:
-        seconds = (dates(cells, what) - pd.Timestamp(0)) / np.timedelta64(1, "s")
+        seconds = (read_dates(cells, what) - pd.Timestamp(0)) / np.timedelta64(1, "s")
         return np.asarray(seconds, dtype=np.float64)
     except DataError:
         raise DataError(f"{what}: a cell is neither a number nor a date of the form 2020-01-31.") from None

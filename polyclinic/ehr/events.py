@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import texts
+from polyclinic.ehr.dates import read_dates, whole_years
 from polyclinic.ehr.sources.cells import read_numbers
 from polyclinic.errors import DataError
 from polyclinic.types import Bools, Floats, Ints
@@ -182,21 +183,5 @@ def _hours(patients: pd.DataFrame, events: pd.DataFrame, row: Ints) -> Floats:
 def _years(patients: pd.DataFrame, dates: pd.Series, source: str, name: str) -> pd.Series:
     if "index" not in patients.columns or not pd.api.types.is_datetime64_any_dtype(patients["index"]):
         raise DataError(f"{source}: column {name!r}: 'years' needs an index that is a date.")
-    born = moments(pd.Series(texts(dates), dtype=object), f"{source}: column {name!r}")
+    born = read_dates(dates, f"{source}: column {name!r}")
     return whole_years(born, patients["index"].reset_index(drop=True))
-
-
-def whole_years(begin: pd.Series, end: pd.Series) -> pd.Series:
-    """Whole years from each date to the other, as an age is told; NaN where one is missing."""
-    first, last = begin.dt, end.dt
-    before = (last.month < first.month) | ((last.month == first.month) & (last.day < first.day))
-    return (last.year - first.year - before).astype(np.float64)
-
-
-def moments(cells: pd.Series, what: str) -> pd.Series:
-    """ISO 8601 dates and times as datetime64 in UTC; empty ones NaT. Raises DataError, naming ``what``, for others."""
-    known = cells.notna() & (cells != "")
-    read = pd.to_datetime(cells.where(known), format="ISO8601", utc=True, errors="coerce").dt.tz_localize(None)
-    if read[known].isna().any():
-        raise DataError(f"{what}: a cell is no date of the form 2020-01-31 or 2020-01-31T10:15:00.")
-    return read

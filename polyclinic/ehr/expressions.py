@@ -18,7 +18,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.events import matching, moments, whole_years
+from polyclinic.ehr.dates import read_dates, whole_years
+from polyclinic.ehr.events import matching
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.types import Bools, Floats
 
@@ -83,11 +84,6 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
         raise ConfigError(f"{what} cannot be read; write a condition such as: age >= 18 and sex == 'F'.") from None
     names = tuple(dict.fromkeys(reader.names))
     return Expression(text, names, condition, frozenset(reader.reads), frozenset(reader.compared))
-
-
-def dates(cells: pd.Series, what: str) -> pd.Series:
-    """Cells as datetime64, missing ones NaT, whether they are dates or texts. Raises DataError for others."""
-    return moments(pd.Series(texts(cells), dtype=object), what)
 
 
 def numbers(cells: pd.Series, what: str) -> Floats:
@@ -157,12 +153,12 @@ class _Reader:
     def date(self, node: ast.expr) -> Callable[[pd.DataFrame], pd.Series]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
-                day = dates(pd.Series([_text(node)]), "")
+                day = read_dates(pd.Series([_text(node)]), "")
             except DataError:
                 raise ConfigError(f"{_written(node)} is no date of the form '2020-01-31'.") from None
             return lambda table: day.iloc[np.zeros(len(table), dtype=np.int64)].reset_index(drop=True)
         name = self._needed_column(node, "date")
-        return lambda table: dates(table[name], f"column {name!r}")
+        return lambda table: read_dates(table[name], f"column {name!r}")
 
     def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[pd.DataFrame], Bools]:
         if isinstance(op, ast.In | ast.NotIn):

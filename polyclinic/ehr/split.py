@@ -6,7 +6,6 @@ adding or removing one patient changes one side by that patient and leaves the o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from polyclinic.ehr.dates import read_moments
 from polyclinic.errors import ConfigError
 from polyclinic.types import Bools, Floats
 
@@ -131,29 +131,3 @@ def held_out_per_training(splits: Sequence[Split]) -> float:
     """Held-out patients for each training patient, on average, of runs that hold out other patients; 0 of runs with one split."""
     share = splits[0].share
     return share / (1 - share) if len(set(splits)) > 1 else 0.0
-
-
-def read_moments(cells: Sequence[object] | NDArray[np.object_], is_number: bool) -> Floats:
-    """Each cell, read by itself, as a number or as microseconds since 1970 in UTC; NaN where it cannot be read.
-
-    Dates are ISO 8601, or with dots and the day first. A date with slashes cannot be read: which part is the month is not known.
-    """
-    if is_number:
-        return np.array([_number(cell) for cell in cells], dtype=np.float64)
-    values = pd.Series(list(cells), dtype=object)
-    text = values.where(values.notna(), "").astype(str).str.strip()
-    text = text.where(text.str.match(r"\d"), "")  # pandas reads "now"
-    # With digits beyond microseconds pandas would read all cells in nanoseconds, which end in 2262.
-    short = text.str.replace(r"([.,]\d{6})\d+", r"\1", regex=True)
-    dotted = short.str.replace(
-        r"^(\d\d?)\.(\d\d?)\.(\d{4})", lambda date: f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}", regex=True
-    )
-    dates = pd.to_datetime(dotted, errors="coerce", format="ISO8601", utc=True)
-    return np.asarray(dates.dt.as_unit("us").astype("int64").astype("float64").where(dates.notna()), dtype=np.float64)
-
-
-def _number(cell: object) -> float:
-    try:
-        return float(cell)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return math.nan

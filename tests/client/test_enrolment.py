@@ -45,6 +45,11 @@ REFUSED_TERMS = {
         {"model": "mlp", "hidden": "4000,4000,4000"},
         "above the policy's most-parameters 1000000",
     ),
+    "a deep network": (
+        "",
+        {"model": "tabular-resnet", "hidden": "1", "model-options": "blocks=1000000000"},
+        "the model has more than 5000 arrays of parameters",
+    ),
     "noise": ("smallest-noise-multiplier = 50", {}, "is below the policy's smallest-noise-multiplier 50"),
     "no privacy": (
         "",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.ehr.events import Measure, moments, one_row_each, steps
+from polyclinic.ehr.dates import read_dates
+from polyclinic.ehr.events import Measure, one_row_each, steps
 from polyclinic.errors import DataError
 
 PATIENTS = pd.DataFrame({"patient": ["a", "b", "c"], "index": pd.to_datetime(["2020-01-02"] * 3)})
@@ -107,11 +108,11 @@ def test_what_cannot_be_read_is_refused_without_the_value(fields: dict[str, obje
 
 
 def test_dates_are_read_in_utc_and_others_refused() -> None:
-    read = moments(pd.Series(["2020-01-01T10:00:00+02:00", "2020", "", None], dtype=object), "t")
+    read = read_dates(pd.Series(["2020-01-01T10:00:00+02:00", "2020", "", None], dtype=object), "t")
     assert read.tolist()[:2] == [pd.Timestamp("2020-01-01 08:00"), pd.Timestamp("2020-01-01")]
     assert read.isna().tolist() == [False, False, True, True]
     with pytest.raises(DataError, match="t: a cell is no date") as caught:
-        moments(pd.Series(["canary"]), "t")
+        read_dates(pd.Series(["canary"]), "t")
     assert "canary" not in str(caught.value)
 
 

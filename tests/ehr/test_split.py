@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.ehr.datasets import builtin, load_shards
+from polyclinic.ehr.dates import read_moments
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Shard, check_records, shard_of
-from polyclinic.ehr.split import OWN_SPLIT, Split, is_test_patient, read_moments
+from polyclinic.ehr.split import OWN_SPLIT, Split, is_test_patient
 from polyclinic.errors import ConfigError
 
 IDS = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=40)

@@ -22,7 +22,8 @@ from pandas.api.types import is_numeric_dtype
 from pydantic import ConfigDict, Field, model_validator
 
 from polyclinic.ehr.anonymity.classes import compact
-from polyclinic.ehr.anonymity.labels import ISO_DATE, CodeSystem, chapter, interval_name, short_zip, three_digits
+from polyclinic.ehr.anonymity.labels import CodeSystem, chapter, interval_name, short_zip, three_digits
+from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.toml import Declared, checked, read_toml

@@ -54,8 +54,6 @@ def short_zip(code: str, keep: int = 3) -> str:
     return "000" if keep == 3 and short in SMALL_ZIP3 else short
 
 
-#: The date at the start of a cell.
-ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _WHOLE = re.compile(r"(\d+)-(\d+)")
 _HALF_OPEN = re.compile(rf"\[({_NUMBER}), ({_NUMBER})([)\]])")

@@ -14,8 +14,9 @@ import pandas as pd
 
 from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_numbers, require
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
-from polyclinic.ehr.anonymity.labels import ISO_DATE, bounds_of
+from polyclinic.ehr.anonymity.labels import bounds_of
 from polyclinic.ehr.checks import texts
+from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Ints
 

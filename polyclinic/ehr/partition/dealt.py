@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import identifiers, require_columns
+from polyclinic.ehr.dates import read_moments
 from polyclinic.ehr.encoding import encode, encode_labels
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import patient_ids
@@ -235,20 +236,18 @@ def pooled(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, small
 def by_time(records: pd.DataFrame, schema: Schema, column: str, sites: int) -> Deal:
     """Sites of equal size, from the earliest patients to the latest by their first cell of ``column``.
 
-    column: numbers, or dates that pandas reads. Raises DataError if the column or a cell is missing or is neither.
+    column: numbers, or dates as ``read_moments`` reads them. Raises DataError if the column or a cell is missing or is neither.
     """
     if column not in records.columns:
         raise DataError(f"The records have no column {column!r} to order by; name one of their columns.")
-    moment = pd.to_numeric(records[column], errors="coerce")
-    if moment.isna().any():
-        dates = pd.to_datetime(records[column], errors="coerce", format="mixed")
-        moment = dates.astype("int64").astype("float64").where(dates.notna())
-    if moment.isna().any():
-        row = int(moment.isna().to_numpy().argmax()) + 1
+    is_number = bool(pd.to_numeric(records[column], errors="coerce").notna().all())
+    moment = read_moments(records[column].to_list(), is_number)
+    if np.isnan(moment).any():
+        row = int(np.isnan(moment).argmax()) + 1
         raise DataError(f"records: column {column!r}, data row {row}: the cell is neither a number nor a date.")
     person, _, count = people(records, schema)
     first = np.full(count, np.inf)
-    np.minimum.at(first, person, moment.to_numpy(dtype=np.float64))
+    np.minimum.at(first, person, moment)
     site_of = np.empty(count, dtype=np.int64)
     site_of[np.argsort(first, kind="stable")] = np.repeat(np.arange(sites), round_shares(np.ones(sites), count))
     return site_rows(site_of, person, sites)

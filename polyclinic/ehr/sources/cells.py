@@ -1,4 +1,4 @@
-"""How the cells of a table are read: marks for missing, numbers however they are written, limits, units, dates, lists of codes.
+"""How cells are read: marks for missing, numbers however they are written, limits, units, lists of codes.
 
 Pure functions over columns of text. Mappings of hospitals, drafts of schemas and simulations over one's own tables all read by
 these. Whether a schema allows a cell is for ``ehr.checks`` to say.
@@ -25,12 +25,6 @@ _NUMBER = re.compile(
 )
 #: A number whose one mark, or all of whose like marks, may separate thousands.
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3})+)")
-_DAY = r"\d{1,2}[-/. ](?:\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}"
-_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[AaPp][Mm])?"
-_DATE = re.compile(
-    rf"(?:\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|{_DAY}|[A-Za-z]{{3,9}} \d{{1,2}},? \d{{4}})"
-    rf"(?:[T ]{_CLOCK}(?: ?Z| ?[-+]\d{{2}}:?\d{{2}})?)?|{_CLOCK}"
-)
 _CODE = re.compile(r"[A-Za-z0-9][\w.\-/*+]{0,14}")
 #: Numbers that tables put in place of a missing one.
 CODES = frozenset(sign * int("9" * digits) for digits in range(1, 7) for sign in (-1, 1))
@@ -171,49 +165,10 @@ def missing_codes(values: pd.Series) -> list[float]:
     return sorted(codes)
 
 
-def share_of_dates(given: pd.Series) -> float:
-    """The share of the cells (none of them missing) that are dates or times of day, in whatever format."""
-    return float(given.str.fullmatch(_DATE.pattern).mean())
-
-
-def iso_dates(cells: pd.Series) -> pd.Series | None:
-    """(rows,) dates and times in whatever formats as ISO 8601 text, "" where a cell is none.
-
-    None for times of day, and where the day or the month may stand first and no cell decides which.
-
-    >>> iso_dates(pd.Series(["2024-03-01", "31/12/2023", "1 Mar 2024"])).tolist()
-    ['2024-03-01T00:00:00', '2023-12-31T00:00:00', '2024-03-01T00:00:00']
-    """
-    row, unique = pd.factorize(cells)
-    own = pd.Series(unique, dtype=object)
-    if own.str.fullmatch(_CLOCK).any():
-        return None
-    parts = own.str.extract(r"^(\d{1,2})[-/](\d{1,2})[-/]\d{2,4}").dropna().astype(int)
-    day_first, month_first = bool((parts[0] > 12).any()), bool((parts[1] > 12).any())
-    if len(parts) and day_first == month_first:
-        return None
-    read = pd.to_datetime(own, format="ISO8601", utc=True, errors="coerce")
-    rest = own[read.isna() & own.str.fullmatch(_DATE.pattern)]
-    dotted = rest.str.match(r"\d{1,2}\.")
-    for some, first in ((rest[dotted], True), (rest[~dotted], day_first)):
-        if len(some):
-            read[some.index] = pd.to_datetime(some, format="mixed", dayfirst=first, utc=True, errors="coerce")
-    text = read.dt.strftime("%Y-%m-%dT%H:%M:%S").fillna("")
-    return pd.Series(text.to_numpy(dtype=object)[row], index=cells.index)
-
-
 def one_identifier(cells: pd.Series) -> pd.Series:
     """(rows,) identifiers under one spelling: "P1", "p1 " and "P 1" differ in spaces or capital letters alone, 7 and "7.0" in how
     a number is stored. To take two patients for one gives either the protection of both."""
     return cells.str.casefold().str.replace(r"\s+|\.0+$", "", regex=True)
-
-
-def count_days(values: pd.Series) -> float:
-    """The share of the numbers that are days written as 19991231."""
-    whole = values.dropna()
-    whole = whole[(whole % 1 == 0) & whole.between(18_000_101, 21_001_231)].astype(np.int64)
-    month, day = whole // 100 % 100, whole % 100
-    return int((month.between(1, 12) & day.between(1, 31)).sum()) / max(1, int(values.count()))
 
 
 def code_separator(given: pd.Series, most: float = 0.9) -> str:

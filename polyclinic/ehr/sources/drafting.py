@@ -15,18 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.dates import count_days, iso_dates, share_of_dates
 from polyclinic.ehr.sources.cells import (
     Numbers,
     code_separator,
-    count_days,
     decimal_marks,
-    iso_dates,
     missing_codes,
     one_identifier,
     plain_name,
     read_numbers,
     same_spelling,
-    share_of_dates,
     usual_name,
     yes_or_no,
 )  # fmt: skip

@@ -36,6 +36,17 @@ _OTHERS = {
 _Part = TypeVar("_Part")
 
 
+def _windows_letters(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return error.object[error.start : error.end].decode("cp1252"), error.end
+
+
+# What bytes are that are not UTF-8, by the name under which Python's codecs find it.
+_MIXED = "polyclinic.windows-1252"
+codecs.register_error(_MIXED, _windows_letters)
+
+
 def files(place: Place, schema: Schema) -> Iterator[Chunk]:
     """The records of the file, folder or pattern that ``place`` names; it has no options."""
     place.allow()
@@ -177,30 +188,28 @@ class Dialect:
 
     @classmethod
     def of(cls, file: Path) -> Dialect:
-        """The dialect of a file, from its bytes and its first line. Raises ValueError for bytes that are no text."""
+        """The dialect of a file, from its first line. Raises ValueError for bytes that are no text.
+
+        What is not UTF-8 is read as Windows-1252, letter by letter: how a patient's cell is read does not depend on others'.
+        """
         with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as opened:
-            start = opened.read(4)
-            wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            for encoding in ("utf-16",) if wide else ("utf-8-sig", "cp1252"):
-                opened.seek(0)
-                decoder = codecs.getincrementaldecoder(encoding)()
-                try:
-                    while block := opened.read(1 << 20):
-                        if "\0" in decoder.decode(block):
-                            raise ValueError("no text")
-                    decoder.decode(b"", final=True)
-                except UnicodeDecodeError:
-                    continue
-                opened.seek(0)
-                lines = io.TextIOWrapper(opened, encoding)
-                first = re.sub('"[^"]*"', "", next((line for line in lines if line.strip()), ""))
-                return cls(encoding, max(",;\t|", key=first.count))
-        raise ValueError("no text")
+            wide = opened.read(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            opened.seek(0)
+            lines = io.TextIOWrapper(
+                opened, encoding := "utf-16" if wide else "utf-8-sig", "strict" if wide else _MIXED
+            )
+            first = ""
+            for line in lines:
+                if "\0" in line:
+                    raise ValueError("no text")
+                if not first and line.strip():
+                    first = re.sub('"[^"]*"', "", line)
+            return cls(encoding, max(",;\t|", key=first.count))
 
     @property
     def options(self) -> dict[str, Any]:
         """The dialect as arguments of ``pandas.read_csv``."""
-        return {"encoding": self.encoding, "sep": self.separator}
+        return {"encoding": self.encoding, "sep": self.separator, "encoding_errors": _MIXED}
 
     def header(self, file: Path) -> list[str]:
         """The names in the first line that is not blank."""

@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.checks import texts
-from polyclinic.ehr.events import Measure, matching, moments, one_row_each
+from polyclinic.ehr.dates import read_dates
+from polyclinic.ehr.events import Measure, matching, one_row_each
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.cells import MISSING
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered, of_cohort
@@ -89,7 +90,7 @@ def _rows(tables: Tables, mapping: Mapping) -> pd.DataFrame:
     if (out["patient"] == "").any() or out["patient"].duplicated().any():
         raise DataError(f"{source}: column {rows.key!r} must tell rows apart; it is missing or repeated in some.")
     if index:
-        out["index"] = moments(pd.Series(texts(found[index[0]]), dtype=object), f"{source}: column {rows.index!r}")
+        out["index"] = read_dates(found[index[0]], f"{source}: column {rows.index!r}")
     return out
 
 
@@ -122,7 +123,7 @@ class _Wanted:
                 continue
             cells = pd.Series(texts(found[name]), dtype=object)
             timed = f"{self.source}: column {name!r}"
-            out[what] = cells if what != "time" else _hours(cells, timed) if self.minutes else moments(cells, timed)
+            out[what] = cells if what != "time" else _hours(cells, timed) if self.minutes else read_dates(cells, timed)
         return out
 
 

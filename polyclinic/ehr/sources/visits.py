@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyclinic.ehr.dates import read_moments
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.drafting import Draft
-from polyclinic.ehr.split import read_moments
 from polyclinic.errors import DataError
 from polyclinic.types import Floats, Ints
 

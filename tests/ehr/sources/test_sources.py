@@ -54,6 +54,27 @@ def test_marks_of_missing_cells(schema: Schema, records: pd.DataFrame, tmp_path:
     assert read["stage"].isna().tolist() == records["stage"].isna().tolist()
 
 
+def test_how_a_cell_is_read_does_not_depend_on_another_patients_letters(tmp_path: Path) -> None:
+    """A name in Windows-1252 in a file of UTF-8 made every Köln another ward."""
+    columns = [
+        {"name": "id", "kind": "integer", "role": "patient_id"},
+        {"name": "ward", "kind": "categorical", "categories": ["Köln", "José", "other"], "other": "other"},
+        {"name": "died", "kind": "binary", "role": "label"},
+    ]
+    schema = Schema.from_dict({"name": "wards", "columns": columns})
+    path = tmp_path / "north.csv"
+
+    def wards(*rows: bytes) -> list[list[float]]:
+        path.write_bytes(b"\n".join([b"id,ward,died", *rows]) + b"\n")
+        return check_chunks(file_chunks(path, schema), schema, "north").x.tolist()
+
+    own, windows = ["1,Köln,0".encode(), "2,Köln,1".encode()], "3,José,1".encode("cp1252")
+    assert wards(*own, windows) == [*wards(*own), [0.0, 1.0, 0.0]]
+    assert wards("1,Köln,0".encode("cp1252"), windows) == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    with pytest.raises(DataError, match="the file cannot be read"):
+        wards(*own, b"3,\x81,1")
+
+
 def test_a_category_called_none_is_not_missing(schema: Schema, csv: Path) -> None:
     assert read_records(csv, schema)["pain"].tolist()[:3] == ["none", "typical", "atypical"]
 

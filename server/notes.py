@@ -190,8 +190,8 @@ def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> li
         and config.strategy == "fedavg" and config.training.optimizer != "newton"
     )  # fmt: skip
     return [
-        f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} too "
-        f"{'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
+        f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} "
+        f"too {'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
         f"{'prediction' if numbers else 'probability'}."
         + (" `training.optimizer=newton` does so within the same budget." if newton else "")
     ]

@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.deployment.environment import flower_settings, with_settings
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 from tests.objectives import cohorts
@@ -196,7 +198,15 @@ def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objectiv
         tmp_path, files, "rounds=3 training.local-steps=2 seed=5 "
         + " ".join(f"privacy.{key.replace('_', '-')}={value}" for key, value in privacy.items()),
     )  # fmt: skip
-    ours = Federation.from_hospitals(files, out=str(tmp_path / "here")).run(
+    # The same records, with the same patients held out: a simulation of hospital files tells apart ids of two hospitals.
+    schema, names = cohorts.schema(kind), ("north", "south")
+    site = Column(name="site", kind="categorical", role="site")
+    here = replace(
+        cohorts.cohort(kind), schema=Schema(name=schema.name, columns=(*schema.columns, site)), natural_sites=names,
+        default_partitioner="natural", patients=300, rows=300,
+        load=lambda: table.assign(site=np.where(np.arange(300) < 180, *names)),
+    )  # fmt: skip
+    ours = Federation.from_dataset(here, out=str(tmp_path / "here")).run(
         rounds=3, training={"local_steps": 2}, privacy=privacy, seed=5, pictures=False
     )
     assert theirs.summary["objective"] == ours.summary["objective"] and ours.summary["objective"]["name"] == objective

@@ -46,6 +46,8 @@ from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.releases.errors import question_of
+from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import check_predicts
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from polyclinic.evaluation.assessment import Predictions
     from polyclinic.evaluation.judges import Judge
     from polyclinic.objectives.objective import Objective
-    from polyclinic.releases.measured import Measured
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
 # Charges of a round whose outcome may be evaluated.
@@ -225,7 +226,7 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
     objective = _objective(call)
-    if _question(objective) is None:
+    if question_of(objective) is None:
         raise BudgetRefused(f"there are no private metrics of the objective {objective.name!r}")
     ledger, question = open_held_out([hospital])[0], _identity(call)
     rows = ledger.charges(PRIVATE, request.run)
@@ -242,19 +243,13 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
         )
 
 
-def _question(objective: Objective) -> tuple[type[Measured], Objective | int] | None:
-    from polyclinic.releases.errors import question_of  # a hospital that trains measures nothing
-
-    return question_of(objective)
-
-
 def _asked_of(call: Call[EvaluateRequest]) -> Measured:
     """The question, with the noise with which the run's planned releases together cost what the policy allows one run."""
     policy, terms = call.hospital.policy, call.hospital.held_out_terms
     target = min(policy.metrics_epsilon, terms.budget or policy.metrics_epsilon)
     releases = call.request.private_evaluations or 1
     pricing = Pricing(terms.delta, terms.accountant, terms.relation)
-    found = _question(_objective(call))
+    found = question_of(_objective(call))
     assert found is not None  # ``_check_run`` refused it
     return found[0].within(found[1], target, releases, pricing)
 

@@ -180,10 +180,9 @@ class Training(Keys):
     @field_validator("momentum", mode="before")
     @classmethod
     def _momentum(cls, value: object) -> object:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-        if not (number or value == "auto"):
-            raise ValueError("must be auto or a number of at least 0 and less than 1")
-        return value
+        if value == "auto" or isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+            return value
+        raise ValueError("must be auto or a number of at least 0 and less than 1")
 
     @property
     def usual_momentum(self) -> float:

@@ -34,11 +34,7 @@ class BudgetRefused(PolyclinicError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or one of whose words it is; or an empty string.
-
-    >>> nearest("los", ["age", "los_days"]), nearest("x", ["age"])
-    (" Did you mean 'los_days'?", '')
-    """
+    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or one of whose words it is; or an empty string."""
     names = list(known)
     match = get_close_matches(name, names, n=1) or [x for x in names if name in re.split(r"[\W_]+", x.lower())]
     return f" Did you mean {match[0]!r}?" if match and name else ""

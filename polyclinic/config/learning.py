@@ -166,9 +166,7 @@ class Training(Keys):
         description="The hospitals' learning rate; 0 takes the largest that the noise allows (docs/privacy/choosing.md).",
     )
     momentum: float | Literal["auto"] = Field(
-        "auto",
-        description="Momentum of sgd and rmsprop; auto: what the objective states (docs/objectives.md), else 0.9; rmsprop has 0 "
-        "where none is given.",
+        "auto", description="Momentum of sgd and rmsprop; auto: what the objective states, else 0.9, and 0 of rmsprop."
     )
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(

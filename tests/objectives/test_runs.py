@@ -229,3 +229,11 @@ def test_a_number_in_tables_of_ones_own_is_a_label(tmp_path: Path) -> None:
     assert result.summary["objective"]["name"] == "squared" and result.pooled["r2"] > 0.3
     assert any("is a number, from" in note for note in result.summary["notes"])
     assert list(result.predict(table.drop(columns="length of stay"))) == ["length of stay"]
+
+
+def test_a_label_that_is_no_column_is_suggested_by_its_words() -> None:
+    table = records("days").rename(columns={"los": "los_days"})
+    with pytest.raises(
+        ConfigError, match="--label names 'los', which is no column of the tables. Did you mean 'los_days'?"
+    ):
+        Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="los", patient="id")

@@ -145,7 +145,7 @@ def flow() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         step = zuko.flows.MaskedAutoregressiveTransform(4, 2, hidden_features=(5, 7))
-        return ConditionalFlow(4, 2, [step], (torch.zeros(4), torch.eye(4) + 0.1 * torch.ones(4, 4).tril()))
+        return ConditionalFlow(4, 2, [step]).based_on(torch.zeros(4), torch.eye(4) + 0.1 * torch.ones(4, 4).tril())
 
 
 def few(index: int) -> int:

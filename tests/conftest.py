@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 if "POLYCLINIC_DATA" not in os.environ and SHARED_DATA.is_dir():
     os.environ["POLYCLINIC_DATA"] = str(SHARED_DATA)
+
+# What a run writes is on the disk before it goes on. No test takes the power away, so that memory is as good, and quicker.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A busy machine is no fault of what is tested.
 hypothesis.settings.register_profile("patient", deadline=None)

@@ -48,8 +48,12 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
 }
-#: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen.
-_MODEL_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(("gru", "transformer"), {"data.imputation": "indicator"})
+#: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen. Attention learns little
+#: from noisy gradients of one length for all layers.
+_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gru": {"data.imputation": "indicator"},
+    "transformer": {"data.imputation": "indicator", "training.optimizer": "adam", "training.learning-rate": 0.02},
+}
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"training.momentum": 0.0}}
 #: What a sum with shared noise takes where nothing is given: the server gives its steps their momentum.
@@ -63,6 +67,10 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
     by_model = _MODEL_DEFAULTS.get(str(given.get("model")), {}) if kind.steps else {}
+    if given.get("training.optimizer") not in (None, by_model.get("training.optimizer")):
+        by_model = {
+            key: value for key, value in by_model.items() if key != "training.learning-rate"
+        }  # of its optimizer
     defaults = {**defaults, **by_strategy, **by_model, **kind.defaults}
     if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})

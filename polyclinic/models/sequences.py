@@ -86,25 +86,46 @@ class Recurrent(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention over the present steps: (B, T, width) and (B, T) to (B, T, width).
 
-    Vaswani et al. 2017 (arXiv:1706.03762), Section 3.2.2.
+    Vaswani et al. 2017 (arXiv:1706.03762), Section 3.2.2. directed: which steps a head looks at first is fixed by
+    ``directions``, not learned.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, steps: int, directed: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.queries, self.keys, self.values = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
+        bias = directions(heads, steps) if directed else torch.zeros(heads, steps, steps)
+        self.bias = nn.Buffer(bias, persistent=False)
 
     def forward(self, x: Tensor, present: Tensor) -> Tensor:
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
             for layer in (self.queries, self.keys, self.values)
         )
-        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        scores = query @ key.mT / math.sqrt(query.shape[-1]) + self.bias
         # Finite, so that a row of which nothing is present gives numbers too.
         weights = torch.softmax(scores - 1e9 * (1 - present)[..., None, None, :], -1)
         out: Tensor = self.out((weights @ value).transpose(-3, -2).flatten(-2))
         return out
+
+
+def directions(heads: int, steps: int) -> Tensor:
+    """(heads, steps, steps) what is added to the score of a query (second axis) and a key (third axis), by their distance.
+
+    In turn a head looks at the nearest step before, at the nearest after, at all before, and at all steps. Which visit came first
+    is hard to learn from noisy gradients, so that the order needs no parameter. As ALiBi (Press et al. 2022,
+    arXiv:2108.12409), in both directions.
+    """
+    back = (torch.arange(steps)[:, None] - torch.arange(steps)).float()
+    nearest, farthest = 2.0, 0.0
+
+    def looking(ahead: Tensor, slope: float) -> Tensor:
+        """Where no step lies ahead, the step looks at itself."""
+        return torch.where(ahead > 0, -slope * (ahead - 1), torch.where(ahead == 0, -10.0, -20.0))
+
+    kinds = (looking(back, nearest), looking(-back, nearest), looking(back, farthest), torch.zeros_like(back))
+    return torch.stack([kinds[head % 4] for head in range(heads)])
 
 
 class Gru(nn.Module):
@@ -124,9 +145,10 @@ class Gru(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, steps: int, directed: bool) -> None:
         super().__init__()
-        self.attention, self.before, self.between = Attention(width, heads), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, steps, directed)
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.wide = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x: Tensor, present: Tensor) -> Tensor:
@@ -136,16 +158,24 @@ class _Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The mean over present steps of what blocks of attention make of them, and the static columns, to logits."""
+    """The mean over present steps of what blocks of attention make of them, and the static columns, to logits.
 
-    def __init__(self, features: int, outputs: int, schema: Schema, width: int, heads: int, blocks: int) -> None:
+    The last layer begins at zero: under clipping a random start is noise that few steps do not forget.
+    """
+
+    def __init__(
+        self, features: int, outputs: int, schema: Schema, width: int, heads: int, blocks: int, directed: bool
+    ) -> None:  # fmt: skip
         super().__init__()
         self.unrolled = Unrolled(features, schema)
         self.tokens = nn.Linear(2 * self.unrolled.channels, width)
         self.places = nn.Buffer(_waves(self.unrolled.steps, width), persistent=False)
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(blocks))
+        steps = self.unrolled.steps
+        self.blocks = nn.ModuleList(_Block(width, heads, steps, directed) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width + self.unrolled.static, outputs)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         values, seen, static = self.unrolled(x)
@@ -161,9 +191,9 @@ class Transformer(nn.Module):
 def _waves(steps: int, width: int) -> Tensor:
     """(steps, width) where each step lies, as sines and cosines: no parameters, to which noise would be added.
 
-    Vaswani et al. 2017, Section 3.5.
+    Vaswani et al. 2017, Section 3.5, with waves as long as sequences of tens of steps need.
     """
-    place = torch.arange(steps)[:, None] / 10_000.0 ** (torch.arange(0, width, 2) / width)
+    place = torch.arange(steps)[:, None] / 10.0 ** (torch.arange(0, width, 2) / width)
     return torch.stack([place.sin(), place.cos()], -1).flatten(1)[:, :width]
 
 
@@ -176,8 +206,9 @@ def gru(features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32
 
 
 def transformer(
-    features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32,), heads: int = 4, blocks: int = 1
-) -> nn.Module:
+    features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32,), heads: int = 4, blocks: int = 1,
+    directed: bool = True,
+) -> nn.Module:  # fmt: skip
     """(B, features) rows with trajectories to (B, outputs) logits, by blocks with the norm first (Xiong et al. 2020,
     arXiv:2002.04745).
 
@@ -185,10 +216,11 @@ def transformer(
         widths: The first is the width of a step.
         heads: Of which the width must be a multiple.
         blocks: Of attention and a perceptron twice as wide.
+        directed: Whether heads look before, after and at all steps by turns (``directions``); else as in the paper.
 
     Raises:
         ConfigError: for a schema without trajectories. ValueError: for heads that do not divide the width.
     """
     if blocks < 1 or heads < 1 or widths[0] % heads:
         raise ValueError(f"hidden is {widths[0]} with {heads} heads and {blocks} blocks; heads must divide hidden")
-    return Transformer(features, outputs, schema, widths[0], heads, blocks)
+    return Transformer(features, outputs, schema, widths[0], heads, blocks, directed)

@@ -124,3 +124,17 @@ def test_what_is_usual_for_an_optimizer_gives_way_to_what_is_given() -> None:
         assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
     assert RunConfig.build({"training.optimizer": "rmsprop", "training.momentum": 0.9}).training.momentum == 0.9
     assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.usual_momentum == 0.9
+
+
+def test_attention_has_an_optimizer_of_its_own_that_gives_way_with_its_rate() -> None:
+    usual = RunConfig.build({"model": "transformer"})
+    assert (usual.training.optimizer, usual.training.learning_rate, usual.data.imputation) == (
+        "adam",
+        0.02,
+        "indicator",
+    )
+    other = RunConfig.build({"model": "transformer", "training.optimizer": "sgd"})
+    assert (other.training.optimizer, other.training.learning_rate) == ("sgd", 0.0)
+    assert RunConfig.build({"model": "transformer", "training.learning-rate": 0.1}).training.optimizer == "adam"
+    for config in (usual, other):
+        assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config

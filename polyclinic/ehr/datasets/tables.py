@@ -134,6 +134,10 @@ def _stem(file: Path) -> str:
     return file.name[: -len(suffix)]
 
 
+def _header(name: object) -> str:
+    return str(name).strip()
+
+
 def _title(files: str | Sequence[str]) -> str:
     return Path(_several(files)[0].rpartition("=")[2]).stem.removesuffix(".csv") or "tables"
 
@@ -177,6 +181,11 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         raise ConfigError(
             f"The tables need a label; name the column of the outcome by --label: {several(cells, most=12)}."
         )
+    twice = {name for frame in frames.values() for name, times in Counter(map(_header, frame)).items() if times > 1} - {
+        ""
+    }
+    if unclear := twice & {roles.label, roles.patient, roles.site}:
+        raise DataError(f"{title}: two columns are named {min(unclear)!r}; give them names of their own.")
     sites = cells.pop(roles.site) if roles.site else files
     cells, sites, lost = _whole(cells, sites, roles)
     if cells.empty:
@@ -192,6 +201,8 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         patients, shared = own_patients(roles.patient, draft.records[roles.patient], sites)
         draft.records[roles.patient] = patients
         draft.notes += shared
+    if twice:
+        draft.notes.append(f"Columns of one name have their place behind it: {several(sorted(twice), most=8)}.")
     leaking = leaks(draft, roles.label)
     if time:
         order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time), steps)

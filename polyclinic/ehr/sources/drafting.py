@@ -36,7 +36,19 @@ _PATIENTS = (
     "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
 )  # fmt: skip
 _SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
-_LABELS = ("label", "outcome", "target", "died", "death", "dead", "mortality", "event")
+_LABELS = (
+    "label",
+    "outcome",
+    "target",
+    "died",
+    "death",
+    "dead",
+    "mortality",
+    "event",
+    "verstorben",
+    "gestorben",
+    "deces",
+)
 _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 _IDS = re.compile(
     r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
@@ -283,20 +295,22 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
     if not 2 <= (counts >= FEWEST_ROWS).sum() <= len(counts) <= 10 * _MOST_CATEGORIES or (
         (counts >= FEWEST_ROWS).sum() > _MOST_CATEGORIES
     ):
+        dated = " It holds dates: write 1 where there is one and 0 elsewhere." if share_of_dates(cells) > 0.5 else ""
         raise DataError(
             f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
-            f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else."
+            f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else.{dated}"
         )
     if rare := int(counts[counts < FEWEST_ROWS].sum()):
         raise DataError(
-            f"Column {name!r}, the label, has {rare:,} rows of categories that fewer than {FEWEST_ROWS} rows have."
+            f"Column {name!r}, the label, has {rare:,} rows of categories that fewer than {FEWEST_ROWS} rows have. Name their "
+            "texts by --missing where they stand for no outcome, or leave these rows out of the table."
         )
     categories = sorted(counts.index)
     if len(categories) == 2:
         draft.notes.append(f"The event of the label {name!r} is its second category, {categories[1]!r}.")
     else:
         draft.notes.append(f"The label {name!r} has {len(categories)} categories, each a class of its own.")
-    if apart := _with_own_words(values, hospitals):
+    if hospitals.nunique() > 1 and (apart := _with_own_words(values, hospitals)):
         draft.notes.append(
             f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
             "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."

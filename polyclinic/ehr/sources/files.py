@@ -142,7 +142,8 @@ def _next(parts: Iterator[_Part], file: Path) -> _Part | None:
         raise DataError(f"{file}: the file is empty; its first line must be a header.") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning):
         raise DataError(
-            f"{file}: a line has more cells than the header; quote cells that hold the separator."
+            f"{file}: a line has more cells than the header; quote cells that hold the separator, and let the first line name "
+            "the columns, without a title above."
         ) from None
     except Exception:  # damaged bytes make the readers raise anything
         raise DataError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.dates import read_moments
+from polyclinic.ehr.dates import iso_dates, read_moments
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.drafting import Draft
 from polyclinic.errors import DataError
@@ -26,17 +26,20 @@ _NUMERIC = ("continuous", "integer", "binary")
 
 
 def visit_times(cells: pd.Series, name: str) -> Floats:
-    """(rows,) the times of visits: numbers as they are, dates in days; NaN where a cell is neither.
+    """(rows,) the times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is neither.
 
-    Raises DataError for a column that is mostly neither.
+    Raises DataError for a column that is mostly neither, and for dates whose day and month cannot be told apart.
     """
-    given = cells[cells != ""]
-    is_number = bool(pd.to_numeric(given, errors="coerce").notna().mean() > 0.5)
-    times = read_moments(cells.to_list(), is_number) / (1.0 if is_number else _DAY)
-    if np.isnan(times).mean() > 0.5:
+    is_number = bool(pd.to_numeric(cells[cells != ""], errors="coerce").notna().mean() > 0.5)
+    dates = None if is_number else iso_dates(cells)
+    if not is_number and dates is None:
         raise DataError(
-            f"Column {name!r} cannot be the time of visits: it must hold numbers, or dates as 2024-12-31 or 31.12.2024."
+            f"Column {name!r} cannot be the time of visits: its cells are times of day, or dates whose day and month cannot be "
+            "told apart; write them as 2024-12-31."
         )
+    times = read_moments((cells if dates is None else dates).to_list(), is_number) / (1.0 if is_number else _DAY)
+    if np.isnan(times).mean() > 0.5:
+        raise DataError(f"Column {name!r} cannot be the time of visits: it must hold numbers, or dates as 2024-12-31.")
     return times
 
 

@@ -5,8 +5,12 @@ features are uncorrelated, and a first model. Each later round sums gradients in
 and stretches all logits so that risks are calibrated. The server combines the rounds as a Kalman filter does: every noisy
 gradient is a measurement of the best coefficients, weighted by its noise, beside a public normal prior.
 
-Extreme rows are shortened by their features alone, never by their outcome (Mallows's weights, Künsch et al. 1989).
-Clipping gradients would shorten those of rare events most and bias every risk; here every gradient is within the bound already.
+Rows are shortened by their features alone, never by their outcome (Mallows's weights, Künsch et al. 1989): so far that the
+gradient is within the bound whichever outcome the patient has. Clipping would shorten gradients of rare events most, which
+biases every risk.
+
+A patient's rows count as one by their mean. Where patients clearly have several, the recalibration counts up to four of them, as
+risks are judged row by row.
 """
 
 from __future__ import annotations
@@ -31,9 +35,12 @@ MOST_CORRELATED = 300
 #: So many rounds come before one that recalibrates.
 LEAST_ROUNDS = 2
 #: Variance of all logits together under the prior of the coefficients of standardised features.
-PRIOR_VARIANCE = 2.0
-# Shares of the squared length of a patient's first vector: products with the outcome, means, products of features.
-_SHARES = (0.4, 0.2, 0.4)
+PRIOR_VARIANCE = 1.0
+# Shares of the squared length of a patient's first vector: products with the outcome, means, products of features, rows.
+_SHARES = (0.4, 0.2, 0.35, 0.05)
+# The recalibration weighs a patient by at most this many rows, if their mean number exceeds 1 by so many standard errors and the
+# noise then is at most this part of the rarest class.
+_MOST_ROWS, _SURELY, _CHEAP = 4.0, 2.0, 0.1
 # A class has at least this share. Shortening leaves at least this much of a mean row.
 _RAREST, _LEAST_LEVEL = 0.002, 0.3
 # The usual variance of a feature that is 0 or 1. Variances are as usual, give or take a share of it, and within these shares.
@@ -43,7 +50,7 @@ _LEAST_TRUST, _LEAST_SEEN = 1e-3, 0.5
 # Standard deviation of the mean logit around that of the first round's shares, and how much of a gradient's mean square counts as
 # error of the linear approximation.
 _MEAN, _CURVED = 1.5, 0.5
-# Logits further from their mean than this many standard deviations are moved there before they are recalibrated.
+# A logit further from the mean than this many standard deviations counts in the stretch as if it lay there.
 _FARTHEST = 4.0
 # Standard deviations of the recalibration's shift and stretch under their priors, the longest step, and the least stretch.
 _SHIFT, _STRETCH, _LONGEST, _LEAST_STRETCH = 1.0, 1.0, 2.0, 0.3
@@ -65,8 +72,9 @@ class Newton:
     rounds: 1 or more. recalibrates: Whether the last of three rounds or more shifts and stretches the logits.
 
     A question holds ``basis`` (q, q), whose columns are the coordinates, the intercept's first and then one for each feature;
-    ``weights`` (q, K-1), coefficients of orthonormal contrasts of the K classes' logits; and ``radius`` (1,), from which length
-    on rows are shortened in these coordinates. The last one also has ``centre`` (K-1,) and ``spread`` (1,) of the contrasts.
+    ``weights`` (q, K-1), coefficients of orthonormal contrasts of the K classes' logits; and ``radius`` (1,), the longest
+    gradient in these coordinates. The last one also has ``centre`` (K-1,) and ``spread`` (1,) of the contrasts, and
+    ``most_rows`` (1,), by how many rows a patient is weighed at most.
     Neighbouring relation: add or remove one patient, who moves a sum by at most 1.
     """
 
@@ -81,28 +89,31 @@ class Newton:
             return {}
         asked = {name: state[name] for name in ("basis", "weights", "radius")}
         if self.recalibrates and round == self.rounds > LEAST_ROUNDS:
-            asked |= {name: state[name] for name in ("centre", "spread")}
+            asked |= {name: state[name] for name in ("centre", "spread", "most_rows")}
         return asked
 
     def size(self, round: int, question: Arrays) -> int:
         """Numbers of the sum that answers ``question``."""
         if "spread" in question:
             return self._logits + 1
-        return self._width * self._logits + (0 if question else self._width + len(self._pairs[0]))
+        return self._width * self._logits + (0 if question else self._width + len(self._pairs[0]) + 1)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) vectors of length at most 1. Raises ConfigError for arrays of other shapes."""
         self._check(question)
         features, outcome = self._split(z)
+        rows = np.bincount(patient, minlength=patients).astype(np.float64)
         if not question:
-            given = self._moments(features, outcome)
-        else:
-            logits = features @ question["weights"]
-            if "spread" in question:
-                given = self._calibration(question, logits, outcome)
-            else:
-                given = self._gradients(question, features, (outcome - self._chances(logits)) @ self._contrasts)
-        return mean_of_rows(given, patient, patients)
+            more = math.sqrt(_SHARES[3]) * (np.clip(rows, 1.0, _MOST_ROWS) - 1) / (_MOST_ROWS - 1)
+            return np.concatenate(
+                [mean_of_rows(self._moments(features, outcome), patient, patients), more[:, None]], axis=1
+            )
+        logits = features @ question["weights"]
+        if "spread" not in question:
+            return mean_of_rows(self._gradients(question, features, outcome, self._chances(logits)), patient, patients)
+        most = float(question["most_rows"][0])
+        scores = mean_of_rows(self._calibration(question, logits, outcome), patient, patients)
+        return np.asarray(scores * (np.minimum(rows, most) / most)[:, None])
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""
@@ -112,7 +123,7 @@ class Newton:
             return self._begun(state, mean, noise, patients)
         if "spread" in asked:
             return self._calibrated(state, mean, noise, patients)
-        scale = float(state["radius"][0]) * self._longest
+        scale = float(state["radius"][0])
         gradient = mean.reshape(self._width, self._logits) * scale
         return self._step(state, gradient, noise * scale, patients)
 
@@ -147,9 +158,9 @@ class Newton:
         return chances
 
     @property
-    def _longest(self) -> float:
-        """The longest that outcomes less probabilities are: of two classes at all, of more usually, so that few are clipped."""
-        return math.sqrt(2.0) if self._logits == 1 else 1.0
+    def _outcome(self) -> float:
+        """The length of an outcome's contrasts."""
+        return math.sqrt(1 - 1 / (self._logits + 1))
 
     @property
     def _radius(self) -> float:
@@ -170,13 +181,13 @@ class Newton:
     def _check(self, question: Arrays) -> None:
         q = self._width
         shapes = {"basis": (q, q), "weights": (q, self._logits), "radius": (1,)}
-        shapes |= {"centre": (self._logits,), "spread": (1,)} if "spread" in question else {}
+        shapes |= {"centre": (self._logits,), "spread": (1,), "most_rows": (1,)} if "spread" in question else {}
         if question and set(question) != set(shapes):
             raise ConfigError(f"The question holds {', '.join(sorted(question))}, which no round of newton asks.")
         for name, value in question.items():
             if value.shape != shapes[name] or value.dtype != np.float64:
                 raise ConfigError(f"The question's {name!r} must be float64 of shape {shapes[name]}.")
-        for name in ("radius", "spread"):
+        for name in ("radius", "spread", "most_rows"):
             if name in question and not question[name][0] > 0:
                 raise ConfigError(f"The question's {name!r} is {question[name][0]:g}; allowed are numbers above 0.")
 
@@ -187,8 +198,9 @@ class Newton:
 
     def _moments(self, features: Floats, outcome: Floats) -> Floats:
         short = _shortened(features, self._radius) / self._radius
-        crossed = (short[:, :, None] * (outcome @ self._contrasts)[:, None, :]).reshape(len(short), -1)
-        parts = zip(_SHARES, (crossed, short, self._products(short[:, 1:])), strict=True)
+        contrasts = outcome @ self._contrasts / self._outcome
+        crossed = (short[:, :, None] * contrasts[:, None, :]).reshape(len(short), -1)
+        parts = zip(_SHARES[:3], (crossed, short, self._products(short[:, 1:])), strict=True)
         return np.concatenate([math.sqrt(share) * part for share, part in parts], axis=1)
 
     def _products(self, rows: Floats) -> Floats:
@@ -204,10 +216,11 @@ class Newton:
             start += width - at
         return products
 
-    def _gradients(self, question: Arrays, features: Floats, residual: Floats) -> Floats:
-        radius = float(question["radius"][0])
-        short = _shortened(features @ question["basis"], radius)
-        return (short[:, :, None] * residual[:, None, :]).reshape(len(short), -1) / (radius * self._longest)
+    def _gradients(self, question: Arrays, features: Floats, outcome: Floats, chances: Floats) -> Floats:
+        """Rows shortened so that the gradient is within the radius whatever the outcome is."""
+        radius, residual = question["radius"][0], (outcome - chances) @ self._contrasts
+        short = _shortened(features @ question["basis"], radius / _longest(chances)[:, None])
+        return np.asarray((short[:, :, None] * residual[:, None, :]).reshape(len(short), -1) / radius)
 
     def _calibration(self, question: Arrays, logits: Floats, outcome: Floats) -> Floats:
         """The score of a shift of each logit and a stretch of all."""
@@ -217,26 +230,28 @@ class Newton:
         return scores
 
     def _slopes(self, question: Arrays, logits: Floats) -> tuple[Floats, Floats]:
-        """(n, K-1, K) how logits that were moved within reach depend on shift and stretch, and their probabilities."""
-        scaled = (logits - question["centre"]) / question["spread"]
-        scaled = _shortened(scaled, _FARTHEST)
+        """(n, K-1, K) how logits depend on shift and stretch, where far ones count as nearer, and their probabilities."""
+        scaled = _shortened((logits - question["centre"]) / question["spread"], _FARTHEST)
         shifts = np.broadcast_to(np.eye(self._logits), (len(logits), self._logits, self._logits))
-        return np.concatenate([shifts, scaled[:, :, None]], axis=2), self._chances(
-            question["centre"] + question["spread"] * scaled
-        )
+        return np.concatenate([shifts, scaled[:, :, None]], axis=2), self._chances(logits)
 
     @property
     def _longest_scores(self) -> Floats:
-        """(K,) by which the scores of shifts and of the stretch are divided, so that both parts are as long at the most."""
-        return self._longest * math.sqrt(2.0) * np.array([*[1.0] * self._logits, _FARTHEST])
+        """(K,) by which the scores of shifts and of the stretch are divided: both parts are as long at the most, together 1."""
+        return 2.0 * np.array([*[1.0] * self._logits, _FARTHEST])
 
     def _begun(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """Coordinates by the noisy moments, and the first model."""
         q, k, radius = self._width, self._logits, self._radius
-        scales = [radius / math.sqrt(_SHARES[0]), radius / math.sqrt(_SHARES[1]), radius**2 / math.sqrt(_SHARES[2])]
+        scales = [
+            self._outcome * radius / math.sqrt(_SHARES[0]),
+            radius / math.sqrt(_SHARES[1]),
+            radius**2 / math.sqrt(_SHARES[2]),
+        ]
         crossed, means, products = (
-            part * scale for part, scale in zip(np.split(mean, [q * k, q * k + q]), scales, strict=True)
+            part * scale for part, scale in zip(np.split(mean[:-1], [q * k, q * k + q]), scales, strict=True)
         )
+        more, error = (entry * (_MOST_ROWS - 1) / math.sqrt(_SHARES[3]) for entry in (float(mean[-1]), noise))
         level = min(max(float(means[0]), _LEAST_LEVEL), 1.0)
         centre = means[1:] / level / (1 + (noise * scales[1] / level) ** 2)  # as if they were usually 0, give or take 1
         first, second = self._pairs
@@ -253,12 +268,14 @@ class Newton:
         crossed = crossed.reshape(q, k)
         seen = crossed[0] / level @ self._contrasts.T + 1 / (k + 1)
         share = _shares(seen, noise * scales[0] / level)
+        several = more > max(_SURELY * error, 1e-9) and noise * _MOST_ROWS < _CHEAP * float(share.min())
         usual = np.log(share) @ self._contrasts
         begun = {
             **state, "basis": basis, "weights": np.concatenate([usual[None], np.zeros((q - 1, k))]), "usual": usual,
-            "radius": np.array([math.sqrt(1 + max(float((np.clip(values, 0.0, None) / floored).sum()), 1.0))]),
+            "length": np.array([math.sqrt(1 + max(float((np.clip(values, 0.0, None) / floored).sum()), 1.0))]),
             "seen": np.concatenate([[1.0], np.clip(values / floored, _LEAST_SEEN, 1.0)]),
             "precision": np.zeros((k, k)), "informed": np.zeros((q, k)), "total": np.trace(moments)[None],
+            "rows": np.array([1 + more * several]), "most_rows": np.array([_MOST_ROWS if several else 1.0]),
         }  # fmt: skip
         gradient = basis.T @ (crossed - np.outer(np.concatenate([[1.0], centre]), level * share @ self._contrasts))
         error = noise * math.hypot(scales[0], scales[1] * float(share.max())) * math.sqrt(float((basis**2).sum()) / q)
@@ -282,6 +299,7 @@ class Newton:
         centre, spread = self._logits_of(state, there)
         return {
             **state, "weights": basis @ there, "precision": precision, "informed": informed, "centre": centre,
+            "radius": state["length"] * _longest(self._chances(self._typical_logits(state, there))).mean(),
             "spread": np.array([math.sqrt(max(float(np.trace(spread)) / self._logits, 1e-4))]),
         }  # fmt: skip
 
@@ -305,7 +323,8 @@ class Newton:
 
     def _calibrated(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """The model after one noisy Newton step of shift and stretch, drawn towards none by their priors."""
-        score, errors = mean * self._longest_scores, noise * self._longest_scores
+        longest = self._longest_scores * (state["most_rows"][0] / state["rows"][0])
+        score, errors = mean * longest, noise * longest
         typical = self._typical_logits(state, np.linalg.solve(state["basis"], state["weights"]))
         slopes, chances = self._slopes(state, typical)
         slopes = np.einsum("kc,ncj->nkj", self._contrasts, slopes)
@@ -320,7 +339,7 @@ class Newton:
         stretch = max((spread + step[-1]) / spread, _LEAST_STRETCH)
         weights = state["weights"] * stretch
         weights[0] += centre + step[:-1] - stretch * centre
-        return {**state, "weights": weights}
+        return {**state, "weights": weights, "centre": centre + step[:-1], "spread": np.array([spread * stretch])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,7 +361,12 @@ def _shares(noisy: Floats, error: float) -> Floats:
     return shares / float(shares.sum())
 
 
-def _shortened(rows: Floats, radius: float) -> Floats:
+def _longest(chances: Floats) -> Floats:
+    """(n,) the length of outcome less ``chances`` for the outcome of which it is longest: the least likely."""
+    return np.asarray(np.sqrt(1 + (chances**2).sum(axis=1) - 2 * chances.min(axis=1)))
+
+
+def _shortened(rows: Floats, radius: float | Floats) -> Floats:
     """Rows that are longer than ``radius``, scaled to that length."""
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)

@@ -179,7 +179,15 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     (tmp_path / "a.xlsx").write_bytes(b"PK")
     (tmp_path / "headless.csv").write_text(f"{CANARY},m,I10,yes\n{CANARY}2,m,I10,yes\nx,f,J44,no\n")
     (tmp_path / "bytes.csv").write_bytes(b'PAR1\x00\x01,\x02\n"' * 3)
+    (tmp_path / "title.csv").write_text(f"{CANARY}\n\na,died\n1,0\n2,1\n")
+    dates = frames["a"]["died"].map({0: "", 1: f"2024-05-05 {CANARY}"[:10]})
+    unknown, twice = frames["a"]["died"].astype(object), frames["a"].rename(columns={"age": "died"})
+    unknown.iloc[3] = CANARY
     wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: Federation.from_tables({"a": tmp_path / "title.csv"}, "died"), "without a title above"),
+        (lambda: Federation.from_tables({"a": frames["a"].assign(died=dates)}, "died"), "It holds dates: write 1"),
+        (lambda: Federation.from_tables({"a": frames["a"].assign(died=unknown)}, "died"), "their texts by --missing"),
+        (lambda: Federation.from_tables({"a": twice}, "died"), "two columns are named 'died'"),
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
         (lambda: Federation.from_tables({}, "died"), "a table for each hospital"),
         (lambda: Federation.from_tables(frames | {"b": tmp_path / "a.csv"}, "died"), "not both"),
@@ -274,8 +282,9 @@ def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
         frames[name]["died"] = [words[cell] for cell in frames[name]["died"]]
     notes = " ".join(tables(frames=hold(frames), label="died").notes)
     assert "has 4 categories" in notes and "No word of the label 'died' at c occurs at another hospital." in notes
-    alike = " ".join(tables(frames=hold({name: frames[name] for name in "ab"}), label="died").notes)
-    assert "occurs at another hospital" not in alike
+    for names in ("ab", "a"):
+        alike = " ".join(tables(frames=hold({name: frames[name] for name in names}), label="died").notes)
+        assert "occurs at another hospital" not in alike
 
 
 def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -> None:
@@ -420,6 +429,20 @@ def test_visits_without_time_steps_or_patient_are_refused(options: dict[str, Any
         tables(frames=hold({"all": VISITS}), label="died", patient="mrn", **options)
     assert words in str(refused.value)
     assert ("Did you mean" in str(refused.value)) == (options.get("time") == "sene")
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d/%m/%Y", "%d-%b-%Y %H:%M"])
+def test_the_dates_of_visits_may_be_written_otherwise(form: str) -> None:
+    days = pd.to_datetime(VISITS["seen"], errors="coerce")
+    given = VISITS.assign(seen=days.dt.strftime(form).fillna(""))
+    read, expected = (
+        tables(frames=hold({"all": frame}), label="died", patient="mrn", time="seen", steps=2).load()
+        for frame in (given, VISITS)
+    )
+    pd.testing.assert_frame_equal(read.drop(columns="seen"), expected.drop(columns="seen"))
+    unclear = VISITS.assign(seen="3/4/2024")
+    with pytest.raises(DataError, match="dates whose day and month cannot be told apart"):
+        tables(frames=hold({"all": unclear}), label="died", patient="mrn", time="seen", steps=2)
 
 
 def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:

@@ -79,12 +79,11 @@ def test_no_patient_moves_a_sum_by_more_than_one(classes: int) -> None:
     asked: dict[str, Any] = {
         "basis": rng.standard_normal((6, 6)), "weights": rng.standard_normal((6, classes - 1)), "radius": np.array([0.7]),
     }  # fmt: skip
-    last = {"centre": rng.standard_normal(classes - 1), "spread": np.array([0.1])}
+    last = {"centre": rng.standard_normal(classes - 1), "spread": np.array([0.1]), "most_rows": np.array([2.0])}
     for question in ({}, asked, asked | last):
         vectors = method.contributions(1, question, method.layout.rows(x, y), patient, 200)
         lengths = np.linalg.norm(vectors[np.isfinite(vectors).all(axis=1)], axis=1)
-        # Of more classes than two the rare rows beyond are clipped with all vectors.
-        assert 0.5 < lengths.max() <= (1 if classes == 2 else np.sqrt(2)) + 1e-12
+        assert 0.5 < lengths.max() <= 1 + 1e-12
 
 
 def test_without_noise_it_is_the_logistic_regression_of_shortened_rows() -> None:
@@ -139,6 +138,23 @@ def test_recalibration_undoes_a_shift_and_a_shrinkage() -> None:
     assert 0.9 < slope < 1.15
 
 
+def test_risks_are_true_by_row_where_patients_with_more_rows_have_more_events() -> None:
+    """Two rows of each frequent patient, whose risk is four times as high at the same features."""
+    rng, patients = generator(4, "rows"), 8000
+    rows = 1 + (rng.random(patients) < 0.4)
+    patient = np.repeat(np.arange(patients), rows)
+    x = rng.standard_normal((len(patient), 4))
+    y = (rng.random(len(x)) < np.where(rows[patient] > 1, 0.4, 0.1)).astype(np.int64)
+    method, state = _method(4), {"patients": np.array([float(patients)])}
+    z = method.layout.rows(x, y)
+    for round in range(1, 9):
+        total = method.contributions(round, method.question(round, state), z, patient, patients).mean(axis=0)
+        state = method.absorb(round, state, total, 1e-4)
+    assert _risks(_weights(method, state), x).mean() == pytest.approx(y.mean(), abs=0.01)
+    by_patient = np.bincount(patient, y) / rows
+    assert abs(by_patient.mean() - y.mean()) > 0.02
+
+
 def test_so_much_noise_that_nothing_is_seen_gives_the_usual_risk() -> None:
     x, y = _made_up(300, 20, 0.3)
     for seed in range(20):
@@ -151,7 +167,7 @@ def test_many_features_ask_for_no_products() -> None:
     x, y = _made_up(4000, 12, 0.3)
     wide = _method(400)
     padded = np.concatenate([x, np.zeros((len(x), 388))], axis=1)
-    assert wide.size(1, {}) == 401 + 401 + 400
+    assert wide.size(1, {}) == 401 + 401 + 400 + 1
     assert roc_auc_score(y, _risks(_fit(wide, padded, y), padded)) > 0.7
 
 

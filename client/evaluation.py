@@ -41,8 +41,9 @@ from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.releases.errors import question_of
+from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
-from polyclinic.releases.scores import Scores, count_scores
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -208,8 +209,8 @@ def _problem(call: Call[EvaluateRequest]) -> Exception | None:
 
 
 def _check_run(call: Call[EvaluateRequest]) -> None:
-    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``, and where there
-    are no classes to count scores by.
+    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``, and where the
+    objective has none.
 
     A reply that left before may leave again.
     """
@@ -217,10 +218,8 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
     objective = _objective(call)
-    if not objective.has_classes:
-        raise BudgetRefused(
-            f"private metrics count scores by class, of which the objective {objective.name!r} predicts none"
-        )
+    if question_of(objective) is None:
+        raise BudgetRefused(f"there are no private metrics of the objective {objective.name!r}")
     ledger, question = open_held_out([hospital])[0], _identity(call)
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
@@ -236,13 +235,15 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
         )
 
 
-def _scores_of(call: Call[EvaluateRequest]) -> Scores:
+def _asked_of(call: Call[EvaluateRequest]) -> Measured:
     """The question, with the noise with which the run's planned releases together cost what the policy allows one run."""
     policy, terms = call.hospital.policy, call.hospital.held_out_terms
     target = min(policy.metrics_epsilon, terms.budget or policy.metrics_epsilon)
     releases = call.request.private_evaluations or 1
     pricing = Pricing(terms.delta, terms.accountant, terms.relation)
-    return Scores.within(call.hospital.schema.num_classes, target, releases, pricing)
+    found = question_of(_objective(call))
+    assert found is not None  # ``_check_run`` refused it
+    return found[0].within(found[1], target, releases, pricing)
 
 
 def _plan(call: Call[EvaluateRequest]) -> str:
@@ -251,17 +252,17 @@ def _plan(call: Call[EvaluateRequest]) -> str:
 
 
 def _event(call: Call[EvaluateRequest]) -> DpEvent:
-    return _scores_of(call).event
+    return _asked_of(call).event
 
 
 def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> RecordDict:
     """The release. Rows are scored one by one: how scores round must not depend on who else is there."""
-    hospital, question = call.hospital, _scores_of(call)
+    hospital, question, columns = call.hospital, _asked_of(call), len(_objective(call).columns)
     rows = _held_out(call)
     parts = [Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1) for i in range(len(rows.y))]
-    scores = np.concatenate([np.empty((0, question.classes)), *_score(call, parts)])
+    scores = np.concatenate([np.empty((0, columns)), *_score(call, parts)])
     stream = hospital.stream("private-metrics", call.request.round)
-    noisy = question.answer(count_scores(rows.y, scores, rows.patient), stream)
+    noisy = question.answer(question.count(rows.y, scores, rows.patient), stream)
     content = reply(hospital, {"counts": noisy.counts}, {"num-examples": 1.0}, spent, key=COUNTS)
     figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})

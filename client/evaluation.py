@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,30 +25,25 @@ from polyclinic.client.checks import (
     standardiser,
 )
 from polyclinic.client.home.hospital import (
-    Hospital,
     filled_rows,
     open_held_out,
     open_ledgers,
-    own_hospital,
     own_imputer,
 )
-from polyclinic.client.home.policy import HospitalFile
 from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
-from polyclinic.ehr.sources.columns import ColumnMapping
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.privacy.accounting import epsilon, event_from_json
 from polyclinic.privacy.ledger import Charge, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.releases.errors import question_of
+from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
-from polyclinic.releases.scores import Scores, count_scores
-from polyclinic.runs.folder import Run
-from polyclinic.runs.predicting import check_predicts
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -57,7 +51,6 @@ from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 if TYPE_CHECKING:
-    from polyclinic.evaluation.assessment import Predictions
     from polyclinic.evaluation.judges import Judge
     from polyclinic.objectives.objective import Objective
 
@@ -216,8 +209,8 @@ def _problem(call: Call[EvaluateRequest]) -> Exception | None:
 
 
 def _check_run(call: Call[EvaluateRequest]) -> None:
-    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``, and where there
-    are no classes to count scores by.
+    """Raises BudgetRefused where the run's private metrics would cost more than the policy's ``metrics-epsilon``, and where the
+    objective has none.
 
     A reply that left before may leave again.
     """
@@ -225,10 +218,8 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
     if call.config.data.imputation == "mice":  # also where the policy allows work without privacy
         raise BudgetRefused("imputation 'mice' makes one patient's row depend on others', so that no epsilon holds")
     objective = _objective(call)
-    if not objective.has_classes:
-        raise BudgetRefused(
-            f"private metrics count scores by class, of which the objective {objective.name!r} predicts none"
-        )
+    if question_of(objective) is None:
+        raise BudgetRefused(f"there are no private metrics of the objective {objective.name!r}")
     ledger, question = open_held_out([hospital])[0], _identity(call)
     rows = ledger.charges(PRIVATE, request.run)
     if hospital.simulated and question in {row.release for row in rows}:
@@ -244,13 +235,15 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
         )
 
 
-def _scores_of(call: Call[EvaluateRequest]) -> Scores:
+def _asked_of(call: Call[EvaluateRequest]) -> Measured:
     """The question, with the noise with which the run's planned releases together cost what the policy allows one run."""
     policy, terms = call.hospital.policy, call.hospital.held_out_terms
     target = min(policy.metrics_epsilon, terms.budget or policy.metrics_epsilon)
     releases = call.request.private_evaluations or 1
     pricing = Pricing(terms.delta, terms.accountant, terms.relation)
-    return Scores.within(call.hospital.schema.num_classes, target, releases, pricing)
+    found = question_of(_objective(call))
+    assert found is not None  # ``_check_run`` refused it
+    return found[0].within(found[1], target, releases, pricing)
 
 
 def _plan(call: Call[EvaluateRequest]) -> str:
@@ -259,85 +252,21 @@ def _plan(call: Call[EvaluateRequest]) -> str:
 
 
 def _event(call: Call[EvaluateRequest]) -> DpEvent:
-    return _scores_of(call).event
+    return _asked_of(call).event
 
 
 def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> RecordDict:
     """The release. Rows are scored one by one: how scores round must not depend on who else is there."""
-    hospital, question = call.hospital, _scores_of(call)
+    hospital, question, columns = call.hospital, _asked_of(call), len(_objective(call).columns)
     rows = _held_out(call)
     parts = [Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1) for i in range(len(rows.y))]
-    scores = np.concatenate([np.empty((0, question.classes)), *_score(call, parts)])
+    scores = np.concatenate([np.empty((0, columns)), *_score(call, parts)])
     stream = hospital.stream("private-metrics", call.request.round)
-    noisy = question.answer(count_scores(rows.y, scores, rows.patient), stream)
+    noisy = question.answer(question.count(rows.y, scores, rows.patient), stream)
     content = reply(hospital, {"counts": noisy.counts}, {"num-examples": 1.0}, spent, key=COUNTS)
     figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})
     return content
-
-
-def own_mapping(path: Path, run: Run) -> ColumnMapping:
-    """By which a hospital's own columns become those of the run's schema.
-
-    Raises ConfigError for a file of the hospital that is wrong.
-    """
-    described = HospitalFile.read(path)
-    return ColumnMapping.read(path.parent / described.mapping, run.schema()) if described.mapping else ColumnMapping()
-
-
-def own_training_rows(path: Path, run: Run) -> Rows:
-    """The rows of a hospital's own patients that a run could train on, for the hospital's own eyes.
-
-    Raises ConfigError for a run under another schema.
-    """
-    hospital = own_hospital(path, run.config())
-    _check_schema(path, hospital, run)
-    return hospital.shard().train
-
-
-def _check_schema(path: Path, hospital: Hospital, run: Run) -> None:
-    if run.schema().digest() != hospital.schema.digest():
-        raise ConfigError(
-            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
-        )
-
-
-def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predictions]:
-    """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
-
-    For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
-    schema.toml and model.safetensors. groups: a feature column whose group is told of each row; empty for none.
-
-    Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
-    run under another schema or without a classifier.
-    """
-    from polyclinic.evaluation.assessment import Predictions
-
-    config = run.config()
-    hospital = own_hospital(path, config)
-    check_names(hospital, config)
-    check_predicts(run)
-    _check_schema(path, hospital, run)
-    program, arrays = program_of(config), run.arrays()
-    check_size(hospital, arrays)
-    check_model_size(hospital, config)
-    check_numbers(hospital, arrays)
-    if config.strategy in hospital.policy.allowed_strategies and program.evaluates_own:
-        own = own_arrays(read_state(hospital.home, run.name, config.rounds + 1))
-        if not own:
-            raise ConfigError(
-                f"With the strategy {config.strategy!r} a hospital evaluates arrays of its own, and it has none of a run named "
-                f"{run.name!r}; the folder must have the run's name."
-            )
-        arrays |= own
-    rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
-    if not len(rows.y):
-        raise ConfigError(
-            f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."
-        )
-    (scores,) = program.scores(hospital.schema, arrays, [rows])
-    group = group_numbers(hospital.shard().test.x, hospital.schema, groups) if groups else None
-    return hospital.site, Predictions(rows.y, scores, rows.patient, group)
 
 
 def _check(call: Call[EvaluateRequest]) -> None:

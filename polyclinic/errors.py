@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -33,9 +34,10 @@ class BudgetRefused(PolyclinicError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or an empty string."""
-    match = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""
+    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or one of whose words it is; or an empty string."""
+    names = list(known)
+    match = get_close_matches(name, names, n=1) or [x for x in names if name in re.split(r"[\W_]+", x.lower())]
+    return f" Did you mean {match[0]!r}?" if match and name else ""
 
 
 def why(error: BaseException) -> str:

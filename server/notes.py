@@ -124,7 +124,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     if state.score_counts:
         epsilon = max(state.held_out[name] for name in state.score_counts)
         said.append(
-            f"Private metrics: counts of held-out patients' scores left {several(sorted(state.score_counts))} with noise. Those "
+            f"Private metrics: counts or sums of held-out patients left {several(sorted(state.score_counts))} with noise. Those "
             f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
             "figures are of that noise alone."
         )
@@ -184,13 +184,14 @@ def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> li
     objective, config = outcome.program.objective(outcome.sites[0].schema), outcome.config
     numbers = predicts_numbers({"objective": {"predicts": objective.predicts}})
     least, most = sorted(abs(off[end]) for end in ("low", "high"))
+    unit = f" {objective.unit}" if numbers and objective.unit else ""
     newton = (
         outcome.privacy and objective.name == "classification" and objective.has_classes and config.model == "logistic"
         and config.strategy == "fedavg" and config.training.optimizer != "newton"
     )  # fmt: skip
     return [
-        f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f} too "
-        f"{'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
+        f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} "
+        f"too {'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
         f"{'prediction' if numbers else 'probability'}."
         + (" `training.optimizer=newton` does so within the same budget." if newton else "")
     ]

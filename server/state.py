@@ -21,7 +21,7 @@ from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import check_told, from_text, run_digest
 from polyclinic.programs import Program
-from polyclinic.releases.scores import ScoreCounts
+from polyclinic.releases.measured import Noised
 from polyclinic.server.accounts import LOST, Account
 from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.sites import Exchange, Site, node_title
@@ -106,7 +106,7 @@ class RunState:
     told: dict[str, Any] = field(default_factory=dict)
     released: dict[str, bool] = field(default_factory=dict)
     predictions: dict[str, Predictions] | None = None
-    score_counts: dict[str, ScoreCounts] = field(default_factory=dict)
+    score_counts: dict[str, Noised] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
     withheld: dict[str, str] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from polyclinic.plugins import dataset_of
 from polyclinic.privacy.ledger import Ledger, past_all, spent_all
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_together, risk_of, risk_together
-from polyclinic.releases.scores import ScoreCounts
+from polyclinic.releases.measured import Noised
 from polyclinic.server.accounts import bound
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
@@ -111,7 +111,7 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     return {
         "epsilon": max((epsilon for epsilon, _ in spent), default=None),
         "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,
-        "pooled": ScoreCounts.pooled(state.score_counts.values()).summary() if state.score_counts else None,
+        "pooled": Noised.pooled(state.score_counts.values()).summary() if state.score_counts else None,
         "sites": {name: part.summary() | {"epsilon": state.held_out[name]} for name, part in state.score_counts.items()},
     }  # fmt: skip
 

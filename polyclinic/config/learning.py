@@ -166,9 +166,7 @@ class Training(Keys):
         description="The hospitals' learning rate; 0 takes the largest that the noise allows (docs/privacy/choosing.md).",
     )
     momentum: float | Literal["auto"] = Field(
-        "auto",
-        description="Momentum of sgd and rmsprop; auto: what the objective states (docs/objectives.md), else 0.9; rmsprop has 0 "
-        "where none is given.",
+        "auto", description="Momentum of sgd and rmsprop; auto: what the objective states, else 0.9, and 0 of rmsprop."
     )
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
     engine: Literal["auto", "linear", "functional", "opacus"] = Field(
@@ -180,10 +178,9 @@ class Training(Keys):
     @field_validator("momentum", mode="before")
     @classmethod
     def _momentum(cls, value: object) -> object:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-        if not (number or value == "auto"):
-            raise ValueError("must be auto or a number of at least 0 and less than 1")
-        return value
+        if value == "auto" or isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+            return value
+        raise ValueError("must be auto or a number of at least 0 and less than 1")
 
     @property
     def usual_momentum(self) -> float:

@@ -178,7 +178,7 @@ def _in_unit(titles: Mapping[str, str], objective: Objective) -> dict[str, str]:
 
 def _quantiles(objective: Objective) -> Judge:
     quantiles = cast("Quantile", objective)
-    weighted, curve = partial(_quantile_metrics, quantiles), partial(_curve, _middle(quantiles))
+    weighted, curve = partial(_quantile_metrics, quantiles), partial(_curve, quantiles.middle)
     titles, level = _in_unit(_QUANTILES, objective), quantiles.at
     within = level[-1] - level[0] if len(level) > 1 else level[0]
     shown = ("mae", "pinball", "coverage", "loss")
@@ -231,12 +231,8 @@ def _quantile_metrics(objective: Quantile, labels: Labels, scores: Floats, weigh
     inside = labels <= scores[:, -1]
     if len(level) > 1:
         inside &= labels >= scores[:, 0]
-    rows = [np.abs(missed[:, _middle(objective)]), pinball, inside, objective.losses_of(scores, labels)]
+    rows = [np.abs(missed[:, objective.middle]), pinball, inside, objective.losses_of(scores, labels)]
     return np.stack([weights @ row / total for row in rows], axis=1)
-
-
-def _middle(objective: Quantile) -> int:
-    return int(np.argmin(np.abs(np.array(objective.at) - 0.5)))
 
 
 def _sets(objective: Objective) -> Judge:

@@ -131,6 +131,11 @@ class Quantile(Number):
         return len(self.at)
 
     @property
+    def middle(self) -> int:
+        """The place of the level that is nearest to the median."""
+        return int(np.argmin(np.abs(np.array(self.at) - 0.5)))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return tuple(f"{self.number().name} at {level:g}" for level in self.at)
 

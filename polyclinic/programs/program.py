@@ -301,18 +301,15 @@ class Program(ABC):
         return self.local_half.personal or self.keeps_arrays
 
     def settings(self, noise_multiplier: float | None, schema: Schema | None = None) -> TrainSettings:
-        """The public settings of a round of training; ``noise_multiplier`` None trains without privacy.
-
-        schema: Whose objective may state the momentum, which no price and no limit depends on.
-        """
+        """The public settings of a round of training; ``noise_multiplier`` None trains without privacy. The objective of a
+        ``schema`` may state the momentum, which no price and no limit depends on."""
         settings = replace(train_settings(self.config, noise_multiplier), local=self.local_half)
         return replace(settings, momentum=self.momentum(schema)) if schema else settings
 
     def momentum(self, schema: Schema) -> float:
         """As configured, or as the objective of the schema's label states it."""
-        usual = self.config.training.usual_momentum
         stated = self.objective(schema).momentum if self.judged and self.config.training.momentum == "auto" else None
-        return usual if stated is None else stated
+        return self.config.training.usual_momentum if stated is None else stated
 
     def check_local_half(self, settings: TrainSettings) -> None:
         """Raises ConfigError where what the strategy has hospitals do does not go with the rest of the run."""

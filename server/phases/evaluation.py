@@ -15,8 +15,9 @@ from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.metrics import Metrics
 from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import evaluator_named
+from polyclinic.releases.errors import question_of
+from polyclinic.releases.measured import Noised
 from polyclinic.releases.question import Pricing
-from polyclinic.releases.scores import ScoreCounts, Scores
 from polyclinic.server.exchange.merging import metrics_of
 from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
 from polyclinic.server.exchange.sites import Site, SiteGrid
@@ -58,7 +59,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             state.patients[site.name] = max(int(metrics["patients"]), 0)
         if COUNTS in reply.content or "withheld" in reply.content.get(RECORD, {}):
             try:
-                metrics = _private(state, site, reply)
+                metrics = _private(state, site, run.program.objective(site.schema), reply)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
         state.released[site.name] = "held-out-patients" in metrics or site.name in state.score_counts
@@ -78,7 +79,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         pooled = by.exact(together.labels, together.scores)
         rows.append({"round": number, "site": "pooled"} | {name: pooled[name] for name in by.by_round})
     elif state.score_counts:
-        pooled = ScoreCounts.pooled(state.score_counts.values()).values()
+        pooled = Noised.pooled(state.score_counts.values()).values()
         rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in by.by_round})
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in by.by_round})
@@ -123,7 +124,7 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
         ) from error
 
 
-def _private(state: RunState, site: Site, reply: Message) -> Metrics:
+def _private(state: RunState, site: Site, objective: Objective, reply: Message) -> Metrics:
     """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
     said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
     fields = said if isinstance(said, ConfigRecord) else {}
@@ -135,7 +136,10 @@ def _private(state: RunState, site: Site, reply: Message) -> Metrics:
             raise TypeError("no arrays")
         counts = from_record(record)["counts"].astype(np.float64)
         epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
-        question = Scores.of_deviation(site.schema.num_classes, deviation)
+        found = question_of(objective)
+        if found is None:
+            raise ValueError("counts that nobody asked for")
+        question = found[0].of_deviation(found[1], deviation)
         if counts.shape != question.shape or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
         # Whatever the hospital says, counts with so little noise cost so much.
@@ -144,7 +148,7 @@ def _private(state: RunState, site: Site, reply: Message) -> Metrics:
             raise ValueError("an epsilon or a deviation that cannot be")
     except (LookupError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its private metrics cannot be read") from None
-    state.score_counts[site.name] = ScoreCounts(counts, deviation)
+    state.score_counts[site.name] = question.noised(counts, deviation)
     state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
     return state.score_counts[site.name].values()
 

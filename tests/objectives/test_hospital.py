@@ -12,10 +12,11 @@ from flwr.app import Message
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.models.tabular import initialise
+from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
 from polyclinic.wire.arrays import from_record
-from polyclinic.wire.messages import RECORD, REFUSED, EvaluateRequest, TrainRequest
+from polyclinic.wire.messages import COUNTS, RECORD, REFUSED, EvaluateRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, ledger, message
 from tests.objectives.cohorts import records, schema
 
@@ -63,12 +64,13 @@ def test_it_trains_and_its_exact_metrics_leave_as_its_policy_says(tmp_path: Path
     assert [event["purpose"] for event in ledger(hospital).events()][-1] == "held-out metrics and predictions"
 
 
-def test_private_metrics_are_refused_in_a_sentence_and_cost_nothing(tmp_path: Path) -> None:
+def test_private_metrics_are_noised_sums_of_errors_that_are_charged_to_held_out_patients(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, STRICT)
     train(hospital)
     content = evaluate(hospital).content
-    assert "mae" not in content["metrics"] and "the objective 'squared' predicts none" in content[RECORD]["withheld"]
-    assert not (tmp_path / "home" / "held-out.sqlite").exists()
+    assert content[COUNTS]["counts"].numpy().shape == (6,) and "mae" not in content["metrics"]
+    [event] = Ledger.read(tmp_path / "home" / "held-out.sqlite").events()
+    assert event["purpose"] == "private-metrics" and 0.9 < content[RECORD]["held-out-epsilon"] <= 1.0
 
 
 def test_an_objective_that_the_policy_does_not_name_is_refused_before_its_code_is_loaded(tmp_path: Path) -> None:

@@ -190,11 +190,16 @@ def test_an_audit_is_of_the_objective_that_the_dataset_and_the_configuration_nam
     assert guess(broken, 120, (80,), 0.95, white_box=True).epsilon_lower > broken.epsilon
 
 
-def test_private_metrics_are_withheld_in_a_sentence(tmp_path: Path) -> None:
-    result = run("squared", tmp_path, rounds=1, evaluation={"metrics": "private"})
-    assert result.pooled["mae"] is None
-    reason = json.dumps(result.summary["private_metrics"]["withheld"])
-    assert "count scores by class, of which the objective 'squared' predicts none" in reason
+def test_private_metrics_are_of_the_objective_or_withheld_in_a_sentence(tmp_path: Path) -> None:
+    private = {"metrics": "private", "epsilon": 20.0}
+    result = run("squared", tmp_path, evaluation=private)
+    told = result.summary["private_metrics"]["pooled"]["metrics"]
+    assert result.pooled["mae"] == told["mae"]["value"] and 0 < told["mae"]["error"] < 1 and told["mae"]["value"] < 4
+    page = result.folder.report.read_text()
+    assert "MAE (days)" in page and f"{told['rmse']['value']:.3f} ± {told['rmse']['error']:.3f}" in page
+    hazards = run("hazards", tmp_path / "hazards", rounds=1, evaluation=private)
+    reason = json.dumps(hazards.summary["private_metrics"]["withheld"])
+    assert hazards.pooled["concordance"] is None and "no private metrics of the objective 'hazards'" in reason
     ranks = run("ordinal", tmp_path, rounds=1, evaluation={"metrics": "private", "epsilon": 50.0})
     assert ranks.summary["private_metrics"]["pooled"] is not None
 
@@ -224,3 +229,11 @@ def test_a_number_in_tables_of_ones_own_is_a_label(tmp_path: Path) -> None:
     assert result.summary["objective"]["name"] == "squared" and result.pooled["r2"] > 0.3
     assert any("is a number, from" in note for note in result.summary["notes"])
     assert list(result.predict(table.drop(columns="length of stay"))) == ["length of stay"]
+
+
+def test_a_label_that_is_no_column_is_suggested_by_its_words() -> None:
+    table = records("days").rename(columns={"los": "los_days"})
+    with pytest.raises(
+        ConfigError, match="--label names 'los', which is no column of the tables. Did you mean 'los_days'?"
+    ):
+        Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="los", patient="id")

@@ -288,10 +288,23 @@ class LastRow(nn.Linear):
         return super().forward(torch.cat([x[:1] + 0.1 * x[-1:], x[1:]]))
 
 
+class Asleep(nn.Linear):
+    """Mixes patients once training has moved gate and weights, both zero at first, so that neither shows the other."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.gate = nn.Parameter(torch.zeros(()))
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.gate * (x - x.mean(0)))
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (Notebook, "remembers records"),
+        (Asleep, "mixes patients"),
         (lambda: MixedGradients(4, 3), "mixes patients"),
         (lambda: LastRow(4, 3), "mixes patients"),
     ],
@@ -301,6 +314,15 @@ def test_models_that_hide_records_in_parameters_or_gradients_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
+
+
+def test_a_model_whose_layers_share_an_array_passes() -> None:
+    def shared() -> nn.Module:
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        last.weight = first.weight
+        return nn.Sequential(first, nn.Tanh(), last)
+
+    modules.check_behaviour(shared, {name: value.numpy() for name, value in shared().state_dict().items()}, 4)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _privacy(facts: Mapping[str, Any]) -> list[Block]:
 def _metrics(facts: Mapping[str, Any], evaluation: Summary) -> list[Block]:
     blocks = list[Block]()
     if noised := facts["private_metrics"]:
-        headings = ["Hospital", "AUROC", "Accuracy", "Brier score", "Held-out patients"]
+        headings = ["Hospital", *noised["titles"]]
         rows = [[row["name"], *row["cells"]] for row in noised["rows"]]
         blocks += [noised["sentence"], {"headings": headings, "rows": rows}]
     if evaluation.get("undefined") or not evaluation:

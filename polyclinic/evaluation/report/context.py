@@ -111,7 +111,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "synthesis": _synthesis(part(summary, "synthesis"), pooled),
         "posterior": part(summary, "posterior"),
         "judged": judged,
-        "private_metrics": _private_metrics(part(summary, "private_metrics"), unit),
+        "private_metrics": _private_metrics(part(summary, "private_metrics"), unit, names),
         "strategy_metrics": _strategy_metrics(summary),
         "has_undefined": "undefined" in cells,
         "has_withheld": NOT_RELEASED in cells,
@@ -135,16 +135,22 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _private_metrics(told: Summary, unit: str) -> dict[str, Any] | None:
+def _private_metrics(told: Summary, unit: str, titles: Mapping[str, str]) -> dict[str, Any] | None:
     """The table of private metrics: each figure with the standard error of its noise."""
     if not part(told, "sites"):
         return None
     rows = [*sorted(part(told, "sites").items()), ("Pooled", part(told, "pooled"))]
-    names = (("auroc", ".3f"), ("accuracy", ".3f"), ("brier", ".3f"), ("patients", ".0f"))
+    names = list(part(part(told, "pooled"), "metrics"))
     return {
+        "titles": [titles.get(name, "Held-out patients") for name in names],
         "sentence": held_out_sentence(told, unit),
         "rows": [
-            {"name": name, "cells": [_with_error(part(part(row, "metrics"), key), how) for key, how in names]}
+            {
+                "name": name,
+                "cells": [
+                    _with_error(part(part(row, "metrics"), key), ".0f" if key == "patients" else ".3f") for key in names
+                ],
+            }
             for name, row in rows
         ],
     }

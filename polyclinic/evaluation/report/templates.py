@@ -137,10 +137,10 @@ usable probabilities, so the metric has no value; it is left out of the mean ove
 {% endif %}
 {% if private_metrics %}
 <h3>Private metrics</h3>
-{% call table(["Hospital"], ["AUROC", "Accuracy", "Brier", "Held-out patients"]) %}
+{% call table(["Hospital"], private_metrics.titles) %}
 {% for row in private_metrics.rows %}<tr><th scope="row">{{ row.name }}</th>{{ cells(row.cells) }}</tr>
 {% endfor %}{% endcall %}
-<p class="small muted">{{ private_metrics.sentence }} Each figure is of noised counts of scores, with the standard error of that
+<p class="small muted">{{ private_metrics.sentence }} Each figure is of noised counts or sums, with the standard error of that
 noise; how few patients were held out adds to it. <strong>Undefined</strong>: the noise drowns the counts.</p>
 {% endif %}
 {% if strategy_metrics %}
